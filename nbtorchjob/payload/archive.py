@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
 
 
-def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes, *, compiled: bool = True) -> int:
+def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
     """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; return its size.
 
-    Big buffers go from the captured objects to the file without a copy in between. For ``compiled`` see
-    ``program.archive``.
+    Big buffers go from the captured objects to the file without a copy in between.
     """
     size, buffers = _buffers(file, call, far=spec.backend != "local")
-    archive = _archive(call, spec, buffers, key, compiled=compiled)
+    archive = _archive(call, spec, buffers, key)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
@@ -121,9 +120,7 @@ def _told(call: Call) -> dict[str, str]:
     return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
 
-def _archive(
-    call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes, *, compiled: bool
-) -> bytes:
+def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes) -> bytes:
     far = spec.backend != "local"
     import cloudpickle  # late, as in ``program.modules``
 
@@ -152,7 +149,7 @@ def _archive(
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(compiled=compiled, parts=_parts(call, spec)))
+    out = io.BytesIO(program.archive(far=far, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in _members(call, far=far).items():

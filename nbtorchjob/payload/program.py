@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import hashlib
 import io
-import marshal
 import re
-import struct
+import sys
 import tokenize
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from nbtorchjob import runtime
+from nbtorchjob.machine import cache
 from nbtorchjob.runtime import modules as together
 
-# CPython loads a .pyc whose flags say "unchecked hash" without a check (PEP 552).
-_UNCHECKED_HASH = 0b01
 _HERE = Path(runtime.__file__).parent
+_TOGETHER = Path(together.__file__)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 
@@ -57,21 +56,37 @@ _PACKAGE = f"{_ROOM}__init__.py"
 
 
 @lru_cache(maxsize=4)
-def archive(*, compiled: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
-    """Return a zip archive of the program: ``compiled``, to start at once, or else small, to travel.
+def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
+    """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    The small one is an eighth of the size, and a node compiles it in 0.1 s: bytecode is longer than its
-    source, and compresses worse. It has only those ``parts`` of :data:`PARTS`.
+    What goes ``far`` has only those ``parts`` of :data:`PARTS`, and is made as small as it gets: that takes a
+    second, once. What stays on this machine is twice as big, and made in 20 ms.
     """
+    if not far:
+        return _zip(whole(), 1)
+    known = hashlib.sha256(repr((sys.version_info, sorted(parts))).encode())
+    for name, source in (*modules(), ("", Path(__file__).read_bytes()), ("", _TOGETHER.read_bytes())):
+        known.update(b"%s %d\n" % (name.encode(), len(source)) + source)
+    return cache.made("programs", known.hexdigest(), lambda: _zip(_small(parts), 9))
+
+
+def _zip(members: Iterable[tuple[str, bytes]], level: int) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for name, data in _compiled() if compiled else _small(parts):
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as packed:
+        for name, data in members:
             packed.writestr(name, data)
     return out.getvalue()
 
 
+def whole() -> Iterator[tuple[str, bytes]]:
+    """Yield the members of what stays on this machine."""
+    found = dict(modules())
+    found[_PACKAGE] = _TOGETHER.read_bytes()
+    yield from _together(found, sorted)
+
+
 def modules() -> Iterator[tuple[str, bytes]]:
-    """Yield each module's name in the archive, and its source."""
+    """Yield the name of each module's file in the archive, and its source."""
     import cloudpickle  # late, as it is slow to import: most commands pack nothing
 
     for path in sorted(_HERE.glob("*.py")):
@@ -81,20 +96,20 @@ def modules() -> Iterator[tuple[str, bytes]]:
         yield f"cloudpickle/{path.name}", path.read_bytes()
 
 
-def _compiled() -> Iterator[tuple[str, bytes]]:
-    for name, source in modules():
-        yield name, source
-        yield name + "c", _bytecode(name, source)
-
-
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
     taken = {file for part in parts for file in PARTS[part]}
     absent = {_ROOM + file for files in PARTS.values() for file in files if file not in taken}
     found = {name: bare(source) for name, source in modules() if name not in absent}
-    found[_PACKAGE] = bare(Path(together.__file__).read_bytes())
+    found[_PACKAGE] = bare(_TOGETHER.read_bytes())
+    yield from _together(found, _alike)
+
+
+def _together(
+    found: dict[str, bytes], order: Callable[[dict[str, bytes]], Iterable[str]]
+) -> Iterator[tuple[str, bytes]]:
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest
         yield name, found.pop(name)
-    each = (word for name in _alike(found) for word in (name.encode(), found[name]))
+    each = (word for name in order(found) for word in (name.encode(), found[name]))
     yield together.MODULES, together.SEPARATOR.join(each)
 
 
@@ -113,14 +128,6 @@ def _alike(found: dict[str, bytes]) -> Iterator[str]:
         before = (before + found[name])[-_LOOKS_BACK:]
         del words[name]
         yield name
-
-
-def _bytecode(name: str, source: bytes) -> bytes:
-    # zipimport keeps no cache: compiling cloudpickle alone would cost each node 30 ms. A node with
-    # another Python finds another magic number here and uses the source.
-    code = compile(source, name, "exec", dont_inherit=True)
-    head = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
-    return head + importlib.util.source_hash(source) + marshal.dumps(code)
 
 
 def bare(source: bytes) -> bytes:

@@ -68,7 +68,7 @@ class Bench:
     def pack(self) -> float:
         def write() -> None:
             with open("job.pyz", "wb") as file:
-                archive.write(file, self.found, FAR, b"k" * 32, compiled=False)
+                archive.write(file, self.found, FAR, b"k" * 32)
 
         return taken(write)
 

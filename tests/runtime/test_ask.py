@@ -24,11 +24,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OWN = questions.node_key(KEY, "", 0)
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "small"])
+@pytest.fixture(params=[True, False], ids=["far", "here"])
 def payload(folder, request):
     """Return a payload's program."""
     path = folder / "job.pyz"
-    path.write_bytes(program.archive(compiled=request.param))
+    path.write_bytes(program.archive(far=request.param))
     return path
 
 

@@ -25,11 +25,12 @@ def start(folder):
     started = []
 
     def nodes(fn, *args):
-        job, port = pack(folder, fn, *args, nodes=2), free_port()
+        checkpoints, port = f"file://{folder}/store", free_port()
+        job = pack(folder, fn, *args, nodes=2, checkpoints=checkpoints)
         for index in range(2):
             env = {
                 "NBTORCHJOB_NODE": str(index),
-                "NBTORCHJOB_CHECKPOINTS": f"file://{folder}/store",
+                "NBTORCHJOB_CHECKPOINTS": checkpoints,
                 "NBTORCHJOB_STOP_WITHIN": "1000",
                 "PET_LOCAL_ADDR": f"127.0.0.{index + 1}",
                 "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",

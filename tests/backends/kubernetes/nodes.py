@@ -13,6 +13,7 @@ from nbtorchjob import Elastic, JobSpec, capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime import frames, store, wire
 from nbtorchjob.runtime.frames import Fact, LogPiece, Output, Parser, ValuePart
+from nbtorchjob.spec.cluster import Cluster
 from tests.backends.kubernetes.warm import Program
 from tests.backends.kubernetes.warm import children as children
 from tests.patience import LIMIT
@@ -20,11 +21,12 @@ from tests.patience import LIMIT
 KEY = b"k" * 32
 
 
-def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", **launch):
+def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", checkpoints=None, **launch):
     """Write ``job.pyz`` and its key to ``folder`` as they are mounted in a pod."""
     elastic = Elastic(nnodes=nodes, nproc_per_node=nproc, start_method=start_method, **launch)
+    spec = JobSpec(elastic, backend="kubernetes", cluster=Cluster(checkpoints=checkpoints))
     with open(folder / "job.pyz", "wb") as file:
-        archive.write(file, capture.from_function(fn, args), JobSpec(elastic, backend="kubernetes"), KEY)
+        archive.write(file, capture.from_function(fn, args), spec, KEY)
     (folder / "key").write_bytes(KEY)
     return folder / "job.pyz"
 

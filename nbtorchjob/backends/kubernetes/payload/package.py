@@ -82,7 +82,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     if call.size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, call.size)
     file, key = io.BytesIO(), os.urandom(32)
-    size = archive.write(file, call, spec, key, compiled=False)
+    size = archive.write(file, call, spec, key)
     if size > secrets.LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     # Not its buffer: a BytesIO freed before its exported buffer complains on stderr (Python 3.13).

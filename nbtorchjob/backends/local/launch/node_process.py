@@ -41,19 +41,18 @@ _READ_LATER = (
 )
 
 
-# What a payload's program consists of, and the CRC-32 of each module of it that this process has imported.
+# What a payload's program consists of, and the CRC-32 of each of its members, which is imported here.
 _PROGRAM = ("nbtorchjob.runtime", "cloudpickle")
 _imported: dict[str, int] = {}
 
 
 def import_program() -> None:
     """Import what payloads bring: a node whose payload brings the same needn't, which takes it 20 ms."""
-    checksums = {name: zlib.crc32(source) for name, source in program.modules()}
-    for name in checksums:
+    for name, _ in program.modules():
         module = name[: -len(".py")].replace("/", ".").replace(".__init__", "")
         if module.startswith(_PROGRAM):
             importlib.import_module(module)
-    _imported.update(checksums)
+    _imported.update((name, zlib.crc32(data)) for name, data in program.whole())
 
 
 def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], index: int) -> NoReturn:

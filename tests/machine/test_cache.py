@@ -1,0 +1,72 @@
+"""What takes long to make is made once for all processes, and never taken from anybody else."""
+
+import os
+
+import pytest
+
+from nbtorchjob.machine import cache, folders
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    return folders.cache_dir() / "things"
+
+
+class Made:
+    """Makes something else each time."""
+
+    count = 0
+
+    def __call__(self):
+        self.count += 1
+        return b"%d" % self.count
+
+
+def test_it_is_made_once_of_each_name():
+    make = Made()
+
+    assert [cache.made("things", name, make) for name in "aabab"] == [b"1", b"1", b"2", b"1", b"2"]
+
+
+@pytest.mark.parametrize("harm", [b"", b"short", b"x" * 100])
+def test_what_a_disk_has_lost_some_of_is_made_anew(folder, harm):
+    cache.made("things", "a", lambda: b"whole")
+    (folder / "a").write_bytes(harm)
+
+    assert cache.made("things", "a", lambda: b"anew") == b"anew"
+    assert cache.made("things", "a", lambda: b"again") == b"anew"
+
+
+def test_what_others_could_have_written_is_not_taken(folder):
+    cache.made("things", "a", lambda: b"mine")
+    folder.chmod(0o777)
+
+    assert cache.made("things", "a", lambda: b"made") == b"made"
+
+
+def test_where_nothing_can_be_kept_it_is_made_each_time(folder):
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    make = Made()
+
+    assert [cache.made("things", "a", make) for _ in range(2)] == [b"1", b"2"]
+
+
+def test_what_making_it_raises_is_raised_and_leaves_nothing(folder):
+    def fails():
+        raise OSError("no module to read")
+
+    with pytest.raises(OSError, match="no module to read"):
+        cache.made("things", "a", fails)
+    assert not list(folder.iterdir())
+
+
+def test_the_newest_stay(folder):
+    make = Made()
+    for number in range(40):
+        cache.made("things", f"{number}", make)
+        os.utime(folder / f"{number}", (number, number))
+    cache.made("things", "new", make)
+
+    assert {each.name for each in folder.iterdir()} == {"new", *map(str, range(9, 40))}
