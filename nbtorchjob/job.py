@@ -27,6 +27,7 @@ from nbtorchjob.errors import (
     failed,
 )
 from nbtorchjob.machine import interrupts
+from nbtorchjob.machine.once import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.loglines import LogLine, Wanted, compiled
@@ -66,20 +67,28 @@ class Job(Generic[T]):
         self._listener: Listener | None = None
         self._lock = threading.RLock()
         self._values: dict[int, T] = {}
-        self._following: concurrent.futures.Future[None] | None = None
+        self._following: Once[None] | None = None
 
-    def _start(self) -> concurrent.futures.Future[None]:
-        """Follow the job, if that hasn't begun; return what is done when the job has ended."""
+    def _start(self) -> Once[None]:
+        """Follow the job, if that hasn't begun; return what comes when the job has ended."""
         from nbtorchjob.machine import loop  # late, as all here that needs asyncio: a list follows no job
 
         with self._lock:
             if self._following is None:
-                self._following = loop.start(self._follow())
+                self._following = Once()
+                loop.start(self._follow_to_its_end(self._following))
             return self._following
 
     @property
-    def _ended(self) -> concurrent.futures.Future[None]:
+    def _ended(self) -> Once[None]:
         return self._start()
+
+    async def _follow_to_its_end(self, ended: Once[None]) -> None:
+        try:
+            await self._follow()
+            ended.bring(None)
+        except BaseException as exc:
+            ended.fail(exc)
 
     async def _follow(self) -> None:
         # Whoever listens is told every byte of the logs; a state holds no more than their ends anyway.
@@ -118,20 +127,19 @@ class Job(Generic[T]):
 
     def _known(self) -> JobState:
         """Return what is known of the job now, without following it."""
-        if self._following is not None and self._following.done():
+        if self._following is not None and self._following.come:
             return self._state
         return self._backend.snapshot(self.info.address)  # who follows it may have only begun to
 
     def done(self) -> bool:
         """Whether the job has ended, one way or another."""
-        return self._ended.done()
+        return self._ended.come
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most ``timeout`` seconds for the end; return whether it came."""
         # Not result(timeout): what following itself raises may be a TimeoutError as well.
         ended = self._ended
-        concurrent.futures.wait([ended], timeout)
-        if not ended.done():
+        if not ended.wait(timeout):
             return False
         ended.result()
         return True
@@ -414,6 +422,10 @@ class Job(Generic[T]):
         assert self._following is None, "the job is being followed already"
         self._listener = listener
 
+    def then(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called, on a background thread, once the job has ended."""
+        self._ended.then(callback)
+
     def future(self) -> concurrent.futures.Future[T]:
         """Return a future of rank 0's value, for ``as_completed``, ``wait`` and ``asyncio.wrap_future``.
 
@@ -430,7 +442,7 @@ class Job(Generic[T]):
 
         # A thread of its own: to load a big value would hold up the loop that all jobs are followed on.
         begin = threading.Thread(target=settle, name=f"nbtorchjob-{self.name}", daemon=True).start
-        self._ended.add_done_callback(lambda _: begin())
+        self._ended.then(begin)
         return made
 
     @property
@@ -446,7 +458,15 @@ class Job(Generic[T]):
         """Await rank 0's value."""
         import asyncio
 
-        yield from asyncio.shield(asyncio.wrap_future(self._ended)).__await__()
+        here = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # that loop is closed
+                here.call_soon_threadsafe(ended.set)
+
+        self._ended.then(tell)
+        yield from ended.wait().__await__()
         return self.result(0)
 
     def __repr__(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
+import queue
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
@@ -301,12 +302,21 @@ def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterat
     Meanwhile a group's runs are stopped early, and started in turn, where it asks for that. Raises
     ``TimeoutError`` where they haven't all ended after ``timeout`` seconds.
     """
-    futures = {job.future(): job for job in runs}
+    jobs = list(runs)
+    ended: queue.SimpleQueue[Job[T]] = queue.SimpleQueue()
+    for job in jobs:
+        job.then(partial(ended.put, job))
     looks = runs.looks(timeout) if isinstance(runs, Runs) and runs.needs_looks else iter(())
     until = None if timeout is None else time.monotonic() + timeout
-    left = {*futures}
+    left = len(jobs)
     for _ in looks:
-        ended, left = concurrent.futures.wait(left, 0)
-        yield from (futures[each] for each in ended)
-    for future in concurrent.futures.as_completed(left, until and max(0.0, until - time.monotonic())):
-        yield futures[future]
+        while not ended.empty():
+            left -= 1
+            yield ended.get()
+    while left:
+        try:
+            job = ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"{left} of {len(jobs)} jobs haven't ended after {timeout} s") from None
+        left -= 1
+        yield job

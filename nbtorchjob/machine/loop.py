@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from nbtorchjob.machine.once import Once
+
 T = TypeVar("T")
 _END_S = 3.0  # for work still on the loop when the process ends
 
@@ -24,30 +26,39 @@ def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the background loop and wait for it; an interrupt cancels it, whenever it comes."""
-    stopped = False
+def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    """Run ``work`` on the background loop and wait for it; an interrupt cancels it, whenever it comes.
+
+    So does the end of ``timeout`` seconds, with ``TimeoutError``.
+    """
     task: asyncio.Task[T] | None = None
 
-    async def begun() -> T:
+    def begin() -> None:
         nonlocal task
         task = asyncio.ensure_future(work)
-        if stopped:
-            task.cancel()
-        return await task
+        task.add_done_callback(note)
+
+    def note(done: asyncio.Task[T]) -> None:
+        try:
+            over.bring(done.result())
+        except BaseException as exc:
+            over.fail(exc)
 
     def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        if task is not None:
+        if task is None:  # nor does it begin any more: the loop does what it is given in turn
+            work.close()
+        else:
             task.cancel()
 
     try:
-        return start(begun()).result()
-    except KeyboardInterrupt:
-        # Not through the future: it may have come before there was one here, when the work had begun there.
+        over = Once[T]()
+        _loop().call_soon_threadsafe(begin)
+        if not over.wait(timeout):
+            raise TimeoutError(f"not done after {timeout} s")
+    except (KeyboardInterrupt, TimeoutError):
         _loop().call_soon_threadsafe(stop)
         raise
+    return over.result()
 
 
 def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:

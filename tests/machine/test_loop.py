@@ -1,6 +1,7 @@
 """The one background loop, whoever comes to it first, and work on it that somebody waits for."""
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import threading
@@ -8,6 +9,7 @@ import threading
 import pytest
 
 from nbtorchjob.machine import loop
+from tests.interrupting import Interrupting
 from tests.patience import LIMIT
 from tests.programs import program
 
@@ -33,3 +35,38 @@ def test_an_interrupt_cancels_the_work_also_before_anybody_waits_for_it():
             loop.run(work())
         assert ended.wait(LIMIT)
         ended.clear()
+
+
+def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
+    async def work():
+        return 1
+
+    for moment in itertools.count():
+        begins = work()
+        with Interrupting(moment) as there:
+            loop.run(begins)
+        got = list[int]()
+        if moment == 0:  # before anything else
+            begins.close()
+        other = threading.Thread(target=lambda got=got: got.append(loop.run(work())), daemon=True)
+        other.start()
+        other.join(LIMIT)
+
+        assert got == [1], moment
+        if not there.interrupted:
+            break
+    assert moment > 20
+
+
+def test_work_that_takes_too_long_is_cancelled():
+    ended = threading.Event()
+
+    async def work():
+        try:
+            await asyncio.sleep(LIMIT)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
+        loop.run(work(), 0.01)
+    assert ended.wait(LIMIT)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import queue
-import threading
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -56,6 +55,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
+from nbtorchjob.machine.once import Once
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -234,19 +234,22 @@ class KubernetesBackend(Backend):
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
         """Run what leads to its node in each pod."""
-        answers: queue.SimpleQueue[NodeAnswer | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[NodeAnswer | BaseException | None] = queue.SimpleQueue()
 
         async def work() -> None:
+            end: BaseException | None = None
             try:
                 await asking.ask(await find.find(name), question, nodes, timeout, answers.put)
-            finally:
-                answers.put(None)
+            except BaseException as exc:
+                end = exc
+            answers.put(end)
 
         future = loop.start(work())
         try:
             while (answer := answers.get()) is not None:
+                if isinstance(answer, BaseException):
+                    raise answer
                 yield answer
-            future.result()
         except JobNotFoundError:
             info, _ = find.gone(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
@@ -388,11 +391,9 @@ def _tended(spec: JobSpec) -> bool:
     then, known = _tended_lately.get(where, (-math.inf, False))
     if time.monotonic() - then < _LATELY_S:
         return known
-    asked = loop.start(leases.tends(spec))
     try:
-        known = asked.result(_MOMENT_S)
+        known = loop.run(leases.tends(spec), _MOMENT_S)
     except Exception:  # whatever kubeconfigs and clusters do: whoever submits is told of that then
-        asked.cancel()
         known = False
     _tended_lately[where] = time.monotonic(), known
     return known
@@ -475,13 +476,13 @@ async def _taken_back(made: JobInfo) -> None:
 
 def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
     found: list[JobInfo] = []
-    over = threading.Event()
+    over = Once[None]()
 
     async def noted() -> None:
         try:
             found.extend(await work)
         finally:
-            over.set()
+            over.bring(None)
 
     try:
         loop.run(noted())
@@ -492,14 +493,14 @@ def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
     return found
 
 
-def _interrupted(found: list[JobInfo], over: threading.Event) -> Interrupted:
+def _interrupted(found: list[JobInfo], over: Once[None]) -> Interrupted:
     """Wait until what was made is taken back again; say whether it is there all the same."""
     with suppress(KeyboardInterrupt):
         over.wait(_TAKE_BACK_S)
     if found:
         name = found[0].group or found[0].name
         return Interrupted(f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it.")
-    if over.is_set():
+    if over.come:
         return Interrupted(interrupts.NOTHING)
     return Interrupted(
         f"Interrupted; what was made is still being taken back: {hint('list')} and {hint('gc')} show it."

@@ -1,5 +1,6 @@
 """Real jobs on this machine: values, failures, restarts, elasticity, and nothing left behind."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import left_behind, seen, supervisor
+from tests.interrupting import Interrupting
 from tests.patience import LIMIT
 from tests.programs import program
 
@@ -355,6 +357,24 @@ def test_a_rank_that_ignores_sigterm_is_killed(folder):
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
     assert left_behind(job) == []
+
+
+def test_an_interrupt_while_it_is_waited_for_keeps_a_job_from_nobody_whenever_it_comes():
+    job = submit(forever)
+    seen(job, ready(2))
+    for moment in itertools.count():
+        with Interrupting(moment) as there:
+            job.wait(0)
+        if not there.interrupted:
+            break
+    job.cancel()
+    waiter = threading.Thread(target=job.wait, daemon=True)
+    waiter.start()
+    waiter.join(LIMIT)
+
+    assert moment > 10
+    assert not waiter.is_alive()
+    assert job.state.phase is Phase.CANCELLED
 
 
 def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
