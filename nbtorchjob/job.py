@@ -422,9 +422,19 @@ class Job(Generic[T]):
         assert self._following is None, "the job is being followed already"
         self._listener = listener
 
-    def then(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called, on a background thread, once the job has ended."""
-        self._ended.then(callback)
+    def add_done_callback(self, callback: Callable[[Job[T]], object]) -> None:
+        """Have ``callback`` called with the job once it has ended, on the background thread.
+
+        At once, and here, where it has ended already. What it raises is logged.
+        """
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:  # it is the user's, and others wait, too
+                _log.exception("a callback of %s raised", self.name)
+
+        self._ended.then(call)
 
     def future(self) -> concurrent.futures.Future[T]:
         """Return a future of rank 0's value, for ``as_completed``, ``wait`` and ``asyncio.wrap_future``.

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
@@ -305,7 +304,7 @@ def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterat
     jobs = list(runs)
     ended: queue.SimpleQueue[Job[T]] = queue.SimpleQueue()
     for job in jobs:
-        job.then(partial(ended.put, job))
+        job.add_done_callback(ended.put)
     looks = runs.looks(timeout) if isinstance(runs, Runs) and runs.needs_looks else iter(())
     until = None if timeout is None else time.monotonic() + timeout
     left = len(jobs)

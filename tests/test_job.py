@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import pickle
+import queue
 import threading
 from functools import reduce
 from typing import Any
@@ -128,6 +129,26 @@ def test_a_jobs_future_fails_as_the_job_does(backend):
 
     assert isinstance(future.exception(LIMIT), ValueError)
     assert not future.cancel()
+
+
+def test_who_asks_for_that_is_called_with_the_job_once_it_has_ended(backend, caplog):
+    job, called = handle(backend), queue.SimpleQueue[Job[Any]]()
+
+    def fails(_):
+        raise ValueError("mine")
+
+    job.add_done_callback(fails)
+    job.add_done_callback(called.put)
+    backend.tell(*STARTED)
+    until(job, lambda state: state.phase is Phase.RUNNING)
+    assert called.empty()
+    backend.tell(*ENDED)
+    assert called.get(timeout=LIMIT) is job
+    job.wait(LIMIT)
+    job.add_done_callback(called.put)
+
+    assert called.get_nowait() is job
+    assert "a callback of swift-otter raised" in caplog.text
 
 
 def test_waiting_has_a_limit_and_the_job_goes_on(backend):

@@ -38,7 +38,7 @@ class Once(Generic[T]):
     def _tell(self) -> None:
         with suppress(IndexError):  # each is taken by one thread
             while True:
-                self._callbacks.pop()()
+                self._callbacks.pop(0)()
 
     def then(self, callback: Callable[[], object]) -> None:
         """Have ``callback`` called once it has come, by who brings it, or at once."""

@@ -104,6 +104,7 @@ def forever(mark=None):
 def watching(stop):
     """Meet the others again and again until the file ``stop`` is there; give how many they are."""
     dist.init_process_group("gloo")
+    all_see(stop)  # who is told of has met the others
     report(world=dist.get_world_size())
     while not all_see(stop):
         time.sleep(0.02)
@@ -398,9 +399,11 @@ def test_word_of_a_lost_peer_may_come_after_the_collective_has_failed(folder):
     state = seen(job, lambda s: s.world_size == 2 and ready(2)(s))
     stopped = supervisor(job)
     stopped.signal(signal.SIGSTOP)
-    os.kill(state.nodes[1].pid, signal.SIGKILL)
-    seen(job, lambda s: s.errors)
-    stopped.signal(signal.SIGCONT)
+    try:
+        os.kill(state.nodes[1].pid, signal.SIGKILL)
+        seen(job, lambda s: s.errors)
+    finally:
+        stopped.signal(signal.SIGCONT)
     seen(job, lambda s: s.phase.terminal or (s.round > state.round and s.world_size == 1))
     stop.touch()
 
