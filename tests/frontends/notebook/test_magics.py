@@ -31,6 +31,7 @@ from nbtorchjob.ui.card import view
 from tests.backends.local.acted import Acted
 from tests.frontends.notebook.conftest import Notebook
 from tests.patience import LIMIT
+from tests.pools import end_pool
 from tests.text.test_terminal import Screen
 
 pytestmark = pytest.mark.torch
@@ -329,6 +330,7 @@ def test_help_comes_by_the_words_that_other_tools_have_for_it(notebook, line, to
 
 
 def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
+    end_pool()  # one that is still being started would be in that folder, and stay
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
 
     for line in ("%torchjob ls", "%torchjob ps"):
