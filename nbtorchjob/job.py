@@ -84,9 +84,14 @@ class Job(Generic[T]):
         return self._start()
 
     async def _follow_to_its_end(self, ended: Once[None]) -> None:
+        import asyncio
+
         try:
             await self._follow()
             ended.bring(None)
+        except asyncio.CancelledError:  # as the process ends; to whoever waits as a future says so
+            ended.fail(concurrent.futures.CancelledError())
+            raise
         except BaseException as exc:
             ended.fail(exc)
 

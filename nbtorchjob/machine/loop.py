@@ -39,10 +39,12 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         task.add_done_callback(note)
 
     def note(done: asyncio.Task[T]) -> None:
-        try:
+        if done.cancelled():  # as a future says so: asyncio's own is no Exception
+            over.fail(concurrent.futures.CancelledError())
+        elif (error := done.exception()) is not None:
+            over.fail(error)
+        else:
             over.bring(done.result())
-        except BaseException as exc:
-            over.fail(exc)
 
     def stop() -> None:
         if task is None:  # nor does it begin any more: the loop does what it is given in turn

@@ -1,6 +1,7 @@
 """The one background loop, whoever comes to it first, and work on it that somebody waits for."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import signal
 import subprocess
@@ -56,6 +57,14 @@ def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
         if not there.interrupted:
             break
     assert moment > 20
+
+
+def test_work_that_is_cancelled_says_so_as_a_future_does():
+    async def work():
+        raise asyncio.CancelledError
+
+    with pytest.raises(concurrent.futures.CancelledError):
+        loop.run(work())
 
 
 def test_work_that_takes_too_long_is_cancelled():
