@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(crds):
     """Yield a cluster that needs no operator but for roles and runtimes."""
     with Emulator(kinds=("indexedjob", "pytorchjob", "trainjob")) as emulator:
         yield emulator
