@@ -24,6 +24,7 @@ from nbtorchjob import (
     Worker,
     api,
     capture,
+    submission,
     torchjob,
 )
 from nbtorchjob.backends import naming
@@ -164,16 +165,16 @@ def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
 
     def said(line):
         spec, _ = options.parse(f"--backend kubernetes {line}", JobSpec())
-        return api.differences(call, api.prepare(spec))
+        return submission.prepare(call, submission.check(spec)).notes
 
-    assert said("--image other:1 --gpu 1") == []
+    assert said("--image other:1 --gpu 1") == ()
     (differs,) = said("--image train:1")
     assert re.fullmatch(r"the image has numpy 1\.0 \(here [\d.]+\)", differs)
-    assert said("--image train:1 --package numpy") == []
+    assert said("--image train:1 --package numpy") == ()
     workers = PyTorch(worker=Worker(1, image="train:1"))
-    mixed = api.prepare(JobSpec(workers, backend="kubernetes", cluster=Cluster(image="other:1")))
-    assert api.differences(call, mixed) == [differs.replace("image", "image train:1")]
-    assert said("--image train:1 --gpu 1") == [differs, "the image has torch 2.13.0+cpu, which uses no GPU"]
+    mixed = submission.check(JobSpec(workers, backend="kubernetes", cluster=Cluster(image="other:1")))
+    assert submission.prepare(call, mixed).notes == (differs.replace("image", "image train:1"),)
+    assert said("--image train:1 --gpu 1") == (differs, "the image has torch 2.13.0+cpu, which uses no GPU")
 
 
 @pytest.mark.parametrize(
@@ -191,15 +192,15 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     told = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
     images.learn(AskedImage("", "train:1"), "", told)
     spec = JobSpec(backend="kubernetes", package=[str(path)], cluster=Cluster(image="train:1"))
-    prepared = api.prepare(spec)
-    call = packages.provided(capture.from_cell("1", {}), prepared.spec)
+    plan = submission.check(spec)
+    call = packages.provided(capture.from_cell("1", {}), plan.spec)
 
     if not refused:
-        assert api.differences(call, prepared) == []
+        assert submission.prepare(call, plan).notes == ()
         return
     said = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
     with pytest.raises(LackingError, match=re.escape(said)):
-        api.differences(call, prepared)
+        submission.prepare(call, plan)
 
 
 @pytest.mark.torch
@@ -285,11 +286,11 @@ FRONT = Terminal()
     [
         lambda: api.submit(str),
         lambda: api.torchjob()(str).submit(),
-        lambda: api.submit_call(capture.from_cell("1", {}), JobSpec()),
+        lambda: submission.submit(capture.from_cell("1", {}), JobSpec()),
         lambda: api.dry_run(str),
         lambda: running.submit(CELL, FRONT),
     ],
-    ids=["submit", "torchjob", "submit_call", "dry_run", "a cell"],
+    ids=["submit", "torchjob", "a captured call", "dry_run", "a cell"],
 )
 def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
     done = []
@@ -305,7 +306,7 @@ def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
     monkeypatch.setattr(backend, "submit", lambda call, spec, info: info)
     monkeypatch.setattr(backend, "check", counted("checked", backend.check))
     monkeypatch.setattr(site, "admitted", counted("admitted", site.admitted))
-    monkeypatch.setattr(api, "backend", lambda name: backend)
+    monkeypatch.setattr(submission, "backend", lambda name: backend)
 
     send()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob import api
+from nbtorchjob import api, submission
 from nbtorchjob.commands import runs, session, when
 from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
 from nbtorchjob.errors import (
@@ -154,25 +154,21 @@ def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
 
 def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
     """Submit the call, after any notes about it; return also the output in which that was shown."""
-    prepared = api.prepare(asked.spec)
-    call = api.with_files(asked.call, prepared)
-    for caution in prepared.cautions:
+    sub = submission.prepare(asked.call, submission.check(asked.spec))
+    for caution in sub.cautions:
         front.say(f"Note: {caution}")
-    _note(
-        (*call.notes, *api.differences(call, prepared), *api.lacking(call, prepared.spec)),
-        front,
-    )
-    with front.sending(asked._replace(call=call)) as output:
-        if prepared.spec.lab:
-            lab = api.keep_call(call, prepared, asked.origin)
-            lab.shipped(call, front.namespace())
+    _note(sub.notes, front)
+    spec = sub.plan.spec
+    with front.sending(asked._replace(call=sub.call)) as output:
+        if spec.lab:
+            lab = submission.keep(sub, asked.origin)
+            lab.shipped(sub.call, front.namespace())
             return lab.first, output
-        job = api.submit_call(call, prepared, asked.origin)
-    given = prepared.spec.name
+        job = submission.send(sub, asked.origin)
     if job.joined:
         front.say(f"Note: {job.name} is running this already: attached to it")
-    elif given not in (None, job.name):
-        front.say(f"Note: a job named {given} has ended already: this run is {job.name}")
+    elif spec.name not in (None, job.name):
+        front.say(f"Note: a job named {spec.name} has ended already: this run is {job.name}")
     return job, output
 
 
@@ -200,7 +196,7 @@ def _note(notes: Iterable[str], front: Front) -> None:
 
 def _dry_run(asked: Asked) -> str:
     if asked.on is None:
-        return api.dry_run_call(asked.call, asked.spec)
+        return submission.dry_run(asked.call, asked.spec)
     lab, call = asked.on.lab, asked.call
     there = words.ranks(asked.on.ranks or turns.ranks(lab.state))
     lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
@@ -223,7 +219,7 @@ def _rehearse(asked: Asked, front: Front) -> None:
         requirements=asked.spec.requirements,
         ship=asked.spec.ship,
     )
-    job = api.submit_call(asked.call, spec, asked.origin)
+    job = submission.submit(asked.call, spec, asked.origin)
     with front.failing(job):
         drawn = front.view(job, asked.options, Output())
         view.watch(job, drawn, say=front.say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob import api
+from nbtorchjob import api, submission
 from nbtorchjob.commands.front import Answer, Asked, Find, Front, Given
 from nbtorchjob.errors import ClusterError, JobNotFoundError, LineError
 from nbtorchjob.machine import interrupts
@@ -45,14 +45,12 @@ def submit(asked: Asked, front: Front) -> Any:
         if options.dry_run:
             front.show(Answer(_dry_run(asked)))
             return None
-        prepared = api.prepare(asked.spec)
-        call = api.with_files(asked.call, prepared)
-        differences, lacking = api.differences(call, prepared), api.lacking(call, prepared.spec)
-        for note in dict.fromkeys((*prepared.cautions, *call.notes, *differences, *lacking)):
+        sub = submission.prepare(asked.call, submission.check(asked.spec))
+        for note in dict.fromkeys((*sub.cautions, *sub.notes)):
             front.say(f"Note: {note}")
         with front.sending(asked) as output:
-            runs = api.submit_runs(
-                call, asked.given, prepared, asked.origin, at_once=many.at_once, early=many.early
+            runs = submission.send_runs(
+                sub, asked.given, asked.origin, at_once=many.at_once, early=many.early
             )
     return _hold(runs, options, front, output)
 
@@ -100,7 +98,7 @@ def _dry_run(asked: Asked) -> str:
     """Describe the runs, and what one of them would send."""
     shown = [_told(row) for row in asked.given[:_MOST_SHOWN]]
     more = len(asked.given) - len(shown)
-    lines = [f"# {words.count(len(asked.given), 'run')} of:", api.dry_run_call(asked.call, asked.spec)]
+    lines = [f"# {words.count(len(asked.given), 'run')} of:", submission.dry_run(asked.call, asked.spec)]
     lines += [f"# run {number}: {each}" for number, each in enumerate(shown, 1)]
     return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
 

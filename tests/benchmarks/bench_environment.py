@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.environment import here, images, origins
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.environment.installer import installer
@@ -55,9 +55,9 @@ def needed() -> float:
 def compared() -> float:
     """Return how long a submission takes over comparing with what the image has."""
     call = capture.from_cell(CELL, {})
-    prepared = api.prepare(JobSpec(backend="kubernetes", cluster=Cluster(image=IMAGE)))
+    plan = submission.check(JobSpec(backend="kubernetes", cluster=Cluster(image=IMAGE)))
     begun = time.perf_counter()
-    assert api.differences(call, prepared) == []
+    assert submission.prepare(call, plan).notes == ()
     return time.perf_counter() - begun
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.frontends.server.limiter import Lanes
@@ -37,7 +37,7 @@ CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
 def write(number: int) -> None:
     """Write the folder of a job that has ended, as its supervisor leaves it."""
     at = time.time() - JOBS + number
-    info = api.describe(capture.from_cell("1", {}), JobSpec(name=f"job-{number:05}"))
+    info = submission.describe(capture.from_cell("1", {}), JobSpec(name=f"job-{number:05}"))
     told = asdict(info) | {
         "created": at,
         "sources": {"cell": ("In [1]", CELL)},

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.runs import Runs
 from tests.backends.kubernetes.stage import IMAGE, PLACES, WORDS
 from tests.benchmarks.bench_tending import memory
@@ -44,7 +44,7 @@ def sweep(count: int, patch: str, at_once: int | None) -> Runs[int]:
     wanted = replace(spec("indexedjob", image=IMAGE, pod_patch=patch), name=f"sweep{count}")
     given = [{"number": number} for number in range(count)]
     call = capture.from_cell("number", {}, given=given[0])
-    return api.submit_runs(call, given, api.prepare(wanted), at_once=at_once)
+    return submission.send_runs(submission.prepare(call, submission.check(wanted)), given, at_once=at_once)
 
 
 def measured(count: int, at_once: int | None) -> list[Row]:

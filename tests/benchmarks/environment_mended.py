@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.errors import JobFailedError, LackingError, NBTorchJobError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
@@ -214,10 +214,10 @@ class Rig:
 
     def _said(self, call: capture.Call, spec: JobSpec) -> str:
         try:
-            notes = api.differences(call, api.prepare(spec))
+            notes = submission.prepare(call, submission.check(spec)).notes
         except LackingError as exc:
             return f"refused here: {exc}".partition(", which")[0]
-        job = api.submit_call(call, spec)
+        job = submission.submit(call, spec)
         try:
             return "; ".join(notes) or f"nothing; it runs ({job.result()})"
         except JobFailedError as exc:
@@ -229,7 +229,7 @@ class Rig:
 
     def _came(self, call: capture.Call, spec: JobSpec, case: Case, tool: str) -> tuple[bool, str]:
         try:
-            job = api.submit_call(call, spec)
+            job = submission.submit(call, spec)
         except NBTorchJobError as exc:
             return case.failed(str(exc)), f"refused here: {exc}"
         try:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS
 from nbtorchjob.backends.kubernetes.session import Session, session
@@ -128,7 +128,7 @@ def spec(kind: str, nodes: int = 1, **settings: Any) -> JobSpec:
 
 
 def submit(cell: str, wanted: JobSpec) -> Job[Any]:
-    return api.submit_call(capture.from_cell(cell, {}), wanted)
+    return submission.submit(capture.from_cell(cell, {}), wanted)
 
 
 def forget(folder: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import fsspec
 
-from nbtorchjob import Job, Retry, api, capture
+from nbtorchjob import Job, Retry, api, capture, submission
 from nbtorchjob.backends.kubernetes.payload import shared
 from nbtorchjob.environment.installer import installer
 from nbtorchjob.spec.cluster import Cluster
@@ -126,8 +126,7 @@ class Rig:
     def send(self, spec: JobSpec, *, fails: bool = False) -> Job[Any]:
         """Submit the cell."""
         space = {"data": os.urandom(20 * MB), "fails": fails, "MB": MB}
-        prepared = api.prepare(spec)
-        return api.submit_call(api.with_files(capture.from_cell(CELL, space), prepared), prepared)
+        return submission.submit(capture.from_cell(CELL, space), spec)
 
 
 def ended(job: Job[Any], before: str = "", by: str = "") -> None:

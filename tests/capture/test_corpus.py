@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nbtorchjob import api
+from nbtorchjob import submission
 from nbtorchjob.capture import from_cell
 from nbtorchjob.errors import CaptureError, ResultError
 from nbtorchjob.spec.config import Elastic
@@ -82,7 +82,7 @@ def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
         monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
         namespace = vars(sys.modules["__main__"])
         exec(compile(example.before, f"<before {next(_numbers)}>", "exec", 0, True), namespace)
-        job = api.submit_call(from_cell(example.cell, namespace), spec)
+        job = submission.submit(from_cell(example.cell, namespace), spec)
         before = dict(namespace)
         failed = job.exception()
         values = [None] if failed else job.results()
@@ -108,7 +108,7 @@ net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 net(torch.ones(1, 2)).sum().backward()
 net, thing
 """
-    job = api.submit_call(from_cell(cell, namespace), JobSpec(Elastic(nproc_per_node=2)))
+    job = submission.submit(from_cell(cell, namespace), JobSpec(Elastic(nproc_per_node=2)))
     with pytest.raises(ResultError, match=r"needs only_there here: install it"):
         job.result()
     assert b"only_there" in job.raw()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob import JobSpec, api, capture
+from nbtorchjob import JobSpec, capture, submission
 from nbtorchjob.capture import opened
 from nbtorchjob.spec.cluster import Cluster
 
@@ -77,7 +77,7 @@ def test_the_note_says_how_it_goes_along(tree):
 def test_a_note_is_for_a_cluster_alone(tree, monkeypatch):
     monkeypatch.chdir(tree)
     call = capture.from_cell("open('config.yaml')", {}, root=tree)
-    assert api.lacking(call, JobSpec()) == ()
+    assert submission.missing_files(call, JobSpec()) == ()
     cluster = JobSpec(backend="kubernetes", cluster=Cluster(image="i"))
-    assert len(api.lacking(call, cluster)) == 1
-    assert api.lacking(call, replace(cluster, ship=["config.yaml"])) == ()
+    assert len(submission.missing_files(call, cluster)) == 1
+    assert submission.missing_files(call, replace(cluster, ship=["config.yaml"])) == ()

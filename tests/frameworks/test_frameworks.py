@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob import Elastic, api, capture
+from nbtorchjob import Elastic, capture, submission
 from nbtorchjob.state import Phase
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
@@ -98,7 +98,7 @@ def test_what_is_logged_is_left_out_where_that_is_asked_for(name, shell):
 @pytest.mark.parametrize("name", [installed("accelerate")])
 def test_pods_do_the_same(name, stage):
     call = capture.from_cell(CELLS[name][1], {})
-    job = api.submit_call(call, stage.spec(Elastic(2), image="localhost/torch:1"))
+    job = submission.submit(call, stage.spec(Elastic(2), image="localhost/torch:1"))
 
     assert job.result(LIMIT) == (8, 2)
     assert logged(job)[-1]["step"] == 7

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from nbtorchjob import JobSpec, SpecError, api
+from nbtorchjob import JobSpec, SpecError, api, submission
 from nbtorchjob.payload import settings
 from nbtorchjob.runtime import settings as told
 
@@ -57,8 +57,8 @@ def test_what_changes_numbers_is_a_note():
     torch.set_grad_enabled(False)
     asked = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
 
-    assert api.cautions(JobSpec()) == [asked]
-    assert api.cautions(JobSpec(carry_settings=True)) == []
+    assert submission.cautions(JobSpec()) == (asked,)
+    assert submission.cautions(JobSpec(carry_settings=True)) == ()
     assert f"# note: {asked}" in api.dry_run(len, "x")
     with decimal.localcontext(decimal.Context(prec=3)):
         (said,) = settings.cautions(JobSpec(carry_settings=True))

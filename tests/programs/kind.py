@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from docs._generate import kinds, permissions
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.kubernetes.doctor import kinds as looked
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
@@ -32,13 +32,13 @@ call = capture.from_cell("1", {})
 said = {
     "choices": choices("--kind"),
     "golden": yaml.safe_dump_all(KINDS[name].manifests(sub), sort_keys=False),
-    "dry run": api.dry_run_call(call, spec),
+    "dry run": submission.dry_run(call, spec),
     "doctor": [(found.text, found.remedy) for found in api.doctor(spec)],
     "chosen": [found.text for found in api.doctor(unnamed)],
     "missing": [(found.text, found.remedy) for found in looked.each(set(), 36, spec, needed=True)],
     "pages": [kinds.page(), permissions.page()],
 }
-job = api.submit_call(call, spec)
+job = submission.submit(call, spec)
 job.suspend()
 print(json.dumps(said), flush=True)
 input()

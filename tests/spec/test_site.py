@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob import api, dry_run, submit, torchjob
+from nbtorchjob import api, dry_run, submission, submit, torchjob
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import Given
 from nbtorchjob.errors import SpecError
@@ -140,13 +140,13 @@ def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, 
     base = profiles.default()
 
     here = options.parse("--backend local", base)[0]
-    assert api.cautions(here) == []
+    assert submission.cautions(here) == ()
     assert admitted(here).cluster == Cluster()
     assert here.launch.nproc_per_node == 2
     assert admitted(options.parse("--backend kubernetes", base)[0]).cluster.namespace == "team"
     for given in ("--namespace other", "--image torch:2", "--label c=d"):
         with pytest.raises(SpecError, match="can't be given on the local backend"):
-            api.cautions(options.parse(f"--backend local {given}", base)[0])
+            submission.cautions(options.parse(f"--backend local {given}", base)[0])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_every_way_of_submitting_asks_the_site(site):
         lambda: dry_run(len, "", spec=spec),
         lambda: torchjob(spec)(len)(""),
         lambda: api.doctor(spec),
-        lambda: api.cautions(spec),
+        lambda: submission.cautions(spec),
         lambda: list(verbs.doctor(Given(["--name", "mine"], {}), api.attach)),
     ]
 

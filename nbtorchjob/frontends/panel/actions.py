@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.capture import origin
 from nbtorchjob.commands import session
 from nbtorchjob.commands.table import OFFERS
@@ -61,7 +61,7 @@ class Actions:
         call, written = self._captured()
 
         def submit() -> None:
-            self.job = job = session.remember(api.submit_call(call, spec, written))
+            self.job = job = session.remember(submission.submit(call, spec, written))
             shown = _Card(self.output)
             view.watch(job, shown)
             value = ""
@@ -73,7 +73,7 @@ class Actions:
 
     def _dry_run(self, spec: JobSpec) -> Callable[[], None]:
         call, _ = self._captured()
-        return lambda: self._say(api.dry_run_call(call, spec))
+        return lambda: self._say(submission.dry_run(call, spec))
 
     def _doctor(self, spec: JobSpec) -> Callable[[], None]:
         needs = capture.of_notebook(vars(sys.modules["__main__"]))

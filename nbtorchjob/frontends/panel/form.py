@@ -12,7 +12,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from nbtorchjob import api
+from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
@@ -121,7 +121,9 @@ def shows(o: Option, held: Entries) -> bool:
     return True
 
 
-def judge(held: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]] = api.cautions) -> Verdict:
+def judge(
+    held: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]] = submission.cautions
+) -> Verdict:
     """Return the spec that the entries make, or each field's error.
 
     Of ``base`` only what no option can express counts (``rdzv_configs``, a master's own image). ``check``

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec
@@ -18,7 +18,7 @@ _MOST = 60  # characters of a name
 def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
     """Return it as HTML; ``namespace`` holds the notebook's variables."""
     try:
-        every = api.images_of(spec, capture.of_notebook(namespace))
+        every = submission.images_of(spec, capture.of_notebook(namespace))
     except (NBTorchJobError, ImportError) as exc:
         return told(str(exc))
     if not every:

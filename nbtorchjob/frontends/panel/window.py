@@ -11,7 +11,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.commands import session
@@ -185,7 +185,7 @@ def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
 def _manifests(spec: JobSpec) -> str:
     # For an empty cell: what the function takes along is known only when it is sent.
     try:
-        return api.dry_run_call(capture.from_cell("None", {}), spec)
+        return submission.dry_run(capture.from_cell("None", {}), spec)
     except (NBTorchJobError, ImportError) as exc:
         return f"# {exc}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import capture, submission
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, SERVICES
@@ -68,7 +68,7 @@ class Stage:
         """Submit a cell; with a part, its pods act that."""
         if part is not None:
             asked["pod_patch"] = self.acting(part)
-        return api.submit_call(capture.from_cell(cell, variables or {}), self.spec(**asked))
+        return submission.submit(capture.from_cell(cell, variables or {}), self.spec(**asked))
 
     def acting(self, part, **variables):
         """Return the pod patch that has pods act a part, with more variables in their environment."""

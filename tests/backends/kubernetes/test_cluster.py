@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -146,7 +146,7 @@ def served():
 def submit(cell, variables, launch, options, **cluster):
     spec = JobSpec(launch, "kubernetes", cluster=Cluster(**{**options, **cluster}))
     call = capture.from_cell(cell, {"report": report, **variables})
-    return api.submit_call(call, spec)
+    return submission.submit(call, spec)
 
 
 @contextlib.contextmanager
@@ -272,7 +272,7 @@ def test_a_master_and_its_workers_run(options):
 
 KERNEL = """
 import json, sys
-from nbtorchjob import api
+from nbtorchjob import api, submission
 job = api.attach(sys.argv[1])
 value = job.result(300)
 found = {"value": value, "log": job.logs(0), "label": job.info.label, "sources": len(job.info.sources)}
@@ -399,7 +399,7 @@ def test_packages_are_installed_on_each_node_and_from_the_store_without_an_index
     )
     by = []
     for _ in range(2):
-        job = api.submit_call(capture.from_cell(cell, {}), spec)
+        job = submission.submit(capture.from_cell(cell, {}), spec)
         assert job.results(END_S) == [["1.0", "2.0"]] * 2
         by.append([each.by for each in job.state.installs.values() if isinstance(each, Installed)])
         assert job.state.environment is not None
@@ -430,7 +430,7 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
     spec = JobSpec(
         Elastic(nnodes=2, nproc_per_node=2), "kubernetes", ship=["configs", "big"], cluster=cluster
     )
-    job = api.submit_call(capture.from_cell(SHIPPED, {}), spec)
+    job = submission.submit(capture.from_cell(SHIPPED, {}), spec)
     expected = {"configs/lr": 0o444, "configs/run": 0o555, "big": 0o444}
     assert job.result(END_S)[:3] == (expected, "1", SMALL + 1)
     (stored,) = (path for path in (store / "_shipped").iterdir() if path.is_file())
@@ -449,7 +449,7 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
         f"{{spec: {{containers: [{{name: {KINDS[any_kind].container}, workingDir: {tmp_path}/image}}]}}}}"
     )
     there = replace(spec, cluster=replace(cluster, pod_patch=folder))
-    third = api.submit_call(capture.from_cell(SHIPPED, {}), there)
+    third = submission.submit(capture.from_cell(SHIPPED, {}), there)
     files, lr, size, where = third.result(END_S)
     assert (files.keys(), lr, size) == ({*expected, "data"}, "2", SMALL + 1)
     assert f"ranks work in {where}: {tmp_path}/image has another big" in third.state.notices[0].text
@@ -530,7 +530,7 @@ def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, optio
 
 def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, options):
     spec = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=Cluster(**options, kind=kind))
-    text = api.dry_run_call(capture.from_function(str, ("the secret text",)), spec)
+    text = submission.dry_run(capture.from_function(str, ("the secret text",)), spec)
     manifests = text[text.index("apiVersion") : text.index("# ships:")]
     assert "kind: Secret" in manifests
     assert "the secret text" not in manifests
@@ -557,10 +557,10 @@ def test_a_name_of_another_running_call_is_refused(any_kind, options):
         name=f"taken-{secrets.token_hex(3)}",
         cluster=Cluster(**options, kind=any_kind),
     )
-    job = api.submit_call(capture.from_cell("1", {}), spec)
+    job = submission.submit(capture.from_cell("1", {}), spec)
     try:
         with pytest.raises(NameTakenError, match="--name"):
-            api.submit_call(capture.from_cell("2", {}), spec)
+            submission.submit(capture.from_cell("2", {}), spec)
     finally:
         job.delete()
 
@@ -655,7 +655,7 @@ def training():
     """Return that cell's variables, and its value on this machine, from the pool that all tests share."""
     torch = pytest.importorskip("torch")
     variables = {"inputs": torch.linspace(-1, 1, 256).reshape(32, 8)}
-    job = api.submit_call(capture.from_cell(TRAIN, variables), JobSpec(Elastic(nnodes=2)))
+    job = submission.submit(capture.from_cell(TRAIN, variables), JobSpec(Elastic(nnodes=2)))
     return variables, job.result(END_S)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import JobFailedError, LackingError
 from nbtorchjob.machine import folders
@@ -52,8 +52,8 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     install(site, "right-pad", "99.0", "right_pad.py")
     call = capture.from_cell("import left_pad\ntry:\n    import right_pad\nexcept ImportError: pass", {})
 
-    assert api.differences(call, api.prepare(spec)) == []
-    job = api.submit_call(call, spec)
+    assert submission.prepare(call, submission.check(spec)).notes == ()
+    job = submission.submit(call, spec)
     with pytest.raises(
         JobFailedError, match=r"this image lacks left-pad 1\.0, .* add --package left-pad==1\.0,"
     ):
@@ -68,13 +68,13 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert told.distributions["right-pad"] == "1.0"
 
     with pytest.raises(LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe asks"):
-        api.submit_call(capture.from_cell("import left_pad", {}), spec)
+        submission.submit(capture.from_cell("import left_pad", {}), spec)
     assert len(backend("kubernetes").jobs()) == 1
     call = capture.from_cell("if 1 > 2:\n    import left_pad, right_pad", {})
     said = "the image lacks left-pad 1.0 and has right-pad 1.0 (here 99.0)"
-    assert api.differences(call, api.prepare(spec)) == [said]
+    assert submission.prepare(call, submission.check(spec)).notes == (said,)
     with pytest.raises(LackingError, match="left-pad"):
-        api.differences(call, api.prepare(replace(spec, strict=True)))
+        submission.prepare(call, submission.check(replace(spec, strict=True)))
 
 
 def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
@@ -98,7 +98,7 @@ def test_an_image_without_torch_is_known_after_a_probe(spec):
     api.probe(bare)
 
     with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch; use one with torch"):
-        api.submit_call(capture.from_cell("1", {}), bare)
+        submission.submit(capture.from_cell("1", {}), bare)
     (said,) = [finding for finding in api.doctor(bare) if PYTHON in finding.text]
     assert not said.good
     assert "no torch and 0 other packages" in said.text
@@ -130,7 +130,7 @@ def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_pa
     yanked = [path.name for path in (tmp_path / "index").iterdir()]
     with Index(tmp_path / "index", login="me:secret", yanked=yanked) as index:
         own = {**spec.env, "PIP_INDEX_URL": index.url("me:secret")}
-        job = api.submit_call(
+        job = submission.submit(
             capture.from_cell(cell, {}), replace(spec, package=["like-here"], env=own, strict=True)
         )
         found = job.result()
@@ -145,15 +145,15 @@ def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_pa
 def test_the_images_of_workers_and_of_a_runtime_are_known_once_their_first_nodes_have_told(spec, cluster):
     roles = PyTorch(Master(image=TORCH), Worker(1, image=PYTHON))
     mixed = replace(spec, launch=roles, env={}, cluster=replace(spec.cluster, kind="pytorchjob", image=None))
-    job = api.submit_call(capture.from_cell("1", {}), mixed)
+    job = submission.submit(capture.from_cell("1", {}), mixed)
 
     assert "has no torch" in str(job.exception(LIMIT))
     assert [each.image for each in backend("kubernetes").there(mixed)] == [TORCH, PYTHON]
     assert job.state.environments[1].distributions == {}
     with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch"):
-        api.submit_call(capture.from_cell("1", {}), mixed)
+        submission.submit(capture.from_cell("1", {}), mixed)
 
     own = replace(spec, env={}, cluster=replace(spec.cluster, kind="trainjob", image=None))
-    assert api.submit_call(capture.from_cell("1", {}), own).result(LIMIT) == 1
+    assert submission.submit(capture.from_cell("1", {}), own).result(LIMIT) == 1
     (known,) = backend("kubernetes").there(own)
     assert (known.image, "torch" in known.environment.distributions) == ("of the runtime by default", True)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.commands import verbs
@@ -84,8 +84,9 @@ def test_a_group_that_is_interrupted_while_it_is_sent_leaves_nothing_and_says_so
 
     then(then(then(interrupt)))()  # of the third run
     call = capture.from_cell("lr", {}, given={"lr": 0})
+    sub = submission.prepare(call, submission.check(stage.spec(name="sweep")))
     with pytest.raises(Interrupted, match="nothing was submitted"):
-        api.submit_runs(call, [{"lr": lr} for lr in range(12)], api.prepare(stage.spec(name="sweep")))
+        submission.send_runs(sub, [{"lr": lr} for lr in range(12)])
 
     until(lambda: not stage.left())
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.control import cleanup, follow
 from nbtorchjob.backends.kubernetes.jobs import find
@@ -292,7 +292,7 @@ def test_a_queued_job_is_suspended_without_a_right_to_its_workload(queues):
 def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
     call = capture.from_cell("lr", {}, given=GIVEN[0])
     spec = queues.spec(name="sweep", kind=kind, queue="team", cpu="100m", pod_patch=queues.acting(TAKES))
-    runs = api.submit_runs(call, GIVEN, api.prepare(spec), at_once=1)
+    runs = submission.send_runs(submission.prepare(call, submission.check(spec)), GIVEN, at_once=1)
     looks = runs.looks()
 
     def begun():

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.commands.front import Given
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.machine import folders
@@ -31,7 +31,7 @@ def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch)
     names = ("-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false")
     for words in (("init", "-q", "-b", "main"), ("commit", "-q", "--allow-empty", "-m", "first")):
         subprocess.run(["git", *names, *words], check=True)
-    jobs = [api.submit_call(capture.from_cell("x + 1", {"x": x}), spec) for x in (1, 2)]
+    jobs = [submission.submit(capture.from_cell("x + 1", {"x": x}), spec) for x in (1, 2)]
     assert [job.result() for job in jobs] == [2, 3]
 
     told = until(lambda: (found := api.snapshot(jobs[0].name)).checkout and found)

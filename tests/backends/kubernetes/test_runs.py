@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob import Retry, api, capture
+from nbtorchjob import Retry, api, capture, submission
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.submit import submitter
@@ -25,7 +25,9 @@ lr = call["names"][0][1]
 def sweep(stage, part, kind="indexedjob", at_once=None, early=None, **asked):
     call = capture.from_cell("lr", {}, given=GIVEN[0])
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(TAKES + part), **asked)
-    return api.submit_runs(call, GIVEN, api.prepare(spec), at_once=at_once, early=early)
+    return submission.send_runs(
+        submission.prepare(call, submission.check(spec)), GIVEN, at_once=at_once, early=early
+    )
 
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "volcano"])

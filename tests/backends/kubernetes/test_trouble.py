@@ -199,9 +199,9 @@ def test_a_result_that_came_in_part_is_refused(stage):
 
 KERNEL = """
 import json, sys
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.spec.jobspec import JobSpec
-api.submit_call(capture.from_cell("1", {}), JobSpec.from_json(json.loads(sys.argv[1])))
+submission.submit(capture.from_cell("1", {}), JobSpec.from_json(json.loads(sys.argv[1])))
 """
 
 

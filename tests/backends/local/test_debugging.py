@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nbtorchjob import AskError, Elastic, JobEndedError, JobFailedError, JobSpec, api, capture
+from nbtorchjob import AskError, Elastic, JobEndedError, JobFailedError, JobSpec, capture, submission
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
@@ -42,7 +42,7 @@ z, t.item()
 
 
 def submit(cell, **asked):
-    return api.submit_call(capture.from_cell(cell, {}), JobSpec(Elastic(nproc_per_node=2), **asked))
+    return submission.submit(capture.from_cell(cell, {}), JobSpec(Elastic(nproc_per_node=2), **asked))
 
 
 def stopped(job, many=1):

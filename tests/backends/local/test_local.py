@@ -35,6 +35,7 @@ from nbtorchjob import (
     capture,
     checkpoint_dir,
     report,
+    submission,
 )
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import pool
@@ -705,7 +706,7 @@ found
 def test_processes_that_a_rank_starts_find_the_notebooks_classes(method):
     call = capture.from_cell(HELPED, {"__name__": "__main__"})
 
-    job = api.submit_call(call, JobSpec(Elastic(start_method=method)))
+    job = submission.submit(call, JobSpec(Elastic(start_method=method)))
 
     assert job.result(LIMIT) == (55.0, [0, 1, 4, 9])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob import JobFailedError, JobSpec, api, capture
+from nbtorchjob import JobFailedError, JobSpec, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import SpecError
 from nbtorchjob.machine import folders
@@ -25,7 +25,7 @@ def index(folder, monkeypatch):
 
 
 def run(text, **asked):
-    return api.submit_call(capture.from_cell(text, {"__name__": "__main__"}), JobSpec(**asked))
+    return submission.submit(capture.from_cell(text, {"__name__": "__main__"}), JobSpec(**asked))
 
 
 BLOCK = """\

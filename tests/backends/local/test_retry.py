@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture
+from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import request
@@ -110,7 +110,7 @@ def test_a_process_elsewhere_brings_back_where_the_job_ran_and_with_what(monkeyp
 def test_what_is_written_down_of_it_stays():
     call = capture.from_cell("x + 1", {"x": 1})
     origin = Origin("/home/me/train.ipynb", "cell-7")
-    job = api.submit_call(call, JobSpec(Elastic(nproc_per_node=2), name="given", all_ranks=True), origin)
+    job = submission.submit(call, JobSpec(Elastic(nproc_per_node=2), name="given", all_ranks=True), origin)
     assert job.results(LIMIT) == [2, 2]
 
     second, third = job.retry(), job.retry()

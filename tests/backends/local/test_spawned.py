@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob import JobFailedError, JobSpec, api, capture
+from nbtorchjob import JobFailedError, JobSpec, capture, submission
 from tests.patience import LIMIT
 from tests.ports import free_port
 
@@ -15,7 +15,7 @@ def notebook(**values):
 
 def run(text, namespace=None, spec=None, **options):
     call = capture.from_cell(text, namespace or notebook(), **options)
-    return api.submit_call(call, JobSpec.of(spec))
+    return submission.submit(call, JobSpec.of(spec))
 
 
 # As pytorch/examples' distributed/ddp-tutorial-series/multigpu.py is built.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbtorchjob
-from nbtorchjob import api
+from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frontends.panel import form, previews
 from nbtorchjob.spec import options
@@ -175,14 +175,14 @@ def test_what_belongs_to_no_field_is_told_by_name():
 
 
 def test_what_the_backend_cannot_honour_is_told_at_its_field():
-    verdict = judged(check=api.cautions, backoff_limit="2")
+    verdict = judged(check=submission.cautions, backoff_limit="2")
 
     assert list(verdict.errors) == ["backoff-limit"]
     assert "use --retries" in verdict.errors["backoff-limit"]
 
 
 def test_what_the_backend_misses_is_told_at_its_field():
-    verdict = judged(CLUSTER, api.cautions, kind="pytorchjob")
+    verdict = judged(CLUSTER, submission.cautions, kind="pytorchjob")
 
     assert list(verdict.errors) == ["image"]
 

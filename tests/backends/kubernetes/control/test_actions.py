@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -170,7 +170,7 @@ def test_a_dry_run_needs_no_server(stage, tmp_path, monkeypatch):
     (tmp_path / "dead").write_text(yaml.safe_dump(dead))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "dead"))
 
-    text = api.dry_run_call(capture.from_cell("1", {}), stage.spec())
+    text = submission.dry_run(capture.from_cell("1", {}), stage.spec())
     assert "kind: Job" in text
     assert "# not checked by a server: the cluster at http://127.0.0.1:9 doesn't answer" in text
 
@@ -180,13 +180,13 @@ def test_a_dry_run_needs_no_cluster(monkeypatch, tmp_path, kind):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(kind=kind, image="torch"))
     call = capture.from_cell("1", {})
-    text = api.dry_run_call(call, spec)
+    text = submission.dry_run(call, spec)
     found = {each["kind"]: each["metadata"] for each in yaml.safe_load_all(text)}
 
     assert found[KINDS[kind].api.kind]["namespace"] == "default"
     assert "# not checked by a server: no cluster is known, there is no kubeconfig" in text
     with pytest.raises(ClusterError, match="no context 'lab'"):
-        api.dry_run_call(call, replace(spec, cluster=replace(spec.cluster, context="lab")))
+        submission.dry_run(call, replace(spec, cluster=replace(spec.cluster, context="lab")))
 
 
 PEER_LOST = """

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
@@ -86,13 +86,13 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
     job = stage.submit("begin()\nwait('never')", kind="pytorchjob", retry=OURS)
     spec = stage.spec(kind="pytorchjob", retry=OURS)
     assert api.tended(job.info) == Tended()
-    assert any("keep a session attached" in caution for caution in api.cautions(spec))
+    assert any("keep a session attached" in caution for caution in submission.cautions(spec))
     with looked_after(stage):
         found = until(lambda: (each := api.tended(job.info)) and each.who and each)
         assert found.who.startswith("the test on ")
         assert job.info.created - 60 < found.since <= found.beat
         monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
-        assert not any("keep a session attached" in caution for caution in api.cautions(spec))
+        assert not any("keep a session attached" in caution for caution in submission.cautions(spec))
     assert api.tended(job.info) == Tended()
     job.wait(0)
     until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
@@ -104,7 +104,7 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
 def test_the_next_run_of_a_group_is_started_but_none_that_its_user_suspended(stage, tender, attach, kind):
     call, given = capture.from_cell("n", {}, given={"n": 0}), [{"n": number} for number in range(4)]
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(ALONE))
-    runs = api.submit_runs(call, given, api.prepare(spec), at_once=1)
+    runs = submission.send_runs(submission.prepare(call, submission.check(spec)), given, at_once=1)
     runs[1].suspend()  # before its turn
 
     stage.sign("go")

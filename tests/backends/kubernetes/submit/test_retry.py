@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture
+from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import secrets
@@ -79,7 +79,7 @@ def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
 def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
     call = capture.from_cell("x + 1", {"x": 1})
     spec = stage.spec(name="given", pod_patch=stage.acting(DONE), label={"team": "a"})
-    job = api.submit_call(call, spec, Origin("/home/me/train.ipynb", "cell-7"))
+    job = submission.submit(call, spec, Origin("/home/me/train.ipynb", "cell-7"))
     job.result(LIMIT)
 
     second, third = job.retry(), job.retry()
@@ -94,7 +94,7 @@ def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
 
 def test_what_its_spec_left_open_is_as_it_was_picked_then(stage):
     spec = stage.spec(kind=None, pod_patch=stage.acting(DONE))
-    job = api.submit_call(capture.from_cell("1", {}), spec)
+    job = submission.submit(capture.from_cell("1", {}), spec)
     job.result(LIMIT)
 
     again = job.retry()

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import nbtorchjob
-from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture
+from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.state import Phase
@@ -170,10 +170,10 @@ def test_whose_starter_died_is_started_by_who_follows_it(folder):
 @pytest.mark.torch
 def test_a_deadline_counts_from_a_jobs_turn():
     spec = JobSpec(Elastic(run_policy=RunPolicy(active_deadline_seconds=50)))
-    prepared, call = api.prepare(spec), capture.from_function(os.getpid)
+    plan, call = submission.check(spec), capture.from_function(os.getpid)
     long_ago = time.time() - 100.0
 
-    sent = prepared.backend.submit(call, spec, replace(api.describe(call, spec), created=long_ago))
+    sent = plan.backend.submit(call, spec, replace(submission.describe(call, spec), created=long_ago))
 
     job = nbtorchjob.attach(sent.name)
     assert job.result(LIMIT) > 0

@@ -1,0 +1,401 @@
+"""The one way to send a captured call: check → prepare → say the notes → send.
+
+    plan = check(spec)               the site and the backend accept the spec; raises SpecError
+    sub = prepare(call, plan)        files, images compared; raises CaptureError, LackingError
+    sub.cautions, sub.notes          said by each front in its own way, once
+    send(sub), keep(sub), send_runs(sub, rows)
+
+Until the last step nothing is made anywhere. A dry run takes the same steps and describes what they made.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtorchjob import capture
+from nbtorchjob.backends import backend, naming
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import interrupts
+from nbtorchjob.machine.folders import working
+from nbtorchjob.payload import identity, settings
+from nbtorchjob.spec import grid, site
+from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import US, JobInfo, JobState, Origin
+from nbtorchjob.state.events import CheckoutTold
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
+
+# Imported late, here and below: capture's packages, files and comparisons, and the handles. A list of jobs
+# needs none of them.
+if TYPE_CHECKING:
+    from nbtorchjob.capture import Call, Need
+    from nbtorchjob.environment.compare import Comparison
+    from nbtorchjob.environment.images import Contents
+    from nbtorchjob.job import Job
+    from nbtorchjob.labs import Lab
+    from nbtorchjob.runs import Runs
+
+_TRIES = 5
+
+
+class Plan(FrozenDataclass):
+    """A spec completed by the site and accepted by its backend.
+
+    ``cautions`` name what will work, but not well.
+    """
+
+    spec: JobSpec
+    backend: Backend
+    cautions: tuple[str, ...]
+
+
+class Submission(FrozenDataclass):
+    """A call that is ready to be sent as its plan says; ``notes`` name what differs on the ranks."""
+
+    call: Call
+    plan: Plan
+    notes: tuple[str, ...]
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What will work, but not well."""
+        return self.plan.cautions
+
+
+def check(spec: JobSpec) -> Plan:
+    """Check a spec against the site's settings and its backend, before anything is captured.
+
+    Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
+    """
+    spec = site.admitted(spec)
+    if spec.package or spec.requirements:
+        from nbtorchjob.capture import packages
+
+        packages.check(spec)
+    chosen = backend(spec.backend)
+    return Plan(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
+
+
+def cautions(spec: JobSpec) -> tuple[str, ...]:
+    """Return what will work, but not well; raises as :func:`check` does."""
+    return check(spec).cautions
+
+
+def prepare(call: Call, plan: Plan) -> Submission:
+    """Add the files that the spec names to a call, and compare what it needs with the images it runs in.
+
+    Raises ``CaptureError`` for a file that can't be sent, and ``LackingError`` where the call can't run in
+    one of the images, or isn't to.
+    """
+    call = _with_files(call, plan)
+    differences = _differences(call, plan)
+    return Submission(call, plan, (*call.notes, *differences, *missing_files(call, plan.spec)))
+
+
+def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
+    """Send a call as a job; ``origin`` is the notebook and cell that it comes from.
+
+    Raises ``SubmitError``, and ``NameTakenError`` where another job of the given name runs; then nothing is
+    left behind.
+    """
+    from nbtorchjob.job import Job
+
+    call, spec, chosen = sub.call, sub.plan.spec, sub.plan.backend
+    if spec.lab:
+        call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
+    with interrupts.told(interrupts.NOTHING):
+        call = _provided(call, spec)
+    for last in (False,) * (_TRIES - 1) + (True,):
+        try:
+            info = describe(call, spec, origin)
+            with interrupts.told(interrupts.NOTHING):  # an interrupted backend has undone what it made
+                sent = chosen.submit(call, spec, info)
+            if sent.run == info.run:
+                _record_checkout(chosen, sent)
+            return Job(chosen, sent, joined=sent.run != info.run)
+        except NameTakenError:
+            # A generated name is taken once in half a million: generate another one.
+            if spec.name is not None or last:
+                raise
+    raise AssertionError("unreachable")
+
+
+def submit(call: Call, spec: JobSpec, origin: Origin | None = None) -> Job[Any]:
+    """Check, prepare and send a captured call, with nobody to read the notes."""
+    return send(prepare(call, check(spec)), origin)
+
+
+def keep(sub: Submission, origin: Origin | None = None) -> Lab:
+    """Start a lab whose first turn is the call; raises as :func:`send` does."""
+    from nbtorchjob.labs import Lab
+
+    chosen, name = sub.plan.backend, sub.plan.spec.name
+    if name is not None:
+        with contextlib.suppress(JobNotFoundError):
+            _refuse_if_running(newest_run(chosen, name), name)
+    return Lab(chosen, send(sub, origin).info)
+
+
+def _refuse_if_running(state: JobState, name: str) -> None:
+    if state.phase.terminal:
+        return
+    if state.info.lab is not None:
+        what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
+    else:
+        what, more = "a job", f"choose another name, or {hint('cancel', name)}"
+    raise NameTakenError(f"there is {what} named {name}, which is {state.phase.value}: {more}")
+
+
+def newest_run(chosen: Backend, name: str) -> JobState:
+    """Return the state of the run of a given name that goes on, or of the last one that ended."""
+    runs = [known for known in chosen.names() if naming.is_run(known, name)] or [name]
+    states = [chosen.known(run) for run in runs]
+    return next((state for state in reversed(states) if not state.phase.terminal), states[-1])
+
+
+def send_runs(
+    sub: Submission,
+    rows: Sequence[Mapping[str, Any]],
+    origin: Origin | None = None,
+    *,
+    at_once: int | None = None,
+    early: Early | None = None,
+) -> Runs[Any]:
+    """Send a call as the runs of a group, one for each of ``rows``, which :func:`checked_rows` has checked.
+
+    They share one payload. Raises as :func:`send` does, with nothing left behind.
+    """
+    from nbtorchjob.capture import given as varying
+    from nbtorchjob.job import Job
+    from nbtorchjob.runs import Runs
+
+    spec, chosen = sub.plan.spec, sub.plan.backend
+    with interrupts.told(interrupts.NOTHING):
+        call = _provided(sub.call, spec)
+        pickles = [varying.pickled(row) for row in rows]
+        own = call.given
+        shared = tuple(ship for ship in call.ships if ship.name not in own)
+        first = describe(dataclasses.replace(call, ships=shared), spec, origin)
+        group = _free_group(chosen, spec.name) if spec.name is not None else first.name
+        what = call.label.partition("(")[0]
+        infos = []
+        for number, (row, pickle) in enumerate(zip(rows, pickles, strict=True), 1):
+            name, shown = naming.in_group(group, number), varying.shown(row)
+            infos.append(
+                dataclasses.replace(
+                    first,
+                    name=name,
+                    spec={**first.spec, "name": name},
+                    # Runs that share a key are told apart by when they were created.
+                    created=first.created + number * 1e-5,
+                    label=f"{what}({varying.said(shown)})",
+                    captured={**(first.captured or {}), **{name: (str(shown[name]), "") for name in own}},
+                    group=group,
+                    number=number,
+                    given=shown,
+                    variant=base64.b64encode(pickle).decode(),
+                    at_once=at_once,
+                    early=early.record() if early is not None else {},
+                )
+            )
+        sent = chosen.submit_runs(call, spec, infos)
+    return Runs(group, chosen, [Job(chosen, info) for info in sent])
+
+
+def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:
+    """Return the values of each run of a group, all with the same names; raises ``SpecError``."""
+    rows = [dict(row) for row in values]
+    if not rows:
+        raise SpecError("given", rows, "one mapping of names to values for each run: there are none")
+    if not all(rows):
+        raise SpecError("given", {}, "at least one name with its value for each run")
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise SpecError("given", [*row], f"the same names for each run: {', '.join(rows[0])}")
+    if len(rows) > grid.MOST:
+        raise SpecError("given", len(rows), f"at most {grid.MOST:,} runs")
+    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
+        raise SpecError("at_once", at_once, "a number of runs, 1 or more")
+    return rows
+
+
+def _free_group(chosen: Backend, name: str) -> str:
+    """Return a new group's name: the given one, or with a number behind it where that group has ended.
+
+    Raises ``NameTakenError`` where runs of that group still go on.
+    """
+    naming.in_group(name, 1)
+    taken = set(chosen.names())
+    for number in itertools.count(1):
+        group = name if number == 1 else f"{name[: naming.MOST_GROUP - 6]}-{number}"
+        before = [job for job in taken if naming.is_in_group(job, group)]
+        if not before:
+            return group
+        running = sum(not state.phase.terminal for state in chosen.several(before))
+        if running:
+            count = f"{words.count(running, 'run')} of {group} {'has' if running == 1 else 'have'}n't ended"
+            raise NameTakenError(f"{count}: {hint('cancel', group)} ends them, or choose another --name")
+    raise AssertionError("unreachable")
+
+
+def describe(call: Call, spec: JobSpec, origin: Origin | None = None) -> JobInfo:
+    """Return the record of a job, as it stands at submission."""
+    origin = origin or Origin()
+    launch = spec.launch
+    policy = launch.run_policy
+    return JobInfo(
+        name=spec.name or naming.generate(call.label),
+        backend=spec.backend,
+        created=time.time(),
+        label=call.label,
+        nodes=(launch.min_nodes, launch.max_nodes),
+        nproc_per_node=launch.nproc_per_node,
+        max_restarts=launch.max_restarts,
+        ships=capture.ships_line(call),
+        all_ranks=spec.all_ranks,
+        ttl_s=policy.ttl_seconds_after_finished if policy else None,
+        grace_s=spec.grace,
+        deadline_s=policy.active_deadline_seconds if policy else None,
+        leave_before_s=policy.leave_before if policy else None,
+        start_within_s=policy.patience_s if policy else None,
+        retry_owner=US if spec.retry else "",
+        sources={name: (origin.labels.get(name, name), text) for name, text in call.sources.items()},
+        captured=capture.captured(call),
+        spec=spec.to_json(),
+        notebook=origin.notebook,
+        cell=origin.cell,
+        began=call.began,
+        lab=spec.idle_s if spec.lab else None,
+        python=capture.PYTHON,
+        promoted=call.promoted,
+    )
+
+
+def dry_run(call: Call, spec: JobSpec) -> str:
+    """Describe what :func:`send` would send and start, and send nothing."""
+    plan = check(spec)
+    call = _provided(_with_files(call, plan), plan.spec)
+    manifests = plan.backend.dry_run(call, plan.spec, describe(call, plan.spec))
+    # The rest as comments, so that the text can be pasted as manifests.
+    lines = [f"# {call.label}", manifests]
+    lines += [f"# note: {caution}" for caution in plan.cautions]
+    lines += ["# ships:"] if call.ships or call.files else []
+    lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
+    lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
+    lines += _needs(call, plan)
+    lines += ["# installs:"] if call.wanted else []
+    lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
+    lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
+    notes = (*call.notes, *missing_files(call, plan.spec))
+    lines += ["# differs on ranks:"] if notes else []
+    lines += [f"#   {note}" for note in notes]
+    lines += [f"# not taken along: {setting}" for setting in settings.others()]
+    return "\n".join(lines)
+
+
+def _needs(call: Call, plan: Plan) -> list[str]:
+    """Return the table of what a call needs; for a job on this machine there is nothing to compare."""
+    lines = []
+    for comparison in images_of(plan.spec, call.needs, call.text):
+        unknown = f"; what the image has isn't known: its first job tells, or {hint('doctor', '--probe')}"
+        if comparison.rows:
+            lines.append(f"# needs{unknown if comparison.there is None else ':'}")
+        lines += [f"#   {row}" for row in comparison.lines()]
+        refusal = comparison.refusal(comparison.image, strict=bool(plan.spec.strict))
+        lines += [f"# wouldn't be sent: {refusal}"] if refusal else []
+    return lines
+
+
+def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comparison]:
+    """Compare needs with what each image of a spec is known to have; none on a backend that has no images.
+
+    ``text`` is the cell's, which may ask for packages.
+    """
+    chosen = backend(spec.backend)
+    known = chosen.there(spec) or (None,)
+    return [_compared(needs, contents, spec, text) for contents in known] if chosen.has_images else []
+
+
+def _compared(needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str = "") -> Comparison:
+    """Compare needs with what one image is known to have."""
+    from nbtorchjob.capture import packages
+    from nbtorchjob.environment import compare, here
+
+    there = contents.environment if contents is not None else None
+    comparison = compare.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
+    if contents is None or len(spec.images) == 1:
+        return comparison
+    return dataclasses.replace(comparison, image=f"the image {contents.image}")
+
+
+def _differences(call: Call, plan: Plan) -> list[str]:
+    """Note what the images lack, or have in other versions, as far as that is known.
+
+    Raises ``LackingError`` where the call can't run there, or isn't to.
+    """
+    from nbtorchjob.environment import compare
+
+    spec, notes = plan.spec, []
+    for contents in plan.backend.there(spec):
+        comparison = _compared(call.needs, contents, spec, call.text)
+        refusal = comparison.refusal(f"the image {contents.image}", strict=bool(spec.strict))
+        if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
+            refusal = f"the image {contents.image} {why}"
+        if refusal:
+            ago = words.about(max(0.0, time.time() - contents.told))
+            again = hint("doctor", "--probe")
+            raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
+        notes += [f"{comparison.image} {comparison.line}"] if comparison.line else []
+        if spec.cluster.gpu and comparison.cuda:
+            notes.append(f"{comparison.image} {comparison.cuda}")
+    return notes
+
+
+def _with_files(call: Call, plan: Plan) -> Call:
+    """Return a call with the files that its spec names; one that has them already stays as it is."""
+    spec = plan.spec
+    if not spec.ship or call.shipped:
+        return call
+    from nbtorchjob.capture import shipped
+
+    limit, remote = plan.backend.most_shipped(spec), spec.backend != "local"
+    return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=remote))
+
+
+def missing_files(call: Call, spec: JobSpec) -> tuple[str, ...]:
+    """Return a note on the files beside the notebook that a call opens and its ranks won't have."""
+    if spec.backend == "local":
+        return ()
+    from nbtorchjob.capture import opened
+
+    return opened.not_shipped(call, working(), spec.ship)
+
+
+def _provided(call: Call, spec: JobSpec) -> Call:
+    """Return a call with the packages that its nodes are to install."""
+    from nbtorchjob.capture import packages
+
+    return packages.provided(call, spec)
+
+
+def _record_checkout(chosen: Backend, info: JobInfo) -> None:
+    """Record the git state of the notebook's folder, in the background."""
+    from nbtorchjob.environment import git
+
+    folder = Path(info.notebook).parent if os.path.isabs(info.notebook) else working()
+
+    def note(checkout: git.Checkout) -> None:
+        chosen.note(info, CheckoutTold(time.time(), **vars(checkout)))
+
+    git.looker.look(folder, note)
