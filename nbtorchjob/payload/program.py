@@ -9,7 +9,6 @@ import re
 import sys
 import tokenize
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -21,20 +20,14 @@ from nbtorchjob.runtime import modules as together
 
 _HERE = Path(runtime.__file__).parent
 _TOGETHER = Path(together.__file__)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
-
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Where something begins and ends, as line and byte in it, and what is to stand there.
 _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
-# From Python 3.12 on an f-string is many tokens, whose blanks are its own.
-_LITERAL_BEGINS, _LITERAL_ENDS = ([getattr(tokenize, f"FSTRING_{which}", None)] for which in ("START", "END"))
-# What would be one token without a blank in between: a word, a number, a text that ends elsewhere.
-_one_word = re.compile(r"""[\w"'.]{2}""").match
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
-# What a program that travels has only where a job needs it: 80 kB go to each pod, and into each Secret.
+# What a program that travels has only where a job needs it: 90 kB go to each pod, and into each Secret.
 PARTS = {
     "environment": ("environment.py",),
     "needs": ("needed.py",),
@@ -59,8 +52,8 @@ _PACKAGE = f"{_ROOM}__init__.py"
 def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    What goes ``far`` has only those ``parts`` of :data:`PARTS`, and is made as small as it gets: that takes a
-    second, once. What stays on this machine is twice as big, and made in 20 ms.
+    What goes ``far`` has only those ``parts`` of :data:`PARTS`, without comments and docstrings, and is packed
+    as tightly as deflate can: that takes a second, once. What stays on this machine is packed in 20 ms.
     """
     if not far:
         return _zip(whole(), 1)
@@ -131,95 +124,34 @@ def _alike(found: dict[str, bytes]) -> Iterator[str]:
 
 
 def bare(source: bytes) -> bytes:
-    """Return a module without what only readers need, with each line in its place: tracebacks name lines.
+    """Return a module without its docstrings and comments, with each line in its place.
 
-    That is comments, docstrings, annotations but those of a class's fields, the types imported for them,
-    and most blanks.
+    Tracebacks show the lines as they were written.
     """
-    left = _edited(source, _words(source))
-    left = _edited(left, _types(left))
-    return _edited(left, _blanks(left))
-
-
-def _edited(source: bytes, edits: Iterable[_Edit]) -> bytes:
+    edits: list[_Edit] = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, DOCUMENTED) or not (text := ast.get_docstring(node)) or _is_license(text):
+            continue
+        docstring, *rest = node.body
+        assert docstring.end_lineno is not None
+        assert docstring.end_col_offset is not None
+        # A body, and a line that goes on behind the docstring, needs something in its place.
+        alone = not rest or rest[0].lineno == docstring.end_lineno
+        begin, end = (
+            (docstring.lineno, docstring.col_offset),
+            (docstring.end_lineno, docstring.end_col_offset),
+        )
+        edits.append((begin, end, b'""' if alone else b""))
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT and not _is_license(token.string):
+            line, column = token.start[0], len(token.line[: token.start[1]].encode())
+            edits.append(((line, column), (line, column + len(token.string.encode())), b""))
     lines = source.splitlines(keepends=True)
-    for (first, begin), (last, end), new in sorted(edits, reverse=True):
-        rest = lines[first - 1][:begin] + new + b"\n" * (last - first) + lines[last - 1][end:]
+    for (first, begin), (last, end), text in sorted(edits, reverse=True):
+        rest = lines[first - 1][:begin] + text + b"\n" * (last - first) + lines[last - 1][end:]
         lines[first - 1 : last] = rest.splitlines(keepends=True)
     return b"".join(line.rstrip() + b"\n" for line in lines)
 
 
-def _words(source: bytes) -> Iterator[_Edit]:
-    """Yield what is for readers."""
-    lines, tree = source.splitlines(), ast.parse(source)
-    fields = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and not _license(text):
-            said, *rest = node.body
-            alone = not rest or rest[0].lineno == said.end_lineno  # it holds a place then
-            yield (said.lineno, said.col_offset), _end(said), b'""' if alone else b""
-        if isinstance(node, ast.arg) and node.annotation:
-            yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation), b""
-        # One of several lines holds a statement's lines together, by its brackets: it stays.
-        if (
-            isinstance(node, ast.AnnAssign)
-            and node.value
-            and id(node) not in fields
-            and _in_a_line(node.annotation)
-        ):
-            yield _end(node.target), _end(node.annotation), b""
-        if isinstance(node, FUNCTIONS) and node.returns and _in_a_line(node.returns):
-            line = node.returns.lineno
-            arrow = lines[line - 1].rindex(b"->", 0, node.returns.col_offset)
-            yield (line, arrow), _end(node.returns), b""
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
-        if token.type == tokenize.COMMENT and not _license(token.string):
-            (line, at), (_, end) = _places(token)
-            yield (line, at), (line, end), b""
-
-
-def _types(source: bytes) -> Iterator[_Edit]:
-    """Yield the imports of types that only annotations named, which are gone."""
-    times = Counter(_all_words(source))
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "typing":
-            names = ", ".join(each.name for each in node.names if times[each.name.encode()] > 1)
-            yield (node.lineno, 0), _end(node), f"from typing import {names}".encode() if names else b""
-
-
-def _blanks(source: bytes) -> Iterator[_Edit]:
-    """Yield the blanks before each token: of an indentation one a level is left, and one between words."""
-    depth, literals, before, end = 0, 0, "", (0, 0)
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
-        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
-        if not token.string.strip() or token.type == tokenize.ENCODING:
-            before = "" if token.type == tokenize.NEWLINE else before
-            continue
-        (line, at), last = _places(token)
-        if line > end[0] and not literals:
-            yield (line, 0), (line, at), b"" if before else b" " * depth
-        elif at > end[1] and not literals:
-            yield end, (line, at), b" " if _one_word(before[-1] + token.string[0]) else b""
-        literals += (token.type in _LITERAL_BEGINS) - (token.type in _LITERAL_ENDS)
-        before, end = token.string, last
-
-
-def _places(token: tokenize.TokenInfo) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return where a token begins and ends, as line and byte in it."""
-    (first, begin), (last, end) = token.start, token.end
-    lines = token.line.splitlines(keepends=True)
-    return (first, len(lines[0][:begin].encode())), (last, len(lines[last - first][:end].encode()))
-
-
-def _in_a_line(node: ast.expr) -> bool:
-    return node.lineno == node.end_lineno
-
-
-def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return node.end_lineno, node.end_col_offset
-
-
-def _license(text: str) -> bool:
+def _is_license(text: str) -> bool:
     return "Copyright" in text  # cloudpickle's, which asks to be kept

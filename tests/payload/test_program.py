@@ -2,11 +2,9 @@
 
 import ast
 import io
-import re
 import subprocess
 import sys
 import zipfile
-from collections import Counter
 
 import pytest
 
@@ -27,37 +25,14 @@ def test_without_its_words_a_module_is_the_same_code_on_the_same_lines(name):
     assert (b"Copyright" in small) == (b"Copyright" in whole)
 
 
-class Bare(ast.NodeTransformer):
-    """Makes plain assignments of annotated ones, but for a class's fields."""
-
-    def visit_AnnAssign(self, node):
-        return ast.copy_location(ast.Assign([node.target], node.value), node) if node.value else node
-
-    def visit_ClassDef(self, node):
-        node.body = [part if isinstance(part, ast.AnnAssign) else self.visit(part) for part in node.body]
-        return node
-
-
 def undocumented(source):
-    """Return the syntax of a module without what only readers need, with the line of each part."""
-    tree = Bare().visit(ast.parse(source))
+    """Return the syntax of a module without its docstrings, with the place of each part."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, program.FUNCTIONS):
-            node.returns = None
         if isinstance(node, program.DOCUMENTED) and ast.get_docstring(node) is not None:
             del node.body[0]
-    words = Counter(re.findall(r"\w+", ast.unparse(tree)))
-    for node in [*tree.body]:
-        if isinstance(node, ast.ImportFrom) and node.module == "typing":
-            node.names = [each for each in node.names if words[each.name] > 1]
-            for each in node.names:
-                each.lineno = node.lineno
-            if not node.names:
-                tree.body.remove(node)
     for node in ast.walk(tree):
-        for end in ("col_offset", "end_lineno", "end_col_offset"):  # what ended with a docstring ends earlier
+        for end in ("end_lineno", "end_col_offset"):  # what ended with a docstring ends earlier
             if hasattr(node, end):
                 setattr(node, end, None)
     return ast.dump(tree, include_attributes=True)
@@ -68,43 +43,22 @@ def undocumented(source):
     [
         (
             b'def f():\n    """Say\n    more."""\n    return "# no"  # yes\n',
-            b'def f():\n\n\n return "# no"\n',
+            b'def f():\n\n\n    return "# no"\n',
         ),
-        (
-            b"a: A[\n  int\n] = 1\ndef f() -> A[\n  int\n]: ...\n",
-            b"a:A[\nint\n]=1\ndef f()->A[\nint\n]:...\n",
-        ),
-        (b"def f(a: A[int] = 1, *b: B,\n  c: C) -> D[int]: ...\n", b"def f(a=1,*b,\nc):...\n"),
-        (b"self.a[0]: A[int] = 1\nb: B\n", b"self.a[0]=1\nb:B\n"),
-        (
-            b"class A:\n  a: int = 1\n  def f():\n    b: B = 1\n",
-            b"class A:\n a:int=1\n def f():\n  b=1\n",
-        ),
-        (b'class A:\n    """Only this."""\n', b'class A:\n ""\n'),
-        ('x = "\u00e9"  # \u00e9\n'.encode(), 'x="\u00e9"\n'.encode()),
-        (b'"""Of a module."""; y = 1\n', b'"";y=1\n'),
-        (
-            b"from typing import (\n  Any,\n  cast,\n)\na: Any = cast(1, 2)\n",
-            b"from typing import cast\n\n\n\na=cast(1,2)\n",
-        ),
-        (b"from typing import Any\na: Any = 1\n", b"\na=1\n"),
-        (
-            b"if a :\n    b = [\n      1,\n\n    ]\n    c = a \\\n      + b\n",
-            b"if a:\n b=[\n1,\n\n]\n c=a \\\n+b\n",
-        ),
-        (b"x = f'{a + b:>{ c }} {{ d }}' % 3\n", b"x=f'{a + b:>{ c }} {{ d }}'%3\n"),
-        (b"x = f'''{ a }\n  b''' , 1\n", b"x=f'''{ a }\n  b''',1\n"),
-        (b"x = 1 .real , '' 'b' , not a\nfrom . import b\n", b"x=1 .real,'' 'b',not a\nfrom . import b\n"),
+        (b'class A:\n    """Only this."""\n', b'class A:\n    ""\n'),
+        ('x = "\u00e9"  # \u00e9\n'.encode(), 'x = "\u00e9"\n'.encode()),
+        (b'"""Of a module."""; y = 1\n', b'""; y = 1\n'),
+        (b"# Copyright 2012\n# why\nx = 1\n", b"# Copyright 2012\n\nx = 1\n"),
     ],
 )
 def test_what_is_left_out(source, left):
     assert program.bare(source) == left
 
 
-def test_a_trivial_cell_takes_less_than_80_kb_to_a_cluster():
+def test_a_trivial_cell_takes_less_than_90_kb_to_a_cluster():
     packed = pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes"))
 
-    assert len(packed.data) < 80_000
+    assert len(packed.data) < 90_000
 
 
 @pytest.mark.parametrize(
@@ -136,8 +90,7 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
         path.write_bytes(data)
         ran = subprocess.run([sys.executable, "-c", LOOK, path], capture_output=True, text=True, check=True)
         said[way] = ran.stdout.replace(f"{path}/", "")
-    assert said["here"] == said["plain"]
-    assert said["far"].replace(" ", "").replace("^", "") == said["plain"].replace(" ", "").replace("^", "")
+    assert said["here"] == said["far"] == said["plain"]
     for name in MODULES:
         assert name == "__main__.py" or f"{name} " in said["plain"]
     assert "return {member.filename" in said["plain"]
