@@ -52,8 +52,8 @@ _PACKAGE = f"{_ROOM}__init__.py"
 def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    What goes ``far`` has only those ``parts`` of :data:`PARTS`, without comments and docstrings, and is packed
-    as tightly as deflate can: that takes a second, once. What stays on this machine is packed in 20 ms.
+    What goes ``far`` has only those ``parts`` of :data:`PARTS`, without comments and docstrings, packed as
+    tightly as deflate can: that takes a second, once. What stays on this machine is packed in 20 ms.
     """
     if not far:
         return _zip(whole(), 1)
@@ -132,23 +132,20 @@ def bare(source: bytes) -> bytes:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, DOCUMENTED) or not (text := ast.get_docstring(node)) or _is_license(text):
             continue
-        docstring, *rest = node.body
+        docstring, *others = node.body
         assert docstring.end_lineno is not None
         assert docstring.end_col_offset is not None
         # A body, and a line that goes on behind the docstring, needs something in its place.
-        alone = not rest or rest[0].lineno == docstring.end_lineno
-        begin, end = (
-            (docstring.lineno, docstring.col_offset),
-            (docstring.end_lineno, docstring.end_col_offset),
-        )
-        edits.append((begin, end, b'""' if alone else b""))
+        alone = not others or others[0].lineno == docstring.end_lineno
+        end = docstring.end_lineno, docstring.end_col_offset
+        edits.append(((docstring.lineno, docstring.col_offset), end, b'""' if alone else b""))
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type == tokenize.COMMENT and not _is_license(token.string):
             line, column = token.start[0], len(token.line[: token.start[1]].encode())
             edits.append(((line, column), (line, column + len(token.string.encode())), b""))
     lines = source.splitlines(keepends=True)
-    for (first, begin), (last, end), text in sorted(edits, reverse=True):
-        rest = lines[first - 1][:begin] + text + b"\n" * (last - first) + lines[last - 1][end:]
+    for (first, start), (last, stop), instead in sorted(edits, reverse=True):
+        rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
         lines[first - 1 : last] = rest.splitlines(keepends=True)
     return b"".join(line.rstrip() + b"\n" for line in lines)
 
