@@ -1,8 +1,9 @@
 """Pickles what a notebook or a rank holds so that it is the same at the other end.
 
-Code of modules goes by name, what ``__main__`` and functions define by value. Beyond cloudpickle, whose
-reductions of lesser things stand, one object graph keeps what its parts share: closures' variables,
-memory of arrays and tensors, the namespaces of functions; and classes keep slots, members and hooks.
+Code of modules goes by name, what ``__main__`` and functions define by value, with its file, lines and
+columns. One object graph keeps what its parts share: closures' variables, memory of arrays and tensors, the
+namespaces of functions; and classes keep slots, members and hooks. For properties, loggers, views of dicts
+and the like, cloudpickle's reductions are used, by public names alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import abc
 import ast
 import builtins
 import collections
-import copyreg
 import dis
 import enum
 import functools
 import gc
+import importlib
 import io
 import pickle
 import sys
@@ -26,7 +27,6 @@ import weakref
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import cloudpickle
-from cloudpickle import cloudpickle as theirs
 
 from . import memory, rebuilt
 
@@ -57,15 +57,16 @@ def dumps(
     return begin + file.getvalue()
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(pickle.Pickler):
     """Pickles with protocol 5; what is loaded needs ``rebuilt`` and ``memory`` beside it."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        # cloudpickle's is a chain of two, in which each object's type is looked up anew.
-        self.dispatch_table = {**copyreg.dispatch_table, **cloudpickle.Pickler._dispatch_table}
+        # cloudpickle's is a chain of its own and copyreg's, in which each object's type is looked up anew.
+        self.dispatch_table = dict(cloudpickle.Pickler.dispatch_table)
         self.memory = memory.Memory()
         self._reducers: Dict[type, Callable[[Any], Any]] = {}
+        self._spaces: Dict[int, Dict[str, Any]] = {}  # by the functions' globals
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
         self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
         self._bare: Dict[int, _Bare] = {}
@@ -140,7 +141,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         module = sys.modules.get(names.get("__name__"))
         if names.get("__name__") != "__main__" and _installed(module) and vars(module) is names:
             return module  # what decorators of a library made: it is of that module, as it is there
-        found = self.globals_ref.setdefault(id(names), {})
+        found = self._spaces.setdefault(id(names), {})
         if not found:
             found.update(
                 (k, names[k]) for k in ("__package__", "__name__", "__path__", "__file__") if k in names
@@ -161,7 +162,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
         cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
         values = [*reads.values(), *(content for _, content in cells)]
-        return attributes, own, reads, cells, theirs._find_imported_submodules(function.__code__, values)
+        return attributes, own, reads, cells, _submodules(function.__code__, values)
 
     def reduce_cell(self, cell: Any) -> Any:
         """Reduce a closure's variable: its value comes with a function, or else behind it."""
@@ -184,12 +185,26 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         args = (inner, cached.cache_parameters())
         return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
 
+    def reduce_code(self, code: types.CodeType) -> Any:
+        """Reduce code as it is, with what tracebacks and debuggers show of it."""
+        values = {name: getattr(code, name) for name in rebuilt.CODE}
+        # Python shares equal names and tuples as it happens to compile them, which pickles would show: copies
+        # are pickled. The name of a cell's file is shared by all of its code.
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                values[name] = (*value, None)[:-1]
+            elif name in ("co_name", "co_qualname"):
+                values[name] = "".join(value)
+        return rebuilt.make_code, tuple(values.values())
+
     # Classes
 
     def reduce_class(self, cls: Any) -> Any:
         """Reduce a class: by name where its module has it, else by value."""
-        if cls in theirs._BUILTIN_TYPE_NAMES or cls in _SINGLETONS or by_name(cls):
-            return theirs._class_reduce(cls)
+        if cls in _SINGLETONS or by_name(cls):
+            return NotImplemented
+        if cls in _TYPES:
+            return getattr, (types, _TYPES[cls])
         state = _class_state(cls)
         taken = {"__module__", "__slots__"}.intersection(state)
         own: Dict[str, Any] = {name: state.pop(name) for name in sorted(taken)}
@@ -210,9 +225,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reduce_module(self, module: types.ModuleType) -> Any:
         """Reduce a module: by name where it can be imported, else by value."""
         name = module.__name__
-        registered = theirs._is_registered_pickle_by_value(module)
-        if sys.modules.get(name) is module and not made_by_hand(name) and not registered:
-            return theirs.subimport, (name,)
+        if sys.modules.get(name) is module and not made_by_hand(name) and not _registered(name):
+            return importlib.import_module, (name,)
         own = {k: v for k, v in vars(module).items() if k not in ("__builtins__", "__loader__", "__spec__")}
         if "__builtins__" in vars(module):
             own["__builtins__"] = builtins
@@ -271,9 +285,7 @@ class _Bare:
 
 def by_name(found: Any) -> bool:
     """Whether a class or function can be had by its name from a module that can be imported."""
-    if not theirs._should_pickle_by_reference(found):
-        return False
-    return not made_by_hand(str(theirs._whichmodule(found, found.__qualname__)))
+    return _attribute(found) is found
 
 
 def made_by_hand(name: str) -> bool:
@@ -354,14 +366,31 @@ def _full(cell: Any) -> bool:
 
 
 def _attribute(found: Any) -> Any:
-    """Return what stands in the module under the name of ``found``, which may be itself."""
-    module: Any = sys.modules.get(found.__module__)
-    if found.__module__ == "__main__" or made_by_hand(str(found.__module__)):
+    """Return what can be imported under the name of ``found``, which may be itself."""
+    name = str(found.__module__)
+    if name == "__main__" or name not in sys.modules or made_by_hand(name) or _registered(name):
         return None
-    if module is None or theirs._is_registered_pickle_by_value(module):
-        return None
-    name = getattr(found, "__qualname__", found.__name__)
-    return functools.reduce(lambda each, step: getattr(each, step, None), name.split("."), module)
+    path = getattr(found, "__qualname__", found.__name__)
+    module: Any = sys.modules[name]
+    return functools.reduce(lambda owner, step: getattr(owner, step, None), path.split("."), module)
+
+
+def _registered(name: str) -> bool:
+    """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return any(name == each or name.startswith(each + ".") for each in by_value)
+
+
+def _submodules(code: types.CodeType, values: List[Any]) -> List[types.ModuleType]:
+    """Return the imported modules that ``code`` may reach as attributes of the packages among ``values``."""
+    packages = [value.__name__ + "." for value in values if isinstance(value, types.ModuleType)]
+    reached = set(code.co_names)
+    return [
+        module
+        for package in packages
+        for name, module in list(sys.modules.items())
+        if name.startswith(package) and reached.issuperset(name[len(package) :].split("."))
+    ]
 
 
 def _class_state(cls: Any) -> Dict[str, Any]:
@@ -456,9 +485,13 @@ _VARIABLES = tuple(
     for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
     if hasattr(typing, name)
 )
-_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}
+_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # which pickle itself knows
+_TYPES = {
+    found: name for name, found in vars(types).items() if type(found) is type
+}  # Python's, without a module
 _BY_TYPE: Dict[Any, str] = {
     types.FunctionType: "reduce_function",
+    types.CodeType: "reduce_code",
     type(rebuilt.make_cell()): "reduce_cell",
     type(functools.lru_cache()(len)): "reduce_cached",
     types.BuiltinFunctionType: "reduce_builtin",

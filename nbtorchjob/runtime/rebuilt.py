@@ -94,6 +94,23 @@ def fill_cell(cell: Any, content: Any) -> None:
     cell.cell_contents = content
 
 
+# What makes up code, on any Python: its lines are in one of the two tables, and columns since 3.11.
+CODE = tuple(
+    "co_" + name
+    for name in (
+        *("argcount", "posonlyargcount", "kwonlyargcount", "nlocals", "stacksize", "flags", "code", "consts"),
+        *("names", "varnames", "freevars", "cellvars", "filename", "name", "qualname", "firstlineno"),
+        *("linetable" if hasattr(types.CodeType, "co_linetable") else "lnotab", "exceptiontable"),
+    )
+    if hasattr(types.CodeType, "co_" + name)
+)
+
+
+def make_code(*values: Any) -> types.CodeType:
+    """Make code of the values of its attributes, in the order of ``CODE``."""
+    return same.__code__.replace(**dict(zip(CODE, values)))
+
+
 def make_function(code: types.CodeType, space: Any, cells: Optional[Tuple[Any, ...]]) -> Any:
     """Make a function in the namespace ``space``, or in that of a module."""
     space = vars(space) if isinstance(space, types.ModuleType) else space

@@ -1,12 +1,15 @@
+import ast
 import gc
 import io
 import linecache
 import pickle
 import sys
 import threading
+import traceback
 import types
 import weakref
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 from nbtorchjob.capture import pickling
+from nbtorchjob.runtime import pickler
 
 
 def notebook(text, filename="<notebook 1>", **values):
@@ -126,3 +130,68 @@ def test_a_module_that_is_registered_for_it_goes_by_value(monkeypatch):
     monkeypatch.delitem(sys.modules, "not_there")
     call = back(pickled)
     assert call["f"](3)[1] is call["module"].T is module.T
+
+
+def code_in(code):
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from code_in(inner)
+
+
+def test_code_keeps_its_file_lines_and_columns_whatever_cloudpickle_makes_of_code(monkeypatch):
+    def refuse(code):
+        raise AssertionError
+
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, types.CodeType, refuse)
+    text = """
+
+def f(x):
+    def inner():
+        try:
+            return [1 / each for each in (x,
+                                          0)]
+        finally:
+            x + 1
+    return inner
+
+class A:
+    async def m(self): return lambda: super().m
+"""
+    space = notebook(text, "<cell 7>")
+    call = back(pickling.dump({"f": space["f"], "A": space["A"]}))
+    for sent, arrived in [(space["f"], call["f"]), (space["A"].m, call["A"].m)]:
+        for mine, other in zip(code_in(sent.__code__), code_in(arrived.__code__), strict=True):
+            assert other == mine  # names, constants, instructions, exception table
+            assert other.co_filename == "<cell 7>"
+            assert other.co_firstlineno == mine.co_firstlineno
+            assert [*other.co_lines()] == [*mine.co_lines()]
+            if sys.version_info >= (3, 11):
+                assert other.co_qualname == mine.co_qualname
+                assert [*other.co_positions()] == [*mine.co_positions()]
+    with pytest.raises(ZeroDivisionError) as failed:
+        call["f"](2)()
+    assert ("<cell 7>", 6) in [(entry.filename, entry.lineno) for entry in traceback.extract_tb(failed.tb)]
+
+
+def test_cloudpickle_is_used_by_public_names():
+    used = [
+        node.attr
+        for node in ast.walk(ast.parse(Path(pickler.__file__).read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("cloudpickle.")
+    ]
+    assert used
+    assert [name for name in used if name.startswith("_")] == []
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [types.FunctionType, types.ModuleType, types.CodeType, type(None), type(...), type({}.keys()), int],
+)
+def test_a_type_of_pythons_own_is_itself(type_):
+    assert back(pickling.dump({"type": type_}))["type"] is type_
+
+
+def test_submodules_come_that_code_reaches_as_attributes():
+    space = notebook("def f(): return xml.etree.ElementTree", xml=__import__("xml.etree.ElementTree"))
+    assert "xml.etree.ElementTree" in pickling.dump({"f": space["f"]}).seen.surely
