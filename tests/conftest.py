@@ -17,6 +17,8 @@ from nbtorchjob.machine import folders
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 
+pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice"]
+
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
 
