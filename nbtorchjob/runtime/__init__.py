@@ -5,7 +5,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
 
     starting        ``boot``, ``main``, ``modules``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
                     ``stock``, ``environment``, ``needed``, ``versions``, ``shipped``, ``fetched``,
-                    ``injected``
+                    ``injected``, ``compilers``
     a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
                     ``exits``
     being asked     ``answering``, ``ask``, ``questions``

@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from typing import Any, Dict, Mapping, Optional, Type
 
-from . import answering, artifacts, checkpoints, exits, injected, questions, recorder, store, wire
+from . import answering, artifacts, checkpoints, compilers, exits, injected, questions, recorder, store, wire
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, STREAM
@@ -121,6 +121,7 @@ def _key() -> Optional[bytes]:
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
+    compilers.lead(os.environ, os.path.join(folder, "compiled"))
     _provide(payload, node, folder, key)
     if payload.header["ship"]:
         from . import shipped  # late: it travels only where it is needed

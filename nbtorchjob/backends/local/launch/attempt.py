@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
-from nbtorchjob.machine import processes
+from nbtorchjob.machine import compilers, processes
 from nbtorchjob.runtime import death, exits, injected
 from nbtorchjob.runtime.given import GIVEN
 from nbtorchjob.state import US, JobInfo
@@ -66,6 +66,9 @@ class Attempt:
         self._kill_at: float | None = None
         self._told = False  # its nodes, to leave
         self._stopping = 0.0  # until when nodes that are told to end have to
+        self._refuge, why = compilers.refuge(request["env"])
+        if why:
+            job.emit("Notice", text=why)
 
     @property
     def live(self) -> list[_Node]:
@@ -143,7 +146,8 @@ class Attempt:
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
         # By itself gloo listens where the host's name leads to, which others may reach (torch 2.13).
-        return {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **self._request["env"], **own}
+        ours = {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **compilers.variables()}
+        return {**ours, **self._request["env"], **self._refuge, **own}
 
     def reap(self) -> None:
         """Take note of what has ended."""

@@ -16,7 +16,7 @@ from nbtorchjob.backends.local.launch import environment, pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import devices
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import compilers, exits
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import JobInfo
 
@@ -83,7 +83,7 @@ def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
     """Have this Python's pool start the job, a group's run with GPUs of its own. Raises ``SubmitError``."""
     asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
     given = info.asked.env
-    asked["env"] |= given
+    asked["env"] = {**compilers.chosen(asked["env"]), **given}
     if info.group and gpus:
         asked["env"][devices.VISIBLE] = ",".join(gpus)
     # As a Python that was started with it would: before all that this one has.

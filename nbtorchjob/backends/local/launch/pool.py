@@ -33,7 +33,7 @@ from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import folders, pages
+from nbtorchjob.machine import compilers, folders, pages
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime import death, node
 
@@ -170,6 +170,7 @@ def _start(path: str) -> int:
         {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
             **node_process.PAGES,
+            **compilers.variables(),  # torch makes its folder as it is imported
         },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -209,6 +210,8 @@ def main(path: str, folder: str) -> None:
     _serve(listener, 0.0, [])
     if stopper is not None:
         stopper.close()
+    else:
+        compilers.thin_out()
 
 
 def _share() -> None:

@@ -55,7 +55,8 @@ def look():
 
     me = multiprocessing.current_process()
     of_ranks = ("NBTORCHJOB_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_SOCKET_IFNAME", "PET_",
-                "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "THP_")  # fmt: skip
+                "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "THP_",
+                "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "QUACK_CACHE_DIR")  # fmt: skip
     return {
         "signals": {each.name: named(signal.getsignal(each)) for each in signal.Signals},
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),

@@ -1,0 +1,72 @@
+"""Where the compilers of a rank's code keep what they make, and load without a check.
+
+torch (2.13) takes a folder in the machine's temporary folder whose name anybody can predict, and unpickles
+what it finds there: whoever makes that folder first has their code run. Variables lead to another one, but
+for precompiled headers and the memos of torch's own code, which go there whatever they say.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+from typing import Dict, Mapping, MutableMapping
+
+# Triton (3.5) would take a folder in the home, and in torch's processes one of torch's; what torch carries
+# of QuACK (2.13) one in the temporary folder. matplotlib (3.11), numba (0.62) and transformers (5.3) keep
+# nothing in shared places.
+_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "QUACK_CACHE_DIR": "quack"}
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+
+
+def variables(folder: str) -> Dict[str, str]:
+    """Return the variables that have compilers use ``folder``."""
+    return {name: os.path.join(folder, below) for name, below in _FOLDERS.items()}
+
+
+def default(env: Mapping[str, str]) -> str:
+    """Return the folder that torch takes by itself in a process with this environment (2.13)."""
+    places = (env.get(name) for name in _TEMPORARY)
+    temporary = next((os.path.abspath(place) for place in places if place and os.path.isdir(place)), "/tmp")
+    name = next((env[name] for name in _NAMES if env.get(name)), "") or _name()
+    return os.path.join(temporary, "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", name))
+
+
+def _name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return "uid_%d" % os.getuid()
+
+
+def chosen(env: Mapping[str, str]) -> Dict[str, str]:
+    """Return an environment without what torch itself has set in it: its own default, once it was needed."""
+    its_own = default(env)
+    return {
+        name: value
+        for name, value in env.items()
+        if not (name in _FOLDERS and (value + os.sep).startswith(its_own + os.sep))
+    }
+
+
+def lead(env: MutableMapping[str, str], folder: str) -> None:
+    """Have compilers use ``folder``, which is the node's own, unless the environment says otherwise."""
+    for name, path in variables(folder).items():
+        env.setdefault(name, path)
+    if not _claimed(default(env)):
+        env["TMPDIR"] = os.path.join(folder, "tmp")
+        os.makedirs(env["TMPDIR"], 0o700, exist_ok=True)
+
+
+def _claimed(path: str) -> bool:
+    """Make a folder, so that nobody else can; return whether it is this user's alone to write to."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    found = os.lstat(path)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
