@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import opened
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime import importable, pickler
 from nbtorchjob.text import values
 
 
@@ -25,7 +25,7 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
         return []
     notes = [note for name, path in paths.items() if path.suffix == ".py" for note in _data(name, path)]
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+        file = importable.attributes(module).get("__file__")
         if isinstance(module, ModuleType) and isinstance(file, str) and file in wanted:
             notes += _module(module, Path(file), wanted[file])
     return notes

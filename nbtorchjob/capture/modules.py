@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import os
 import site
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from nbtorchjob.capture.cells import imported
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.runtime import importable
 from nbtorchjob.text import words
 
 LIMIT = 32_000_000
@@ -157,10 +157,7 @@ def _origins(name: str) -> list[str]:
     """Return where top-level module ``name`` lies: its file or folder, or a namespace's folders."""
     if name in _OURS or name in sys.builtin_module_names:
         return []
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # a module made by hand has no spec
-        return []
+    spec = importable.find_spec(name)
     if spec is None:
         return []
     if spec.submodule_search_locations is not None:

@@ -18,6 +18,7 @@ from nbtorchjob.environment.here import Need as Need
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime import importable
 
 # The payload brings its own.
 _OURS = {"nbtorchjob", "cloudpickle"}
@@ -76,7 +77,7 @@ def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple
 
 def _home(value: Any) -> str:
     if isinstance(value, ModuleType):
-        return value.__name__
+        return importable.name_of(value)
     home = getattr(value, "__module__", None) or type(value).__module__
     return home if isinstance(home, str) else ""
 

@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from linecache import cache
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime import importable, pickler
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -138,10 +139,17 @@ class Pickler(pickler.Pickler):
 
     def reduce_module(self, module: ModuleType) -> Any:
         """Note the module, and reduce it."""
-        self.seen.modules.add(module.__name__)
-        reduced = super().reduce_module(module)
-        if len(reduced) == 2:  # without a state: it is imported
-            self.seen.surely.add(module.__name__)
+        self.seen.modules.add(importable.name_of(module))
+        return self._imported(super().reduce_module(module))
+
+    def reduce_stand_in(self, found: Any) -> Any:
+        """Note the module that an object stands for, and reduce it."""
+        return self._imported(super().reduce_stand_in(found))
+
+    def _imported(self, reduced: Any) -> Any:
+        if isinstance(reduced, tuple) and reduced[0] is import_module:
+            self.seen.modules.add(reduced[1][0])
+            self.seen.surely.add(reduced[1][0])
         return reduced
 
     def reduce_builtin(self, function: Any) -> Any:

@@ -18,7 +18,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     debugging       ``debugger`` and ``patience`` (a rank), ``bridge`` (a node)
     what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``,
                     ``artifacts``
-    objects         ``pickler``, ``memory``, ``rebuilt``, ``loading``: out of one process, into another
+    objects         ``pickler``, ``importable``, ``memory``, ``rebuilt``, ``loading``: out of one process,
+                    into another
     values          ``codec``, ``wire``, ``store``
     what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,
                     ``stream``, ``frames``; to Kubeflow's trainer, too: ``trainerstatus``

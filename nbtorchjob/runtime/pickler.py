@@ -20,7 +20,6 @@ import importlib
 import io
 import pickle
 import sys
-import sysconfig
 import types
 import typing
 import weakref
@@ -28,7 +27,8 @@ from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import cloudpickle
 
-from . import memory, rebuilt
+from . import importable, memory, rebuilt
+from .importable import made_by_hand
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
 _COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "dir", "__main__"))
@@ -93,6 +93,13 @@ class Pickler(pickle.Pickler):
         if method is not None:
             found: Callable[[Any], Any] = getattr(self, method)
             return found
+        if issubclass(type_, types.ModuleType):
+            return self.reduce_module
+        if type_ in importable.types_of_others():
+            return self.reduce_stand_in
+        return self._reducer_of_object(type_)
+
+    def _reducer_of_object(self, type_: Any) -> Callable[[Any], Any]:
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and type_ is numpy.ndarray:
             return functools.partial(memory.reduce_array, self.memory)
@@ -100,12 +107,16 @@ class Pickler(pickle.Pickler):
             return self.reduce_tensor
         if torch is not None and type_ is torch.memory_format:
             return _reduce_memory_format
+        for base in type_.__mro__:
+            if base.__module__ == "torch._ops" and base.__name__ in _OPERATORS:
+                return _OPERATORS[base.__name__]
         if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
             return _reduce_wrapper
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
         if by_name(type_):
-            return _leave
+            known = importable.sentinels(type_)
+            return functools.partial(_reduce_sentinel, known) if known else _leave
         if issubclass(type_, enum.Enum):
             return _reduce_member
         if issubclass(type_, BaseException) and type_.__reduce__ is BaseException.__reduce__:
@@ -139,7 +150,11 @@ class Pickler(pickle.Pickler):
     def _space(self, function: Any) -> Any:
         names = function.__globals__
         module = sys.modules.get(names.get("__name__"))
-        if names.get("__name__") != "__main__" and _installed(module) and vars(module) is names:
+        if (
+            names.get("__name__") != "__main__"
+            and importable.installed(module)
+            and importable.attributes(module) is names
+        ):
             return module  # what decorators of a library made: it is of that module, as it is there
         found = self._spaces.setdefault(id(names), {})
         if not found:
@@ -162,7 +177,7 @@ class Pickler(pickle.Pickler):
         reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
         cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
         values = [*reads.values(), *(content for _, content in cells)]
-        return attributes, own, reads, cells, _submodules(function.__code__, values)
+        return attributes, own, reads, cells, importable.submodules(values, _names(function.__code__))
 
     def reduce_cell(self, cell: Any) -> Any:
         """Reduce a closure's variable: its value comes with a function, or else behind it."""
@@ -224,14 +239,27 @@ class Pickler(pickle.Pickler):
 
     def reduce_module(self, module: types.ModuleType) -> Any:
         """Reduce a module: by name where it can be imported, else by value."""
-        name = module.__name__
-        if sys.modules.get(name) is module and not made_by_hand(name) and not _registered(name):
-            return importlib.import_module, (name,)
-        own = {k: v for k, v in vars(module).items() if k not in ("__builtins__", "__loader__", "__spec__")}
-        if "__builtins__" in vars(module):
+        if not _registered(importable.name_of(module)):
+            route = importable.route(module)
+            if route is not None:
+                return (importlib.import_module, (route,)) if isinstance(route, str) else (getattr, route)
+        type_ = type(module)
+        if (type_.__reduce__, type_.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+            return NotImplemented
+        state = importable.attributes(module)
+        own = {k: v for k, v in state.items() if k not in ("__builtins__", "__loader__", "__spec__")}
+        if "__builtins__" in state:
             own["__builtins__"] = builtins
-        args = (name, sys.modules.get(name) is module)
+        name = importable.name_of(module)
+        args = (name, sys.modules.get(name) is module, type_)
         return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
+
+    def reduce_stand_in(self, found: Any) -> Any:
+        """Reduce an object of a class that has an instance in place of a module in ``sys.modules``."""
+        route = importable.route(found)
+        if isinstance(route, str):
+            return importlib.import_module, (route,)
+        return self._reducer_of_object(type(found))(found)
 
     def reduce_partial(self, partial: Any) -> Any:
         """Reduce a partial, which what it is of may refer to."""
@@ -288,14 +316,6 @@ def by_name(found: Any) -> bool:
     return _attribute(found) is found
 
 
-def made_by_hand(name: str) -> bool:
-    """Whether the module ``name`` was made by code: no import will find it elsewhere."""
-    module = sys.modules.get(name.partition(".")[0])
-    if type(module) is not types.ModuleType or module.__name__ in ("__main__", "__mp_main__"):
-        return False
-    return not any(getattr(module, name, None) for name in ("__spec__", "__loader__", "__file__"))
-
-
 def names_read(code: types.CodeType) -> Dict[str, None]:
     """Return the names that a function's code, and what is defined in it, look up as globals."""
     found: Dict[str, None] = _read_by.get(code)
@@ -346,11 +366,11 @@ def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from instructions(inner)
 
 
-def _installed(module: Any) -> bool:
-    return str(getattr(module, "__file__", "")).startswith(_INSTALLED)
-
-
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
 
 
 def _leave(obj: Any) -> Any:
@@ -379,18 +399,6 @@ def _registered(name: str) -> bool:
     """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     return any(name == each or name.startswith(each + ".") for each in by_value)
-
-
-def _submodules(code: types.CodeType, values: List[Any]) -> List[types.ModuleType]:
-    """Return the imported modules that ``code`` may reach as attributes of the packages among ``values``."""
-    packages = [value.__name__ + "." for value in values if isinstance(value, types.ModuleType)]
-    reached = set(code.co_names)
-    return [
-        module
-        for package in packages
-        for name, module in list(sys.modules.items())
-        if name.startswith(package) and reached.issuperset(name[len(package) :].split("."))
-    ]
 
 
 def _class_state(cls: Any) -> Dict[str, Any]:
@@ -430,6 +438,33 @@ def _reduce_member(member: Any) -> Any:
 def _reduce_memory_format(found: Any) -> Any:
     # Its name is "torch.channels_last" (2.13), which pickle finds in the first module that has `torch`.
     return rebuilt.of_torch, (str(found).rpartition(".")[2],)
+
+
+def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
+    return (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
+
+
+def _reduce_packet(packet: Any) -> Any:
+    # Its `__module__` says "torch._ops.aten" (2.13), which isn't there.
+    space, _, name = packet._qualified_op_name.partition("::")
+    return getattr, (getattr(sys.modules["torch"].ops, space), name)
+
+
+def _reduce_overload(overload: Any) -> Any:
+    return getattr, (overload.overloadpacket, overload._overloadname)
+
+
+def _reduce_higher_order(operator: Any) -> Any:
+    space, name = sys.modules["torch"].ops.higher_order, operator.name()
+    return (getattr, (space, name)) if getattr(space, name, None) is operator else NotImplemented
+
+
+# Of torch.ops: what is called there.
+_OPERATORS: Dict[str, Callable[[Any], Any]] = {
+    "OpOverloadPacket": _reduce_packet,
+    "OpOverload": _reduce_overload,
+    "HigherOrderOperator": _reduce_higher_order,
+}
 
 
 def _reduce_exception(exc: Any) -> Any:

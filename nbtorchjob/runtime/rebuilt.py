@@ -227,18 +227,19 @@ def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
 # Others
 
 
-def make_module(name: str, importable: bool) -> types.ModuleType:
+def make_module(name: str, importable: bool, type_: Any = types.ModuleType) -> types.ModuleType:
     """Make a module that was made by hand; ``importable`` if it could be imported by its name."""
-    made = types.ModuleType(name)
+    made: types.ModuleType = type_.__new__(type_)
+    types.ModuleType.__init__(made, name)  # not the class's own, which may want more
     if not importable:
         return made
-    found: types.ModuleType = sys.modules.setdefault(name, made)
-    return found
+    known: types.ModuleType = sys.modules.setdefault(name, made)
+    return known
 
 
 def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
     """Fill in a module's attributes."""
-    vars(module).update(attributes)
+    object.__getattribute__(module, "__dict__").update(attributes)
 
 
 def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:

@@ -78,7 +78,8 @@ def test_a_cell_means_the_same(example, ranks, monkeypatch):
 @pytest.mark.torch
 def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
     spec = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
-    for example in [each for each in CORPUS if not each.outcome][::18]:
+    elsewhere = ("modules", "imported")  # of files that they write beside the notebook
+    for example in [each for each in CORPUS if not (each.outcome or each.title.startswith(elsewhere))][::18]:
         monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
         namespace = vars(sys.modules["__main__"])
         exec(compile(example.before, f"<before {next(_numbers)}>", "exec", 0, True), namespace)

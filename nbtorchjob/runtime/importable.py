@@ -1,0 +1,172 @@
+"""Which modules an import finds in another process, and how, whatever class they are of.
+
+A library may put an object of its own into ``sys.modules`` (``torch.backends.cudnn``, lazy modules), or have
+modules that are only attributes of others (``torch.ops.aten``, those inside an extension). Modules are looked
+at through their own dicts: what a lazy one is asked for it imports, or says that it can't.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Union
+
+_MAIN = ("__main__", "__mp_main__")
+
+
+def attributes(module: Any) -> Dict[str, Any]:
+    """Return what was set on a module, without what its ``__getattr__`` or a lazy import would add."""
+    try:
+        own = object.__getattribute__(module, "__dict__")
+    except AttributeError:  # an object of another class, with slots
+        return {}
+    return own if isinstance(own, dict) else {}
+
+
+def name_of(module: Any) -> str:
+    """Return the name that a module has for itself, which needn't be what it is imported by."""
+    return str(attributes(module).get("__name__", ""))
+
+
+def route(module: Any) -> Union[str, Tuple[Any, str], None]:
+    """Return the name that imports ``module``, or a module and the attribute of it that ``module`` is.
+
+    None means that code has made it, so that no import finds it elsewhere.
+    """
+    name = name_of(module)
+    names = [name] if sys.modules.get(name) is module else _names(module)
+    for known in names:
+        if known not in _MAIN and not made_by_hand(known):
+            return known
+    if names:
+        return None
+    return _held_by_parent(module, name) or _held(module)
+
+
+def _names(module: Any) -> List[str]:
+    return [name for name, known in list(sys.modules.items()) if known is module]
+
+
+def _held_by_parent(module: Any, name: str) -> Optional[Tuple[Any, str]]:
+    """Return where ``a.b.c`` is found if it is named after its place, though ``sys.modules`` lacks it."""
+    top, *steps = name.split(".")
+    holder = sys.modules.get(top)
+    if not steps or holder is None or made_by_hand(top):
+        return None
+    for step in steps[:-1]:
+        holder = getattr(holder, step, None)
+    return (holder, steps[-1]) if attributes(holder).get(steps[-1]) is module else None
+
+
+def _held(module: Any) -> Optional[Tuple[Any, str]]:
+    """Return which imported module has it among its variables, as extensions and lazy imports do."""
+    if type(module) is types.ModuleType and _has_code(module):
+        return None  # made here, and handed to a library
+    for name, holder in list(sys.modules.items()):
+        if holder is None or name in _MAIN:
+            continue
+        for attribute, value in list(attributes(holder).items()):
+            if value is module and not made_by_hand(name):
+                return holder, attribute
+    return None
+
+
+def _has_code(module: types.ModuleType) -> bool:
+    own = attributes(module)
+    return any(isinstance(each, types.FunctionType) and each.__globals__ is own for each in own.values())
+
+
+def made_by_hand(name: str) -> bool:
+    """Whether the module ``name`` was made by code: no import will find it elsewhere."""
+    top = name.partition(".")[0]
+    module = sys.modules.get(top)
+    if module is None or top in _MAIN:
+        return False
+    own = attributes(module)
+    if any(own.get(name) for name in ("__spec__", "__loader__", "__file__")):
+        return False
+    return find_spec(top) is None
+
+
+def find_spec(name: str) -> Any:
+    """Return the spec of the top-level module ``name``, or what an import would find; or None.
+
+    ``importlib.util.find_spec`` loads a lazy module, and refuses one that has put an object in its place.
+    """
+    spec = attributes(sys.modules.get(name)).get("__spec__")
+    if spec is not None:
+        return spec
+    for finder in list(sys.meta_path):
+        try:
+            spec = finder.find_spec(name, None)
+        except Exception:  # a finder of somebody's
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def submodules(values: Iterable[Any], names: Iterable[str]) -> List[Any]:
+    """Return the imported submodules of modules among ``values`` that ``names`` may lead to: ``a.b.c``."""
+    packages = [name_of(each) + "." for each in values if isinstance(each, types.ModuleType)]
+    tokens = set(names)
+    return [
+        module
+        for package in dict.fromkeys(packages)
+        for name, module in list(sys.modules.items())
+        if name.startswith(package) and module is not None
+        if tokens.issuperset(name[len(package) :].split("."))
+    ]
+
+
+def types_of_others() -> FrozenSet[type]:
+    """Return the classes of what lies in ``sys.modules`` and is no module by its class."""
+    return _types_of_others(len(sys.modules), next(reversed(sys.modules)))
+
+
+@functools.lru_cache(maxsize=1)  # thousands are looked at: once per import, not for each pickle
+def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
+    others = [each for each in list(sys.modules.values()) if not isinstance(each, types.ModuleType)]
+    return frozenset(map(type, others)) - {type(None)}
+
+
+def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
+    """Return the objects of a class that a module holds to compare others with, by ``id``: where each is.
+
+    They have no state, or an installed module calls them constants; ``object()`` may be any module's.
+    """
+    home = sys.modules.get(str(type_.__module__))
+    if type_ is object:
+        homes = [each for name, each in list(sys.modules.items()) if name not in _MAIN]
+    elif home is None or type_.__module__ in _MAIN:
+        return {}
+    else:
+        homes = [home]
+    return {
+        id(value): (module, name)
+        for module in homes
+        for name, value in list(attributes(module).items())
+        if type(value) is type_ and (_stateless(value) or (name.isupper() and installed(module)))
+        if isinstance(route(module), str)
+    }
+
+
+def _stateless(value: Any) -> bool:
+    type_: Any = type(value)
+    if type_.__reduce_ex__ is not object.__reduce_ex__ or type_.__reduce__ is not object.__reduce__:
+        return False
+    try:
+        reduced = value.__reduce_ex__(2)
+    except Exception:  # whatever its own __getstate__ raises
+        return False
+    return tuple(reduced[1:]) == ((type_,), None, None, None)
+
+
+def installed(module: Any) -> bool:
+    """Whether a module is Python's own or in a folder that packages are installed in."""
+    return str(attributes(module).get("__file__", "")).startswith(_INSTALLED)
+
+
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
