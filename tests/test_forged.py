@@ -3,10 +3,8 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -14,104 +12,14 @@ from hypothesis import strategies as st
 
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frontends.cli import output
-from nbtorchjob.runtime.errors import Error
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import read
+from nbtorchjob.state.text import labs
 from nbtorchjob.ui import jobs_table, page
 from nbtorchjob.ui.card import describe, render
 from nbtorchjob.ui.record import detail, record
-
-NOW = 1_763_000_000.0
-# Small numbers fall into each other's way, as those of a real job do; the others are what somebody makes up.
-numbers = st.one_of(
-    st.integers(0, 3),
-    st.sampled_from([-1, 255, 1 << 20, 2_000_000_000, 10**12, 1 << 63, 10**300, 10**4000, True]),
-    st.integers(),
-)
-times = st.one_of(
-    st.floats(NOW, NOW + 3),
-    st.sampled_from([0, -1.0, 1e11, 1e308, math.nan, math.inf, -math.inf, 10**400]),
-    st.floats(),
-)
-texts = st.one_of(
-    st.sampled_from(["", "a", "Aborted", "Stopped", "Deleted", "OOMKilled", "FailedCreate", "Unschedulable"]),
-    st.text(max_size=40),
-    st.sampled_from(["x" * 100_000, "\x1b]52;c;YQ==\x07", "\ud800", "{word}", '"' * 999]),
-)
-errors: st.SearchStrategy[Any] = st.deferred(
-    lambda: st.fixed_dictionaries(
-        {"type": texts, "message": texts},
-        optional={
-            "frames": st.lists(
-                st.fixed_dictionaries(
-                    {"filename": texts, "lineno": numbers, "name": texts},
-                    optional={"variables": st.lists(st.tuples(texts, texts), max_size=2)},
-                ),
-                max_size=2,
-            ),
-            "notes": st.lists(texts, max_size=2),
-            "cause": errors,
-            "recoverable": st.booleans(),
-            "time": times,
-        },
-    )
-)
-metrics = st.dictionaries(
-    st.one_of(st.sampled_from(["epoch", "epochs", "step", "steps", "loss"]), texts),
-    st.one_of(times, numbers),
-    max_size=4,
-)
-
-
-def of(hint):
-    """Return what JSON may hold where a fact's field is of that type."""
-    known = {int: numbers, float: times, str: texts, bool: st.booleans(), bytes: st.binary(), Error: errors}
-    if hint in known:
-        return known[hint]
-    if hint is ev.Stage:
-        return st.integers(-1, 4)
-    if type(None) in get_args(hint):
-        return st.none() | of(get_args(hint)[0])
-    if is_dataclass(hint):
-        return of_fields(hint)
-    if get_args(hint)[-1] is Ellipsis:
-        return st.lists(of(get_args(hint)[0]), max_size=4 if get_args(hint)[0] is int else 1) | st.lists(
-            numbers
-        )
-    return metrics
-
-
-def of_fields(type_):
-    return st.fixed_dictionaries({name: of(hint) for name, hint in get_type_hints(type_).items()})
-
-
-def of_kind(kind):
-    return of_fields(kind).map({"event": kind.__name__}.__or__)
-
-
-kinds = [kind for kind in get_args(ev.Event) if kind is not ev.LogChunk]
-facts = st.lists(st.one_of([of_kind(kind) for kind in kinds]), max_size=12)
-chunks = st.lists(
-    st.builds(
-        ev.LogChunk, st.integers(0, 10**9), st.integers(0, 10**12), st.integers(0, 10**18), st.binary()
-    ),
-    max_size=3,
-)
-budgets = {"retry": {"retries": 2, "preemptions": "unlimited"}}
-infos = st.sampled_from(
-    [
-        JobInfo("job", created=NOW),
-        JobInfo("job", created=NOW, nodes=(1, 4), retry_owner=US, spec=budgets, deadline_s=10**18, ttl_s=3),
-        JobInfo(
-            "job", "kubernetes", NOW, nodes=(2, 2), retry_owner=OPERATOR, spec=budgets, cluster={"kind": "a"}
-        ),
-    ]
-)
-
-
-def lines(records):
-    return [json.dumps(record).encode() for record in records]
+from tests.forging import NOW, budgets, chunks, corpus, facts, infos, lines, numbers, of_labs, texts, times
 
 
 def draw(state):
@@ -138,6 +46,33 @@ def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
     draw(state)
     random.shuffle(told)
     assert reduce(apply, [*told, *told[:3]], JobState(info)) == state
+
+
+def draw_lab(records):
+    told = [*ev.read(lines(records))]
+    lab = reduce(apply, told, JobState(JobInfo("lab", created=NOW, nodes=(1, 4), lab=60.0)))
+
+    draw(lab)
+    labs.lines(lab, NOW)
+    turns.idle_since(lab), turns.ends_at(lab), turns.began_anew(lab)
+    for turn in turns.turns(lab)[:3]:
+        turns.ahead(lab, turn.taken.round), turns.sent(lab, turn.key)
+        view = turns.View(lab, turn.key)
+        seen = [*view.begin(), *(part for fact in told for part in view.take(fact)), *view.last]
+        draw(reduce(apply, seen, JobState(turns.info(lab.info, turn))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(of_labs)
+def test_whatever_facts_say_of_a_lab_it_and_its_turns_can_be_drawn(records):
+    draw_lab(records)
+
+
+def test_honest_histories_with_a_few_forged_fields_can_be_drawn():
+    for at, history in enumerate(corpus(100)):
+        draw(reduce(apply, ev.read(lines(history)), JobState(JobInfo("job", created=NOW))))
+        if at % 2:
+            draw_lab(history)
 
 
 plain = st.recursive(
@@ -188,12 +123,19 @@ def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told
 
 
 BIG = {"filename": "a", "lineno": 1, "name": "f", "variables": [["x", "x" * 9_000]]}
+TURN = {"round": 2, "base": 1, "id": "a", "label": "cell", "text": "1", "filename": "<cell>"}
 FORGED = {
     "a run": ("NodeStarted", {"host": "h", "run": 2_000_000_000}),
     "an attempt": ("NodeStarted", {"host": "h", "attempt": 2_000_000_000}),
     "an attempt that began": ("AttemptBegan", {"attempt": 2_000_000_000}),
     "a round": ("WorkersStarted", {"restart": 0, "round": 10**300, "ranks": [0], "world_size": 1}),
     "a world": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [0], "world_size": 2_000_000_000}),
+    "no ranks": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [], "world_size": 1}),
+    "an empty world": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [0], "world_size": 0}),
+    "a turn on no node": ("TurnTaken", {**TURN, "ranks": [0], "nodes": []}),
+    "a turn on no rank": ("TurnTaken", {**TURN, "ranks": [], "nodes": [0]}),
+    "nothing displayed": ("Displayed", {"rank": 0, "round": 0, "seq": 0, "data": {}}),
+    "a value nowhere": ("ValueReady", {"rank": 0, "round": 0, "ref": "", "size": 0}),
     "ranks": ("WorkersStarted", {"restart": 0, "round": 0, "ranks": [*range(5000)], "world_size": 2}),
     "no time": ("Closed", {"time": math.nan}),
     "the end of time": ("Closed", {"time": 1e308}),

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
@@ -20,12 +21,16 @@ from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultEr
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts, queueing
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui import findings, jobs_table
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
+
+if TYPE_CHECKING:
+    from nbtorchjob.job import Job
 
 PROBE = "--probe"
 _END_S = 15.0  # for a cancelled job to end before its status is shown
@@ -160,14 +165,33 @@ def config(given: Given, find: Find) -> Answers:
 def cancel(given: Given, find: Find) -> Answers:
     """End jobs, and show their status then."""
     gently = "gently" in given.options
-    jobs = runs.found(given.words, find)
-    for job in jobs:
-        job.cancel(gently=gently)
-    for job in jobs:
-        job.wait(_END_S + (job.info.grace_s if gently else 0))
+    cancelled: list[Job[Any]] = []
+    for name in given.words:
+        try:
+            jobs = runs.found([name], find)
+        except DamagedError as exc:
+            backend(exc.backend).cancel(exc.name, gently=gently)
+            yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
+            continue
+        for job in jobs:
+            job.cancel(gently=gently)
+        cancelled += jobs
+    for job in cancelled:
+        yield _cancelled(job, _END_S + (job.info.grace_s if gently else 0))
+
+
+def _cancelled(job: Job[Any], timeout: float) -> Answer:
+    """Describe how a cancelled job ends, whatever it told of itself: that is read only now."""
+    try:
+        job.wait(timeout)
         state, now = job.state, time.time()
         how = f"; {said}" if (said := queueing.held(state)) else ""
-        yield Answer(f"{job.name} {facts.status(state, now)}{how}", record(state, now))
+        return Answer(f"{job.name} {facts.status(state, now)}{how}", record(state, now))
+    except DamagedError as exc:
+        why = str(exc)
+    except ev.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
+        why = f"its state can't be concluded ({type(exc).__name__}: {exc})"
+    return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 
 
 def delete(given: Given, find: Find) -> Answers:

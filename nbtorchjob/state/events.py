@@ -672,8 +672,11 @@ def to_json(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **asdict(event)}
 
 
-# What is raised for JSON that is no such line, or for text that isn't JSON.
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+# What is raised for JSON that is no such line, for text that isn't JSON, or for facts that contradict others.
+UNREADABLE = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError),
+    ArithmeticError,
+)
 
 # What each number may be at most, and at least where that isn't 0. A fact comes from what runs in a job,
 # which may be somebody else's: one that says more would take memory of whoever looks, or break a drawing.
@@ -712,7 +715,22 @@ _MOST: Mapping[str, float] = {
     **dict.fromkeys(("cpu", "busy", "watched"), 1e15),
     **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), 1 << 62),
 }
-_LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1}
+_LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1, "world_size": 1}
+# What a fact says nothing without: its readers take the first or the least of it, or look it up.
+_NEEDED: Mapping[type, tuple[str, ...]] = {
+    WorkersStarted: ("ranks",),
+    TurnTaken: ("ranks", "nodes"),
+    LabEnds: ("why",),
+    RankStops: ("why",),
+    RankGoesOn: ("how",),
+    Displayed: ("data",),
+    Sampled: ("why",),
+    ValueReady: ("ref",),
+    ArtifactsReady: ("ref",),
+    AttemptPaid: ("budget",),
+    CheckoutTold: ("commit",),
+    EnvironmentTold: ("python",),
+}
 # Of one node, of one report.
 _MOST_ITEMS: Mapping[str, int] = {
     "ranks": 4096,
@@ -755,6 +773,9 @@ def from_json(record: dict[str, Any]) -> Event:
     known = checked(type_, fields)
     for name, value in known.items():
         sane(name, value)
+    for name in _NEEDED.get(type_, ()):
+        if name in known and not known[name]:
+            raise ValueError(f"its {name} is empty")
     event: Event = type_(**known)
     return event
 

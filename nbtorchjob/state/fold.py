@@ -16,6 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
+from nbtorchjob.errors import DamagedError
 from nbtorchjob.runtime import displays
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import events as ev
@@ -38,6 +39,7 @@ _OUTPUT_LINES = 40
 _MOST = 8192
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
+_MOST_WHY = 160  # characters of why a fact doesn't fit
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
 _MAX_EARLY = 1000  # characters
@@ -45,8 +47,15 @@ _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: o
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
-    """Return the state that also knows ``event``; a fact known already changes nothing."""
-    return _APPLY[type(event)](state, event)
+    """Return the state that also knows ``event``; a fact known already changes nothing.
+
+    Raises ``DamagedError`` for a fact that doesn't fit what is known, which nothing honest tells.
+    """
+    try:
+        return _APPLY[type(event)](state, event)
+    except ev.UNREADABLE as exc:
+        info, kind = state.info, type(event).__name__
+        raise DamagedError(info.backend, info.address, f"{kind} fact", f"{exc}"[:_MOST_WHY]) from exc
 
 
 @cache

@@ -5,14 +5,18 @@ import json
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
-from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.jobs import find, ref
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import fold
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 TEXTS = {
@@ -153,3 +157,50 @@ def test_a_wrong_annotation_hides_no_other_job(stage):
         refused(lambda state=states[1]: here.enforcement(state.info), bad.name)
     here.delete(bad.name)
     assert [state.info.id for state in here.jobs(scope=stage.namespace)] == [good.info.id]
+
+
+def test_a_job_of_which_no_state_can_be_made_is_cancelled_and_deleted(stage, monkeypatch):
+    job, path = stage.submit("begin()\nwait('never')"), "apis/batch/v1/{}/jobs"
+    until(lambda: (stage.signs / "life-0-0").exists())
+
+    def raises(_state, _event):
+        raise TypeError("it fits nothing")
+
+    for fact in (ev.NodeStarted, ev.Waiting, ev.Suspended):
+        monkeypatch.setitem(fold._APPLY, fact, raises)
+
+    [answer] = said("cancel", job.name)
+
+    assert answer.text.startswith(f"{job.name} cancelled, but the ")
+    [obj] = stage.objects(path)
+    assert obj["spec"]["suspend"]
+    assert labelling.CANCELLED in obj["metadata"]["annotations"]
+    [answer] = said("delete", job.name)
+    assert answer.text == f"{job.name} deleted"
+    assert stage.objects(path) == []
+
+
+def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, monkeypatch):
+    wait = "begin()\nwait('never')"
+    stage.submit(wait, name="strange")
+    until(lambda: (stage.signs / "life-0-0").exists())
+
+    applied = fold.apply
+
+    def apply(state, event):
+        if state.name == "strange":
+            raise DamagedError("kubernetes", "strange", "fact", "it fits nothing")
+        return applied(state, event)
+
+    monkeypatch.setattr(ref, "apply", apply)
+    tending = backend("kubernetes").tend("the test", [stage.namespace])
+    assert tending is not None
+    stage.submit(wait, launch=Elastic(run_policy=RunPolicy(active_deadline_seconds=1)), kind="volcano")
+    until(
+        lambda: [
+            obj
+            for obj in stage.objects("apis/batch.volcano.sh/v1alpha1/{}/jobs")
+            if labelling.STOPPED in obj["metadata"].get("annotations", {})
+        ]
+    )
+    tending.stop()

@@ -11,9 +11,9 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import holding, removal, suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.errors import ApiError, NBTorchJobError, SpecError
+from nbtorchjob.errors import ApiError, DamagedError, NBTorchJobError, SpecError
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import AWAITED, HELD
+from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE
 from nbtorchjob.text.hints import hint
 
 _PODS_GONE_S = 60.0
@@ -25,8 +25,7 @@ async def cancel(job: JobRef, early: str = "") -> None:
 
     ``early`` is why a run is stopped early.
     """
-    said = concluded(job)
-    if _halted(job, said) if said.cancelled is not None else await over(job):
+    if await _over(job):
         return
     await removal.save_logs(job)
     when = labelling.wish(time.time(), early)
@@ -39,6 +38,15 @@ async def cancel(job: JobRef, early: str = "") -> None:
         within=_PODS_GONE_S,
         last=partial(removal.end, job),
     )
+
+
+async def _over(job: JobRef) -> bool:
+    """Whether nothing of the job is left to end; False where what is known of it makes no sense."""
+    try:
+        said = concluded(job)
+        return _halted(job, said) if said.cancelled is not None else await over(job)
+    except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
+        return False
 
 
 def _halted(job: JobRef, said: JobState) -> bool:

@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import Pod
 from nbtorchjob.backends.kubernetes.payload import shared, stores
-from nbtorchjob.errors import DamagedError, ValueLostError
+from nbtorchjob.errors import DamagedError, SpecError, ValueLostError
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Sent
 
@@ -45,7 +45,7 @@ async def bring_home(job: JobRef, *, whole: bool) -> None:
 async def remove(job: JobRef) -> bool:
     """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone."""
     found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
-    with suppress(DamagedError):  # where it had anything nobody can read
+    with suppress(DamagedError, SpecError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
         if storage := job.info.asked.cluster.storage:
             await asyncio.to_thread(shared.done, storage, job.info.run)

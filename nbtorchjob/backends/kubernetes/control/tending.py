@@ -32,9 +32,10 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError, SpecError
+from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobState, apply, runs
+from nbtorchjob.state.events import UNREADABLE
 
 AGAIN_S = 30.0  # between two tries at what the cluster refuses
 _Key: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
@@ -194,13 +195,14 @@ class Tender:
             return
         earlier = [kept.objects[number] for number in sorted(kept.objects)][:-1]
         job = JobRef(self._session, self._scope, kept.kind, kept.newest, tuple(earlier))
-        state = kept.closed or _state(job, kept)
-        self._stands(key, kept, state)
         try:
+            state = kept.closed or _state(job, kept)
+            self._stands(key, kept, state)
             kept.due = _attention(job, state, kept)
-        except (DamagedError, SpecError) as exc:  # who may change its object may write anything
+        except (DamagedError, *UNREADABLE) as exc:  # who may change its object may write anything
             kept.due = None
             LOG.warning("%s is left alone: %s", job.info.address, exc)
+            return
         if kept.due is not None and kept.due <= time.time():
             kept.due = None
             work = self._visit if state.ended is None or _untidy(job, kept) else self._expire

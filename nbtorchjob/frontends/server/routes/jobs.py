@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
@@ -89,7 +90,7 @@ class VerbHandler(Api):
         """
         if verb not in CHANGES:
             raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
-        await _change(self, JobId.parse(id), _on_job(CHANGES[verb]))
+        await _change(self, JobId.parse(id), partial(_on_job, verb))
         self.finish_empty()
 
 
@@ -120,18 +121,18 @@ async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -
         _watch(handler).again(job)
 
 
-def _on_job(verb: Callable[[Backend, str], None]) -> Callable[[Backend, str], None]:
-    """Return the verb for a job that exists: ending a missing job would silently change nothing."""
-
-    def act(backend: Backend, name: str) -> None:
+def _on_job(verb: str, backend: Backend, name: str) -> None:
+    """Do something to a job that exists: ending a missing job would silently change nothing."""
+    try:
         backend.info(name)
-        verb(backend, name)
-
-    return act
+    except DamagedError:
+        if verb != "cancel":  # to end a job nothing of its record need be known
+            raise
+    CHANGES[verb](backend, name)
 
 
 def _delete(backend: Backend, name: str) -> None:
-    with suppress(DamagedError):  # all that matters is that such a job exists
+    with suppress(DamagedError):  # as above
         backend.info(name)
     backend.delete(name)
 
