@@ -6,8 +6,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     starting        ``boot``, ``main``, ``modules``, ``init`` (PID 1 of a pod), ``payload``, ``packages``,
                     ``stock``, ``environment``, ``needed``, ``versions``, ``shipped``, ``fetched``,
                     ``injected``, ``compilers``
-    a node          ``node``, ``agent``, ``template``, ``watchdog``, ``meter``, ``nvml``, ``death``,
-                    ``exits``
+    a node          ``node``, ``agent``, ``template``, ``returns``, ``watchdog``, ``meter``, ``nvml``,
+                    ``shortage``, ``death``, ``exits``
     being asked     ``answering``, ``ask``, ``questions``
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,

@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from . import exits, groups
+from . import exits, groups, returns, shortage, template
 from .answering import Handler
 from .checkpoints import Saved
 from .deferred import until_started
@@ -65,6 +65,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        returns.use_pipes()
         self.code = exits.OK
         self._elastic = elastic
         self._retried = retried
@@ -98,8 +99,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             raise
         except Exception as exc:
             self._peers.check()  # what failed may have failed because of a peer
-            code = self._peers.tell(exits.INFRASTRUCTURE_ERROR)
-            if code != exits.INFRASTRUCTURE_ERROR:  # that peer has said so, and was heard no sooner
+            own = shortage.code_of(exc)
+            code = self._peers.tell(own)
+            if code != own:  # that peer has said so, and was heard no sooner
                 raise PeersEnded(code) from exc
             raise
 
@@ -117,7 +119,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
         departure = Departure(folder, self._node, self._round, len(ranks), self._peers)
-        with until_started() as signals:
+        with until_started() as signals, template.telling_why():
             started: Dict[int, Any] = super()._start_workers(worker_group)
         self._departure = departure
         signal.signal(signal.SIGTERM, self._on_sigterm)  # in place of torch's own

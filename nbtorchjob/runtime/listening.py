@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -9,6 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own
+ITSELF = "this machine can't connect to itself"
+_FILES = 16  # that a store takes, and some to spare (2.13)
+_REACH_S = 5.0  # for a connection from this machine to itself
 _BACKLOG = 2048  # all nodes of a job may come at once
 
 
@@ -22,6 +26,7 @@ def serve(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
     port = listener.getsockname()[1]
+    check(listener, address or "127.0.0.1")
     return TCPStore(
         address or "127.0.0.1",
         port,
@@ -30,6 +35,27 @@ def serve(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)
         timeout=timeout,
         master_listen_fd=listener.detach(),
     )
+
+
+def check(listener: socket.socket, address: str) -> None:
+    """Make sure that a ``TCPStore`` can serve at ``address``, and be reached there by this process.
+
+    Raises ``OSError`` where it can't, as where the loopback interface is down or no more files may be open.
+    torch itself then tries again for minutes, without a word, or ends the process (2.13).
+    """
+    files = []
+    try:
+        for _ in range(_FILES):
+            files.append(os.dup(listener.fileno()))
+    finally:
+        for each in files:
+            os.close(each)
+    port = listener.getsockname()[1]
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError as exc:
+        text = "%s: %s at %s:%d" % (exc.strerror or exc, ITSELF, address, port)
+        raise OSError(exc.errno or errno.ETIMEDOUT, text) from None
 
 
 def said() -> str:

@@ -154,7 +154,7 @@ class Memory:
 
     def __init__(self, roots: Roots = HERE) -> None:
         self._proc = roots.proc
-        version, folders = _cgroups(roots, "memory")
+        version, folders = cgroups(roots, "memory")
         names = ("memory.max", "memory.current", "inactive_file")
         if version == 1:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -194,7 +194,7 @@ class Memory:
 def cores(roots: Roots = HERE) -> float:
     """Return how many CPU cores this process may use: its affinity's, or its cgroup's smaller quota."""
     found = [float(len(os.sched_getaffinity(0)))]
-    version, folders = _cgroups(roots, "cpu")
+    version, folders = cgroups(roots, "cpu")
     for folder in folders:
         with suppress(OSError, ValueError):  # no such file; "max"
             if version == 2:
@@ -218,7 +218,7 @@ def cpu(roots: Roots = HERE) -> str:
 _CFS = ("quota", "period")
 
 
-def _cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
+def cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
     """Return the version of a controller's cgroups, and the folders of this process's one and those above.
 
     In a container they lie below paths of the host that aren't there: then only the root is its own.

@@ -10,7 +10,19 @@ import tempfile
 import traceback
 from typing import Any, Dict, Mapping, Optional, Type
 
-from . import answering, artifacts, checkpoints, compilers, exits, injected, questions, recorder, store, wire
+from . import (
+    answering,
+    artifacts,
+    checkpoints,
+    compilers,
+    exits,
+    injected,
+    questions,
+    recorder,
+    shortage,
+    store,
+    wire,
+)
 from .emit import emit
 from .errors import from_exception
 from .injected import FOLDER, STREAM
@@ -80,7 +92,7 @@ def _ended(exc: Exception, node: int) -> int:
         return _tell(exc, node, exc.code) if str(exc) else exc.code
     if _behind(exc, _Stopped, SignalException):
         return exits.CANCELLED
-    return _tell(exc, node, exits.INFRASTRUCTURE_ERROR)
+    return _tell(exc, node, shortage.code_of(exc))
 
 
 def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
@@ -103,7 +115,7 @@ def _stop_on_signals() -> None:
 def _tell(exc: Exception, node: int, code: int) -> int:
     traceback.print_exc()
     sys.stderr.flush()
-    emit("NodeFailed", node=node, code=code, error=from_exception(exc).to_json())
+    emit("NodeFailed", node=node, code=code, error=shortage.explained(from_exception(exc), exc).to_json())
     return code
 
 

@@ -77,8 +77,7 @@ class Alone:
 
     def tell(self, code: int) -> int:
         """Tell the others that this node ends with ``code``; return the code to end with."""
-        # With nobody to lose, what looks like a lost peer is the code's own fault.
-        return exits.USER_ERROR if code == exits.INFRASTRUCTURE_ERROR else code
+        return code
 
     def want_sample(self, why: str) -> None:
         """Have the other nodes of this round take a sample."""

@@ -7,15 +7,20 @@ then runs in it. A forkserver started the usual way would import torch again, 1.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
+from typing import Iterator, Optional
 
 from . import fresh
 from .death import die_with_parent
+
+_END_S = 1.0  # for the template to end, once its connection has
 
 
 def start() -> bool:
@@ -59,8 +64,41 @@ def end() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@contextmanager
+def telling_why() -> Iterator[None]:
+    """Have a rank that can't be started fail with the template's own reason.
+
+    Of a template that fails as it forks, its client sees no more than the end of a connection.
+    """
+    try:
+        yield
+    except (EOFError, ConnectionError) as exc:
+        why = _end_of_template()
+        if why is None:
+            raise
+        raise why from exc
+
+
+def _end_of_template() -> Optional[OSError]:
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is None:
+        return None
+    with suppress(ChildProcessError):  # multiprocessing has waited for it
+        until = time.monotonic() + _END_S
+        while time.monotonic() < until:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended and os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                return ChildProcessError("the process that starts ranks was ended by %s" % name)
+            if ended:
+                number = os.WEXITSTATUS(status)
+                return OSError(number, "%s, as a rank was started" % os.strerror(number))
+            time.sleep(0.005)
+    return None
+
+
 def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:
-    code = 1
+    code = errno.EIO
     try:
         # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
         die_with_parent()
@@ -71,5 +109,8 @@ def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:
         code = 0
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else 0
+    except OSError as exc:
+        code = exc.errno or code
+        raise
     finally:
         os._exit(code)

@@ -43,6 +43,10 @@ def of_agent(code: int | None) -> Reason:
 
 def of_agent_error(code: int, error: Error) -> Reason:
     """Explain why a node's agent gave up with ``code`` over an exception of its own."""
+    notes = "\n".join(error.notes)
+    short = find(table.SHORTAGES, error.type, notes)
+    if short is not None:
+        return short.reason(error.type, notes)
     if code != exits.INFRASTRUCTURE_ERROR:
         row = find(table.NODE_ERRORS, f"{code} {error.type}", error.message)
         return row.reason(error.type, error.message) if row is not None else of_agent(code)

@@ -36,6 +36,14 @@ _ACCELERATOR = "The accelerator's memory ran out: use a smaller batch, or more n
 _SHM = "Raise --shm (on this machine /dev/shm), or use fewer DataLoader workers."
 _DISK = "Write less, or ask for more with --limit ephemeral-storage=SIZE."
 _FULL = f"The disk is full: free some space on the disk with the job's folder. On a cluster: {_DISK}"
+_FILES = (
+    "Raise the limit where Jupyter or the command is started (ulimit -n 65536), on a cluster in the image or "
+    "its runtime. Fewer ranks a node need fewer files."
+)
+_PROCESSES = (
+    "Use fewer ranks a node, or raise the limit: ulimit -u, and on a cluster the limit on processes of a pod."
+)
+_LATER_THERE = "End what holds them, or choose another host."
 _HUNG = (
     "A rank hung, or not all took part: their logs show where each was. "
     "If it is just slow, raise timeout= of init_process_group."
@@ -220,6 +228,21 @@ NODE_ERRORS = (
     Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?InstallError", _UNKNOWN, _UNINSTALLED, _INDEX),
 )
 
+# What ``runtime/shortage`` notes of an exception that ended a node's agent: what its machine refused.
+SHORTAGES = (
+    Row(".*", _CONFIG, "a process may have only {most} files open there", _FILES,
+        told=r"may have this many files open: (?P<most>\d+) \(RLIMIT"),
+    Row(".*", _INFRA, "its machine has as many files open as it may", _LATER_THERE, told=r"\(fs\.file-max\)"),
+    Row(".*", _INFRA, "it may start no more processes or threads", _PROCESSES,
+        told="no more processes or threads may be started"),
+    Row(".*", _INFRA, "it has no memory for another process", _MEMORY, told="there is no memory for it"),
+    Row(".*", _INFRA, "its disk is full", _FULL, told=r"is full: .* are free"),
+    Row(".*", _CONFIG, "it can't write to {folder}", "Set TMPDIR to a folder that can be written to.",
+        told="(?P<folder>.*) is read-only"),
+    Row(".*", _INFRA, "it can't connect to itself", "Bring its loopback interface up: ip link set lo up.",
+        told="its ranks meet at that address"),
+)
+
 # The type of an exception that ended a node's agent with the code for infrastructure.
 AGENT_ERRORS = (
     Row(r"(?:.*\.)?PeersEnded", _INFRA, "a peer was lost: {text}", _AGAIN),
@@ -245,6 +268,8 @@ ERRORS = (
     Row(".*MemoryError", _USER, "{word}", f"The memory ran out. {_MEMORY}"),
     Row(".*", _USER, "{word}", f"Most likely the memory ran out. {_MEMORY}",
         told="Cannot allocate memory|DataLoader worker .*: Killed"),
+    Row(".*", _USER, "{word}", _FILES, told="Too many open files"),
+    Row(".*", _USER, "{word}", _PROCESSES, told="can't start new thread|Resource temporarily unavailable"),
     Row(".*", _USER, "{word}", "A port is in use: don't set MASTER_PORT yourself.",
         told="Address already in use|EADDRINUSE"),
     Row(".*", _USER, "{word}", _HUNG, told=r"collective operation timeout|Timed out waiting \d+ms for"),

@@ -17,7 +17,7 @@ from typing import Any
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
 from nbtorchjob.machine import compilers, processes
-from nbtorchjob.runtime import death, exits, injected
+from nbtorchjob.runtime import death, exits, injected, listening
 from nbtorchjob.runtime.given import GIVEN
 from nbtorchjob.state import US, JobInfo
 from nbtorchjob.state.failure import AGENT_KILLED
@@ -101,6 +101,7 @@ class Attempt:
         # threads, so it is opened when there is nothing left to fork.
         from torch.distributed import TCPStore
 
+        listening.check(listener, "127.0.0.1")
         port = listener.getsockname()[1]
         self._store = TCPStore(
             "127.0.0.1",

@@ -16,7 +16,7 @@ from nbtorchjob.backends.local.launch import environment, pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import devices
-from nbtorchjob.runtime import compilers, exits
+from nbtorchjob.runtime import compilers, shortage
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import JobInfo
 
@@ -68,15 +68,15 @@ def _start(places: Iterable[Place], mine: Collection[str]) -> bool:
             refused = True
             if place.name in mine:
                 raise
-            _give_up(job, exc)
+            give_up(job, exc)
     return refused
 
 
-def _give_up(job: JobDirectory, exc: Exception) -> None:
-    """Close a job that couldn't be started, as whoever submitted it is gone."""
+def give_up(job: JobDirectory, exc: Exception) -> None:
+    """Close a job that couldn't be started, as whoever submitted it no longer waits for that."""
     with suppress(OSError, NBTorchJobError):
-        error = from_exception(exc).to_json()
-        job.close_unbegun("NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=error)
+        error = shortage.explained(from_exception(exc), exc).to_json()
+        job.close_unbegun("NodeFailed", node=0, code=shortage.code_of(exc), error=error)
 
 
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.machine import limits
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import exits, shortage
 from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.runtime.payload import Payload, PayloadError
@@ -80,8 +80,9 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         time.tzset()
         code = _run(payload, request["path"])
     except Exception as exc:  # before the node's own code could tell what it met
-        code = exits.CONFIG_ERROR if isinstance(exc, PayloadError) else code
-        job.emit("NodeFailed", node=index, code=code, error=from_exception(exc).to_json())
+        code = exits.CONFIG_ERROR if isinstance(exc, PayloadError) else shortage.code_of(exc)
+        error = shortage.explained(from_exception(exc), exc).to_json()
+        job.emit("NodeFailed", node=index, code=code, error=error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

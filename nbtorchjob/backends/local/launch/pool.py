@@ -31,11 +31,12 @@ from typing import Any
 from nbtorchjob import frozen
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import compilers, folders, pages
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime import death, node
+from nbtorchjob.runtime import death, node, shortage
 
 IDLE = "NBTORCHJOB_POOL_IDLE_S"
 _IDLE_S = 900.0
@@ -86,7 +87,8 @@ def connected() -> Iterator[tuple[Process, Callable[[dict[str, Any]], None]]]:
                 lambda request: connection.sendall(json.dumps(request).encode() + b"\n"),
             )
     except OSError as exc:
-        raise SubmitError(f"this machine's pool can't be reached: {exc}") from exc
+        met = shortage.limit_met(exc)
+        raise SubmitError(f"this machine's pool can't be reached: {exc}" + (met and f"; {met}")) from exc
 
 
 def stop() -> None:
@@ -222,7 +224,7 @@ def _share() -> None:
 
 
 def _start_resource_tracker() -> None:
-    # Each agent would start one of its own, a whole Python process, for its ranks' semaphores.
+    # Each agent would start one of its own, a whole Python process: a forkserver hands it to what it forks.
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()
@@ -283,7 +285,12 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
 def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
     from nbtorchjob.backends.local.launch import handover  # late: that one needs this module
 
-    if os.fork():
+    job = JobDirectory(Path(request["folder"]))
+    try:
+        if os.fork():
+            return
+    except OSError as exc:  # this user may have no more processes: the other jobs' pool goes on
+        handover.give_up(job, exc)
         return
     code = 1
     try:
@@ -298,10 +305,11 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
             death.kill_children()
             handover.step()  # whoever waited for this one's place has it now
         else:
-            supervisor.supervise(Path(request["folder"]), request)
+            supervisor.supervise(job.path, request)
         code = 0
-    except Exception:
+    except Exception as exc:
         traceback.print_exc()
+        handover.give_up(job, exc)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

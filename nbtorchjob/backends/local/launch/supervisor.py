@@ -18,7 +18,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.events import EventFile
 from nbtorchjob.backends.local.launch.attempt import PEER_LOST, Attempt
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime import death, exits
+from nbtorchjob.runtime import death, shortage
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import US, JobState, Next, Phase, apply
 from nbtorchjob.state import events as ev
@@ -51,8 +51,8 @@ def _monotonic(at: float) -> float:
 
 
 def _failed(job: JobDirectory, exc: Exception) -> None:
-    error = from_exception(exc).to_json()
-    job.emit("NodeFailed", node=0, code=exits.INFRASTRUCTURE_ERROR, error=error)
+    error = shortage.explained(from_exception(exc), exc).to_json()
+    job.emit("NodeFailed", node=0, code=shortage.code_of(exc), error=error)
 
 
 class Supervisor:
