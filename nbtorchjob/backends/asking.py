@@ -57,13 +57,15 @@ class Conversation:
                 if isinstance(message, bytes):
                     raise WireError("it isn't a message")
                 if not self._asked and "number" in message:
-                    return self._ask(str(message["number"]))
+                    return self._ask(message["number"])
                 self._take(message)
         except WireError as exc:
             self.end(f"what answers isn't a node of this job: {exc}")
         return b""
 
-    def _ask(self, number: str) -> bytes:
+    def _ask(self, number: Any) -> bytes:
+        if not isinstance(number, str) or not number.isascii():
+            raise WireError("it isn't a message")
         self._asked = True
         self._messages.number(number)
         try:

@@ -48,12 +48,14 @@ def release(backend: Backend, state: JobState) -> list[int]:
     nodes = sorted({stop.node for stop in state.stopped if stop.why == FAILURE})
     if not nodes:
         stopped = ranks([stop.rank for stop in state.stopped])
-        more = f"; {stopped} at a breakpoint: {hint('debug', name)}" if stopped else ""
+        more = f"; {stopped} at a breakpoint: {hint('debug', name)}" if state.stopped else ""
         raise AskError(f"no rank of {name} is held where it failed{more}")
-    released: list[int] = []
+    known = range(state.info.nodes[1] * state.info.nproc_per_node)
+    released: set[int] = set()
     for answer in backend.ask(state.info.address, {"question": "release"}, nodes):
         for record in answer.records:
-            released += [rank for rank in record.get("released", ()) if isinstance(rank, int)]
+            told = record.get("released")
+            released.update(rank for rank in known if isinstance(told, list) and rank in told)
         if answer.trouble:
             raise AskError(f"node {answer.node} of {name} can't be asked: {answer.trouble}")
     return sorted(released)
@@ -84,7 +86,8 @@ class Session:
             self._talk.send({"complete": line, "begin": begin, "end": end})
             while (said := self._talk.hear(_ALIVE_S)) is not None:
                 if "words" in said:
-                    return [str(word) for word in said["words"]]
+                    words = said["words"]
+                    return [str(word) for word in words] if isinstance(words, list) else []
         return []
 
     @contextmanager

@@ -19,7 +19,7 @@ from nbtorchjob.runtime.profiling import ENDING_S, MOST_WRITTEN
 from nbtorchjob.runtime.samples import RUNS, RankSample
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis.standing import place, users_frame
-from nbtorchjob.state.events import Sampled, believed
+from nbtorchjob.state.events import UNREADABLE, Sampled, believed
 from nbtorchjob.state.spent import spent
 from nbtorchjob.state.text.profile import Held, MemoryProfile, Profile
 from nbtorchjob.state.text.stacks import STATES
@@ -30,6 +30,7 @@ _LOOK_S = 10.0
 _SPARE_S = 2 * TURN_S + ENDING_S + 20.0  # beside the seconds of a profile: for it to begin, and to come home
 _MAX_LINE = 300
 _LEVEL = 6  # of compression, as the node's
+_MOST = 1 << 63  # nanoseconds since the epoch, and bytes
 
 
 def take(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> Profile:
@@ -112,12 +113,27 @@ def _reading(rank: int) -> Iterator[None]:
     """Tell that what a rank told is no profile, whatever it is instead."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as exc:
-        raise ProfileError(f"what rank {rank} told of its profile can't be read: {exc}") from exc
+    except (*UNREADABLE, LookupError, ArithmeticError, zlib.error) as exc:
+        why = line(f"{type(exc).__name__}: {exc}", _MAX_LINE)
+        raise ProfileError(f"what rank {rank} told of its profile can't be read: {why}") from exc
 
 
 def _told(records: Iterable[Mapping[str, Any]]) -> Any:
-    return json.loads(_unpacked(_joined(records, TOLD)))
+    return json.loads(
+        _unpacked(_joined(records, TOLD)), parse_int=_whole, parse_float=_finite, parse_constant=_finite
+    )
+
+
+def _whole(text: str) -> int:
+    if abs(number := int(text)) >= _MOST:
+        raise ValueError(f"no rank tells a number of {len(text)} digits")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not abs(number := float(text)) < _MOST:
+        raise ValueError(f"no rank tells {text}")
+    return number
 
 
 def _joined(records: Iterable[Mapping[str, Any]], name: str) -> bytes:

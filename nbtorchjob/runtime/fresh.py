@@ -12,6 +12,7 @@ import gc
 import itertools
 import multiprocessing
 import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -53,6 +54,9 @@ def _be_main_process() -> None:
     # It left the way this rank was started as its own default: processes that the user's code starts
     # (DataLoader's workers) would look for the notebook's classes and not find them.
     multiprocessing.set_start_method(None, force=True)
+    # Every user of the machine reaches those, and can have a forkserver run code (CVE-2022-42919).
+    util: Any = multiprocessing.util
+    util.abstract_sockets_supported = False
     process: Any = multiprocessing.process
     if _MAIN.__name__ == "_MainProcess":  # private to CPython (3.14); without it the rank has a worker's name
         process._current_process = _MAIN()

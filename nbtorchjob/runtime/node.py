@@ -169,7 +169,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     warm = launch["start_method"] == "forkserver" or (
         launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
     )
-    method = "forkserver" if warm and template.start() else launch["start_method"]
+    method = "forkserver" if warm and template.start(folder) else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key)
     lookout = Lookout(folder, node, launch["hang_after"])
     make: Any

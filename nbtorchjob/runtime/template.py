@@ -14,20 +14,23 @@ import socket
 import sys
 import time
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver
+from multiprocessing import forkserver
 from typing import Iterator, Optional
 
 from . import fresh
 from .death import die_with_parent
 
 _END_S = 1.0  # for the template to end, once its connection has
+_SOCKET = "template.sock"
 
 
-def start() -> bool:
+def start(folder: str) -> bool:
     """Fork the template and make the ``forkserver`` start method use it; return False if it can't.
 
-    The three attributes set here are private to CPython; where they are absent, the forkserver
-    starts by itself when first used: slower, but correct.
+    Its socket is in ``folder``, the node's own: whoever reaches it has code run, and multiprocessing's own
+    choice is one that every user of the machine reaches (Python 3.10.0 to 3.10.8 and 3.11.0). The three
+    attributes set here are private to CPython; where they are absent, the forkserver starts by itself when
+    first used: slower, but correct.
     """
     server = getattr(forkserver, "_forkserver", None)
     names = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
@@ -35,14 +38,18 @@ def start() -> bool:
     if sys.version_info >= (3, 14) or not all(hasattr(server, name) for name in names):
         return False
     listener = socket.socket(socket.AF_UNIX)
-    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    os.fchmod(listener.fileno(), 0o600)
+    # It stays open: by it the agent reaches the socket, as the folder's path may be longer than a socket's.
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    address = "/proc/self/fd/%d/%s" % (fd, _SOCKET)
+    with suppress(FileNotFoundError):
+        os.unlink(address)  # of an earlier attempt
     try:
         listener.bind(address)
-    except OSError:  # TMPDIR is too long for a socket's path
+    except OSError:  # a file system without sockets
         listener.close()
+        os.close(fd)
         return False
-    if address and address[0] != "\0":
-        os.chmod(address, 0o600)
     listener.listen()
     alive_r, alive_w = os.pipe()
     fresh.use_threads()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import sys
 
 import cloudpickle
@@ -18,15 +19,18 @@ pytestmark = pytest.mark.torch
 
 def libraries():
     nccl = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
-    return nccl, os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    compiled = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    own = os.path.dirname(os.path.dirname(compiled))
+    return nccl, compiled, os.stat(os.path.join(own, "template.sock")).st_mode
 
 
-def test_libraries_are_told_when_to_give_up_and_where_to_keep_what_they_compile(folder):
+def test_libraries_are_told_what_to_do_and_ranks_are_forked_by_a_socket_of_the_nodes_own(folder):
     node = Node(pack(folder, libraries), TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="900")
     assert node.wait() == exits.OK
-    nccl, compiled = node.value()
+    nccl, compiled, mode = node.value()
     node.end()
     assert re.fullmatch(rf"{node.temp}/nbtorchjob-\w+/compiled/inductor", compiled)
+    assert stat.filemode(mode) == "srw-------"
     # A value of one's own wins.
     assert nccl == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -1,0 +1,130 @@
+"""What answers in a node's place may say anything: whoever asked is told in one line, or shown it."""
+
+import json
+import random
+from contextlib import suppress
+from functools import reduce
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbtorchjob import ProfileError
+from nbtorchjob.backends import debugging, profiles, stacks
+from nbtorchjob.backends.asking import Conversation
+from nbtorchjob.backends.base import NodeAnswer
+from nbtorchjob.runtime.questions import RECORD_BYTES, Messages
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from tests.backends.test_profiles import STARTED, TOLD, TRACE, Asked, packed, take
+
+CASES = 1500
+KEY = b"k" * 32
+DEEP = b"[" * 100_000 + b"]" * 100_000
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 0, 2**63, 10**400, 1e308, float("inf"), float("-inf"), float("nan")),
+    *("", "\ud800", "\x1b]52;c;YQ==\x07", "9" * 5000, [], {}, [[]], {"a": {}}, [1, 2], ["", "", ""]),
+)
+
+
+def forged(value, draw):
+    """Return a copy in which something odd stands in one place."""
+    if draw.random() < 0.2 or not isinstance(value, dict | list) or not value:
+        return draw.choice(ODD)
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    place = draw.choice([*copy] if isinstance(copy, dict) else range(len(copy)))
+    copy[place] = forged(copy[place], draw)
+    return copy
+
+
+FULL = {
+    **TOLD,
+    "looks": [[0, 0, 0, 0], [10**8, 10**7, 0, 1]],
+    "stacks": [[["/tmp/1.py", 3, "f"]]],
+    "ranges": [["step", 0, 10**8]],
+    "collectives": [["gloo:all_reduce", 0, 10**8]],
+}
+HELD = {"asked": 2.0, "held": [[0, 8192, 1024]], "events": 5}
+
+
+def profile_of(told, trace):
+    try:
+        content = json.dumps(told).encode(), json.dumps(trace).encode()
+    except (ValueError, RecursionError):
+        return ()
+    return (*packed(content[0], "told"), *packed(content[1], "trace"))
+
+
+@pytest.mark.parametrize(("by", "told"), [(profiles.take, FULL), (profiles.take_memory, HELD)])
+def test_a_forged_profile_is_shown_or_refused(folder, by, told):
+    draw = random.Random(41)
+    refused = []
+    for _ in range(CASES):
+        answer = profile_of(*draw.choice([(forged(told, draw), TRACE), (told, forged(TRACE, draw))]))
+        try:
+            found = take(Asked(answer), folder, by=by)
+        except ProfileError as exc:
+            refused.append(str(exc))
+        else:
+            assert str(found)
+            assert found._repr_html_()
+            assert json.dumps(found.to_json())
+            found.path.unlink()
+    assert 0 < len(refused) < CASES
+    assert [text for text in refused if "\n" in text or "\x1b" in text] == []
+
+
+@pytest.mark.parametrize(
+    "trace", [DEEP, b'{"traceEvents": [%b]}' % DEEP, b'{"a": %b, "traceEvents": []}' % DEEP]
+)
+def test_a_deep_trace_is_one_line(folder, trace):
+    answer = (*packed(json.dumps(TOLD).encode(), "told"), *packed(trace, "trace"))
+
+    with pytest.raises(ProfileError, match="told of its profile can't be read: ") as refused:
+        take(Asked(answer), folder)
+
+    assert "\n" not in str(refused.value)
+    assert not [*folder.iterdir()]
+
+
+def answering(*records) -> Any:
+    """Return a backend whose node 1 answers each question with these records."""
+    return SimpleNamespace(ask=lambda *_, **__: iter([NodeAnswer(1, records, "")]))
+
+
+def saying(words) -> Any:
+    """Return a conversation in which a rank completes lines to these."""
+    return SimpleNamespace(send=lambda _: None, hear=lambda _: {"words": words})
+
+
+def state(*facts):
+    return reduce(apply, (*STARTED, *facts), JobState(JobInfo("job", nodes=(2, 2))))
+
+
+def test_forged_stacks_are_shown_or_left_out():
+    draw = random.Random(41)
+    frame = {"filename": "/tmp/1.py", "lineno": 3, "name": "f"}
+    thread = {"name": "main", "frames": [frame]}
+    sample = {"rank": 1, "state": "runs", "pid": 7, "threads": [thread], "note": ""}
+    fact = {"event": "Sampled", "time": 5.0, "node": 1, "round": 0, "why": "asked", "samples": [sample]}
+    for _ in range(CASES):
+        found = stacks.ask(answering(forged(fact, draw)), state(), 1.0)
+        assert str(found)
+        assert found._repr_html_()
+
+
+def test_forged_words_of_the_debugger_are_left_out():
+    held = ev.RankStops(5.0, 1, 1, 1, 3, "f", "/tmp/1.py", ev.FAILURE)
+    for odd in ODD:
+        completed = debugging.Session(saying(odd), held).complete("a", 0, 1)
+        assert all(isinstance(word, str) for word in completed)
+        assert {*debugging.release(answering({"released": odd}), state(held))} <= {1}
+
+
+def test_a_number_that_no_node_gives_ends_the_conversation():
+    for odd in (each for each in ODD if each not in ("", "9" * 5000, "\x1b]52;c;YQ==\x07")):
+        conversation = Conversation(1, KEY, {"question": "sample"})
+        with suppress(ValueError):  # what can't be said
+            message = Messages(KEY).write({"number": odd}, RECORD_BYTES)
+            assert conversation.hear(message) == b""
+            assert "what answers isn't a node of this job" in conversation.answer.trouble
