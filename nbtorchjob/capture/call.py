@@ -25,6 +25,7 @@ from nbtorchjob.capture import (
     cells,
     debuggers,
     imported,
+    logged,
     lookup,
     modules,
     pickling,
@@ -400,6 +401,7 @@ def _take(
 ) -> Call:
     began = time.time()
     objects = {**objects, **theirs.push}
+    call["logging"], handlers = logged.setup()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
     except CaptureError:
@@ -420,7 +422,12 @@ def _take(
         files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
-        notes=(*pickled.seen.notes(taken), *imported.differences(paths), *left),
+        notes=(
+            *pickled.seen.notes(taken),
+            *imported.differences(paths),
+            *left,
+            *(handlers if logged.used(taken, imports) else ()),
+        ),
         began=began,
         stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
         imports=Imports(frozenset(pickled.seen.surely), named, texts),

@@ -26,9 +26,7 @@ def _arithmetic(context: object) -> list[object]:
 
 def others() -> Iterator[str]:
     """Name what else isn't carried along; it changes messages rather than results."""
-    logging, warnings = sys.modules.get("logging"), sys.modules.get("warnings")
-    if logging is not None and (logging.root.handlers or logging.root.level != logging.WARNING):
-        yield "the set-up of logging"
+    warnings = sys.modules.get("warnings")
     if warnings is not None and any(
         action == "ignore" and message is None and kind is Warning and module is None
         for action, message, kind, module, _ in warnings.filters

@@ -10,8 +10,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
                     ``shortage``, ``death``, ``exits``
     being asked     ``answering``, ``ask``, ``questions``
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
-    a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``frontend``, ``groups``,
-                    ``streams``, ``onimport``, ``given``
+    a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``logsetup``, ``frontend``,
+                    ``groups``, ``streams``, ``onimport``, ``given``
     a lab           ``keeper``, ``lab``, ``lead``, ``standing`` and ``relay`` (a node), ``turns`` (a rank)
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``

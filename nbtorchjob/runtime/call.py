@@ -15,6 +15,8 @@ import sys
 import types
 from typing import Any
 
+from . import logsetup
+
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
 
@@ -33,6 +35,7 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
+    logsetup.lay(call.get("logging", {}))
     if "cells" in call:
         return _cells(call["cells"], namespace)
     if "cell" in call:

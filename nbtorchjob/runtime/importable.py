@@ -2,7 +2,8 @@
 
 A library may put an object of its own into ``sys.modules`` (``torch.backends.cudnn``, lazy modules), or have
 modules that are only attributes of others (``torch.ops.aten``, those inside an extension). Modules are looked
-at through their own dicts: what a lazy one is asked for it imports, or says that it can't.
+at through their own dicts: what a lazy one is asked for it imports, or says that it can't. Dicts are copied
+before they are gone through: ``list`` collects garbage, whose finalizers may import.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
 
 
 def _names(module: Any) -> List[str]:
-    return [name for name, known in list(sys.modules.items()) if known is module]
+    return [name for name, known in sys.modules.copy().items() if known is module]
 
 
 def _held_by_parent(module: Any, name: str) -> Optional[Tuple[Any, str]]:
@@ -64,10 +65,10 @@ def _held(module: Any) -> Optional[Tuple[Any, str]]:
     """Return which imported module has it among its variables, as extensions and lazy imports do."""
     if type(module) is types.ModuleType and _has_code(module):
         return None  # made here, and handed to a library
-    for name, holder in list(sys.modules.items()):
+    for name, holder in sys.modules.copy().items():
         if holder is None or name in _MAIN:
             continue
-        for attribute, value in list(attributes(holder).items()):
+        for attribute, value in attributes(holder).copy().items():
             if value is module and not made_by_hand(name):
                 return holder, attribute
     return None
@@ -75,7 +76,9 @@ def _held(module: Any) -> Optional[Tuple[Any, str]]:
 
 def _has_code(module: types.ModuleType) -> bool:
     own = attributes(module)
-    return any(isinstance(each, types.FunctionType) and each.__globals__ is own for each in own.values())
+    return any(
+        isinstance(each, types.FunctionType) and each.__globals__ is own for each in own.copy().values()
+    )
 
 
 def made_by_hand(name: str) -> bool:
@@ -115,7 +118,7 @@ def submodules(values: Iterable[Any], names: Iterable[str]) -> List[Any]:
     return [
         module
         for package in dict.fromkeys(packages)
-        for name, module in list(sys.modules.items())
+        for name, module in sys.modules.copy().items()
         if name.startswith(package) and module is not None
         if tokens.issuperset(name[len(package) :].split("."))
     ]
@@ -128,7 +131,7 @@ def types_of_others() -> FrozenSet[type]:
 
 @functools.lru_cache(maxsize=1)  # thousands are looked at: once per import, not for each pickle
 def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
-    others = [each for each in list(sys.modules.values()) if not isinstance(each, types.ModuleType)]
+    others = [each for each in sys.modules.copy().values() if not isinstance(each, types.ModuleType)]
     return frozenset(map(type, others)) - {type(None)}
 
 
@@ -139,7 +142,7 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     """
     home = sys.modules.get(str(type_.__module__))
     if type_ is object:
-        homes = [each for name, each in list(sys.modules.items()) if name not in _MAIN]
+        homes = [each for name, each in sys.modules.copy().items() if name not in _MAIN]
     elif home is None or type_.__module__ in _MAIN:
         return {}
     else:
@@ -147,7 +150,7 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     return {
         id(value): (module, name)
         for module in homes
-        for name, value in list(attributes(module).items())
+        for name, value in attributes(module).copy().items()
         if type(value) is type_ and (_stateless(value) or (name.isupper() and installed(module)))
         if isinstance(route(module), str)
     }

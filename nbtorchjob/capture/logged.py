@@ -1,0 +1,36 @@
+"""How ``logging`` is set up in the notebook, as far as that can go along to ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbtorchjob.capture import unpicklable
+
+
+def setup() -> tuple[dict[str, Any], list[str]]:
+    """Return what ``runtime.logsetup`` applies on a rank, and a note of each handler that stays here."""
+    if "logging" not in sys.modules:
+        return {}, []
+    from nbtorchjob.runtime import logsetup
+
+    told, stay = logsetup.told()
+    loggers = dict(told.get("loggers", {}))
+    for name, logger in loggers.items():
+        travels = [each for each in logger.handlers if not unpicklable.fails(each)]
+        stay += [each.type.__name__ for each in logger.handlers if each not in travels]
+        filters = [each for each in logger.filters if not unpicklable.fails(each)]
+        loggers[name] = logger._replace(handlers=travels, filters=filters)
+    notes = [
+        f"logging's {name} stays here: on ranks nothing is written to it" for name in dict.fromkeys(stay)
+    ]
+    return {**told, "loggers": loggers} if told else {}, notes
+
+
+def used(captured: Mapping[str, Any], imports: Iterable[str]) -> bool:
+    """Whether code that travels logs: it imports ``logging``, or has it or a logger among its variables."""
+    logging = sys.modules.get("logging")
+    return "logging" in imports or any(
+        value is logging or type(value).__module__ == "logging" for value in captured.values()
+    )

@@ -1,0 +1,104 @@
+"""How the notebook has set up ``logging`` holds on ranks."""
+
+import io
+import logging
+import logging.handlers
+import sys
+
+import pytest
+
+from nbtorchjob.capture import from_cell
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Give a notebook's namespace that knows ``logging``, which is as Python starts."""
+    root = logging.root
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    monkeypatch.setattr(root.manager, "loggerDict", {})
+    monkeypatch.setattr(root.manager, "disable", 0)
+    yield {"__name__": "__main__", "logging": logging}
+    logging.captureWarnings(False)
+    root.manager._clear_cache()  # type: ignore[attr-defined] # what is enabled, of those that stay
+
+
+def printed(ranks, text, namespace):
+    call = from_cell(text, namespace)
+    value, out, error = ranks.run(call)
+    assert error == ""
+    return value, out, call.notes
+
+
+def test_levels_and_formats_of_a_notebook_hold(notebook, ranks):
+    logging.basicConfig(
+        force=True, level=logging.INFO, stream=sys.stdout, format="%(levelname)s:%(name)s:%(message)s"
+    )
+    logging.getLogger("train").setLevel(logging.DEBUG)
+    logging.getLogger("loud").setLevel(logging.ERROR)
+    text = (
+        "for name in ('train', 'loud', 'other'):\n    for level in (10, 20, 40):\n"
+        "        logging.getLogger(name).log(level, 'x')"
+    )
+    _, out, notes = printed(ranks, text, notebook)
+
+    lines = [
+        "DEBUG:train:x",
+        "INFO:train:x",
+        "ERROR:train:x",
+        "ERROR:loud:x",
+        "INFO:other:x",
+        "ERROR:other:x",
+    ]
+    assert out.splitlines() == lines
+    assert notes == ()
+
+
+def test_handlers_filters_and_loggers_of_a_notebook_hold(notebook, ranks):
+    exec(
+        "import sys\n"
+        "class Upper(logging.Formatter):\n"
+        "    def format(self, record): return super().format(record).upper()\n"
+        "class Own(logging.StreamHandler):\n    def emit(self, record): print('own', self.format(record))\n"
+        "class Kept(logging.Handler):\n    lines = []\n"
+        "    def emit(self, record): self.lines.append(record.msg)\n"
+        "class Only(logging.Filter):\n    def filter(self, record): return 'no' not in record.msg\n"
+        "log = logging.getLogger('mine')\nlog.propagate = False\n"
+        "for handler in (logging.StreamHandler(sys.stdout), Own(sys.stdout), Kept()):\n"
+        "    handler.setFormatter(Upper('%(message)s'))\n    log.addHandler(handler)\n"
+        "log.addFilter(Only())\n",
+        notebook,
+    )
+    value, out, notes = printed(
+        ranks, "log.warning('no')\nlog.warning('yes')\nlog.handlers[2].lines", notebook
+    )
+
+    assert (value, out, notes) == (["yes"], "YES\nown YES\n", ())
+
+
+def test_what_is_disabled_and_captured_in_a_notebook_is_so_on_ranks(notebook, ranks):
+    logging.basicConfig(force=True, stream=sys.stdout, format="%(name)s")
+    logging.captureWarnings(True)
+    text = "import warnings\nwarnings.warn('x')\nlogging.disable(40)\nlogging.error('x')"
+    assert printed(ranks, text, notebook)[1] == "py.warnings\n"
+    logging.disable(logging.WARNING)
+    assert printed(ranks, text, notebook)[1] == ""
+
+
+def test_a_handler_that_writes_elsewhere_stays_and_is_named(notebook, ranks, tmp_path):
+    file = logging.FileHandler(tmp_path / "log")
+    memory, stdout = logging.StreamHandler(io.StringIO()), logging.StreamHandler(sys.stdout)
+    logging.basicConfig(force=True, handlers=[file, memory, stdout], format="%(message)s")
+    _, out, notes = printed(ranks, "logging.warning('x')", notebook)
+
+    stays = "stays here: on ranks nothing is written to it"
+    assert (out, notes) == ("x\n", (f"logging's FileHandler {stays}", f"logging's StreamHandler {stays}"))
+    assert from_cell("1", notebook).notes == (), "as it logs nothing"
+    file.close()
+
+
+def test_a_handler_that_draws_in_a_terminal_writes_its_text(notebook, ranks):
+    rich = pytest.importorskip("rich.logging")
+    logging.basicConfig(force=True, handlers=[rich.RichHandler()], format="drawn %(message)s", level="INFO")
+    text = "import sys\nlogging.root.handlers[0].setStream(sys.stdout)\nlogging.info('x')"
+    assert printed(ranks, text, notebook) == (None, "drawn x\n", ())
