@@ -32,7 +32,7 @@
     ├── UnwritableError                 the command's output can't be written
     ├── MalformedError                  Jupyter Server: a part of a URL can't be what it stands for
     ├── NoAnswerError                   Jupyter Server: a backend takes too long
-    └── NotInstalledError               Jupyter Server: a package is missing where it runs
+    └── NotInstalledError               a package of an extra is missing, or too old
 
 A message is one line: what was wrong, what was seen, what to do.
 """
@@ -369,4 +369,4 @@ class NoAnswerError(NBTorchJobError):
 
 
 class NotInstalledError(NBTorchJobError):
-    """A backend lacks what it stands on, here: the server may run in another environment than kernels."""
+    """What an extra brings is missing here, or too old."""

@@ -9,7 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.errors import SpecError
+from nbtorchjob.machine import extras
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
@@ -54,11 +55,9 @@ def _plain(value: Any) -> Any:
 
 def _with(path: Path, name: str, values: dict[str, Any]) -> str:
     """Return the file's text with the profile in it."""
-    try:
+    with extras.needed("jupyter", "a profile that is saved"):
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
-    except ImportError:
-        raise NBTorchJobError("a profile is saved with tomlkit: pip install 'nbtorchjob[jupyter]'") from None
     try:  # an entry that should be a table but isn't has no such methods
         document = tomlkit.parse(path.read_text("utf-8") if path.exists() else "")
         profiles = document.setdefault("profiles", tomlkit.table(is_super_table=True))

@@ -20,6 +20,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.machine import extras
 from nbtorchjob.text import words
 
 NAME = "nbtorchjob-tender"
@@ -52,7 +53,8 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
 
     It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
     """
-    home, secrets = namespaces[0], [*_secrets(namespaces[0])]
+    with extras.needed("kubernetes", "a tender"):
+        home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
     shared = rights.rights(rights.TENDING_CLUSTERWIDE)
     parts = [

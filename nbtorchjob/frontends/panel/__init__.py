@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.commands import session
-from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.machine import extras
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import JobSpec
 
@@ -19,18 +19,14 @@ class ConfigPanel:
     """A form for ``spec``; without one, for what a bare ``%%torchjob`` uses.
 
     What it shows is the session's default from then on: a bare ``%%torchjob`` uses it, and options on a
-    magic's line override it. Invalid entries leave the default as it was. Raises ``NBTorchJobError`` where
-    ipywidgets isn't installed, ``SpecError`` where the default profile is wrong.
+    magic's line override it. Invalid entries leave the default as it was. Raises ``NotInstalledError``
+    where ipywidgets isn't, ``SpecError`` where the default profile is wrong.
     """
 
     def __init__(self, spec: JobSpec | Launch | None = None) -> None:
-        try:
+        with extras.needed("jupyter", "the panel"):
             from nbtorchjob.frontends.panel.window import Window
-        except ModuleNotFoundError as exc:
-            if exc.name != "ipywidgets":
-                raise
-            missing = "the panel needs ipywidgets: pip install 'nbtorchjob[jupyter]'"
-            raise NBTorchJobError(missing) from None
+
         self._window = Window(session.default() if spec is None else JobSpec.of(spec))
 
     @property

@@ -49,11 +49,8 @@ def installed(work: Callable[[], T]) -> T:
     """Do the work; raises ``NotInstalledError`` where a package that it needs is missing."""
     try:
         return work()
-    except ImportError as exc:
-        raise NotInstalledError(
-            f"where Jupyter Server runs {exc.name} isn't installed: "
-            "pip install 'nbtorchjob[kubernetes]' there"
-        ) from exc
+    except NotInstalledError as exc:
+        raise NotInstalledError(f"where Jupyter Server runs, {exc}") from exc
 
 
 class Api(ExtensionHandlerMixin, APIHandler):

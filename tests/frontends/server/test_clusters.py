@@ -210,7 +210,8 @@ async def test_a_server_without_the_package_says_what_to_install(server, hanging
     listed = await heard(server)
 
     assert status == 501
-    assert told.endswith("isn't installed: pip install 'nbtorchjob[kubernetes]' there")
+    needs = "a cluster needs kubernetes.aio: pip install 'nbtorchjob[kubernetes]'"
+    assert told == f"where Jupyter Server runs, {needs}"
     assert listed["notes"] == [f"jobs in far/ml can't be listed: {told}"]
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nbtorchjob.machine import extras
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -63,7 +65,8 @@ class Account:
         _request_timeout: aiohttp.ClientTimeout,
     ) -> SimpleNamespace:
         """Send a request; the answer's head has come."""
-        import aiohttp
+        with extras.needed("kubernetes", "a cluster"):
+            import aiohttp
 
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self.ssl_context, limit=0)

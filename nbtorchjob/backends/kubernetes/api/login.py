@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from nbtorchjob.backends.kubernetes.api import account
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.machine import extras
 
 # What a slow reader leaves unread of one stream; the package's own 2 MiB would add up over a hundred pods.
 _UNREAD_BYTES = 1 << 17
@@ -35,13 +36,13 @@ class Login(NamedTuple):
 
 def contexts() -> list[str]:
     """Return the names of all contexts, each once; none where the kubeconfig can't be read."""
-    import yaml
-
     try:
+        import yaml  # of the extra
+
         files = [yaml.safe_load(Path(path).read_bytes()) or {} for path in _kubeconfigs()]
         named = (one["name"] for file in files for one in file.get("contexts") or ())
         return list(dict.fromkeys(map(str, named)))
-    except (OSError, ValueError, AttributeError, TypeError, KeyError, yaml.YAMLError):
+    except Exception:  # whatever a wrong file, or a missing package, makes it stumble over
         return []
 
 
@@ -50,7 +51,8 @@ async def log_in(context: str | None) -> Login:
     files = _kubeconfigs()
     if not files and not context:
         return _account()
-    from kubernetes.aio import client, config
+    with extras.needed("kubernetes", "a cluster"):
+        from kubernetes.aio import client, config
 
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import NBTorchJobError, SubmitError
+from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
@@ -130,7 +131,5 @@ def told(url: str) -> Iterator[None]:
 
 
 def _fsspec() -> Any:
-    try:
+    with extras.needed("kubernetes", "a store"):
         return importlib.import_module("fsspec")
-    except ImportError:
-        raise SubmitError("a store needs fsspec here: pip install 'nbtorchjob[kubernetes]'") from None
