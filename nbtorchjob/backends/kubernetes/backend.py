@@ -407,7 +407,7 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
             yield event
         return
     info = await job.whole_info()
-    follower = Follower(job.session, job.scope, job.kind, info, job.cache, mine=job.mine)
+    follower = Follower(job, info, job.cache, mine=job.mine)
     async with aclosing(follower.stream()) as events:
         async for event in events:
             yield event

@@ -19,6 +19,8 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects import admission
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import extras
 from nbtorchjob.text import words
@@ -63,6 +65,8 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
         grant(account, None, shared, NAME),
         *map(_yaml, secrets),
         _yaml(_deployment(namespaces, image, secrets)),
+        # Last: a server that hasn't it yet refuses these alone.
+        *map(_yaml, admission.policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
     ]
     return "---\n".join(parts)
 

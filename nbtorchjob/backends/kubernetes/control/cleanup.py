@@ -14,8 +14,9 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, journal
 from nbtorchjob.backends.kubernetes.control.removal import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
 from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
@@ -34,6 +35,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state.events import Verdict
 
 _ENDING_S = 60.0  # for a cancelled job to end
 _PARTS = {"Secret": SECRETS, **BESIDE}
@@ -182,8 +184,11 @@ async def _expire(job: JobRef, due: float) -> None:
 async def expire(job: JobRef) -> None:
     """Remove a job whose time has come; one of this user's is brought home before.
 
+    One of which an attempt goes on stays, whatever its other objects say: somebody else may have made those.
     Raises ``NBTorchJobError`` where it stays.
     """
+    if not all(ended_itself(job.kind, obj) for obj in (*job.earlier, job.object)):
+        return
     if job.mine:
         await bring_home(job, whole=False)
     if await remove(job):
@@ -201,6 +206,11 @@ def expires(job: JobRef, state: JobState) -> float | None:
     except (DamagedError, SpecError):  # who may change its object may write anything; it hides no other job
         return None
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
+
+
+def ended_itself(kind: Kind, obj: Object) -> bool:
+    """Whether an attempt's own object says that it has ended, or was ended."""
+    return bool(labelling.cancelled(obj)) or any(isinstance(f, Verdict) for f in of_object(kind, obj))
 
 
 async def _clear_orphan(leftover: Leftover) -> None:

@@ -7,8 +7,10 @@ job's state (``JobState.next``), and doing it twice changes nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import journal, suspension
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
 from nbtorchjob.backends.kubernetes.kinds import enforcement
@@ -40,13 +42,22 @@ _TELLING = (*exits.FINAL, *exits.AGAIN, exits.CANCELLED, exits.LEFT)
 class JobController:
     """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come.
 
-    It ``removes`` a job that somebody has cancelled where nothing else ends it, and all of it is kept here.
+    ``first`` is the object of its first attempt. It ``removes`` a job that somebody has cancelled where
+    nothing else ends it, and all of it is kept here.
     """
 
     def __init__(
-        self, session: Session, scope: Scope, kind: Kind, info: JobInfo, *, removes: bool = False
+        self,
+        session: Session,
+        scope: Scope,
+        kind: Kind,
+        info: JobInfo,
+        first: Object,
+        *,
+        removes: bool = False,
     ) -> None:
         self._removes = removes
+        self._first = first
         self._session = session
         self._scope = scope
         self._kind = kind
@@ -112,14 +123,14 @@ class JobController:
         """Whether somebody ended it who may have been killed before that held."""
         return state.cancelled is not None or (state.verdict is not None and state.verdict.reason in _OURS)
 
-    async def clean(self) -> None:
+    async def clean(self, owned: Callable[[Object], bool]) -> None:
         """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
         if "clean_pod_policy" not in self._ours:
             return
         client, namespace = self._session.client, self._scope.namespace
         with suppress(ClusterError):
             listing = await client.list(PODS, namespace, labels=labelling.of(self._info.name))
-            pods = [pod["metadata"] for pod in listing.items if labelling.belongs(pod, self._info)]
+            pods = [pod["metadata"] for pod in listing.items if owned(pod)]
             for pod in pods:
                 await client.delete(Target(PODS, namespace, pod["name"]), uid=pod["uid"])
             if pods:
@@ -204,7 +215,8 @@ class JobController:
 
     async def _remove(self) -> None:
         """Delete the first attempt's object, to which the others belong."""
-        await self._session.client.delete(attempts.target(self._kind, self._scope, self._info, 1))
+        target = attempts.target(self._kind, self._scope, self._info, 1)
+        await self._session.client.delete(target, uid=self._first["metadata"]["uid"])
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:

@@ -45,17 +45,14 @@ from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
 from nbtorchjob.backends.kubernetes.control.queueing import Workloads
 from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.jobs.ref import end, of_object, of_pod, vanished
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
-from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling, workloads
+from nbtorchjob.backends.kubernetes.objects import belonging, labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
 from nbtorchjob.backends.kubernetes.pod import groups, lifecycle
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
-from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
@@ -69,6 +66,7 @@ _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
+_MOST_STRAYS = 1024
 _QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happens there
 # What says nothing about the end.
 _TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
@@ -83,9 +81,7 @@ class Follower:
 
     def __init__(
         self,
-        session: Session,
-        scope: Scope,
-        kind: Kind,
+        job: JobRef,
         info: JobInfo,
         cache: JobCache,
         *,
@@ -93,14 +89,21 @@ class Follower:
         visit: bool = False,
         gone: Iterable[Object] = (),
     ) -> None:
+        session, scope, kind, first = job.session, job.scope, job.kind, job.root
         self._session = session
         self._scope = scope
         self._kind = kind
         self._info = info
+        self._first = first
+        # The job's objects that were seen, by uid.
+        self._attempts = {each["metadata"]["uid"]: each for each in (*job.earlier, job.object)}
+        self._strays: dict[str, Change] = {}  # of pods whose attempt wasn't seen yet, by uid
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._cache = cache
-        self._controller = JobController(session, scope, kind, info, removes=cache.ours) if mine else None
+        self._controller: JobController | None = None
+        if mine:
+            self._controller = JobController(session, scope, kind, info, first, removes=cache.ours)
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
@@ -146,7 +149,7 @@ class Follower:
                     for event in await turn():
                         yield self._taken(event)
             if self._controller is not None:
-                await self._controller.clean()
+                await self._controller.clean(self._is_pod)
             yield self._taken(ev.Closed(end(self._state)))
         finally:
             running = [*tasks, *self._logs.values(), *self._waits]
@@ -177,13 +180,15 @@ class Follower:
 
     async def _follow_object(self) -> None:
         seen = False
-        async with aclosing(self._changes(self._kind.api, self._is_mine, every=True)) as changes:
+        async with aclosing(self._changes(self._kind.api, self._is_attempt, every=True)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
                     self._unlisted.discard(self._kind.api.plural)
                     await self._queue.put([] if seen else [ev.Removed(time.time())])
                     continue
                 seen = True
+                new = change.object["metadata"]["uid"] not in self._attempts
+                self._attempts[change.object["metadata"]["uid"]] = change.object
                 facts = of_object(self._kind, change.object) + self._troubles.know(change.object)
                 facts += self._workloads.know(change.object)
                 if not self._queued and self._kind.suspend and workloads.queue(change.object):
@@ -194,6 +199,10 @@ class Follower:
                 if change.type == DELETED and (newest or labelling.attempt(change.object) == 1):
                     facts.append(ev.Removed(time.time()))
                 await self._queue.put(facts)
+                if new:
+                    strays, self._strays = self._strays, {}
+                    for stray in strays.values():
+                        await self._hear_pod(stray)
 
     async def _follow_workloads(self) -> None:
         looks = False
@@ -230,19 +239,28 @@ class Follower:
                 await asyncio.wait_for(self._stirred.wait(), _QUEUE_LOOK_S)
 
     async def _follow_pods(self) -> None:
-        async with aclosing(self._changes(PODS, self._is_mine)) as changes:
+        async with aclosing(self._changes(PODS, self._may_be_pod)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
                     self._unlisted.discard(PODS.plural)
                     await self._queue.put([])
                     continue
-                node = self._kind.node(change.object)
-                if node is not None:
-                    await self._queue.put(self._pod_facts(change, node))
-                    if group := groups.name(change.object):
-                        if not self._groups:
-                            self._waits.append(asyncio.ensure_future(self._guarded(self._follow_groups)))
-                        self._groups.add(group)
+                await self._hear_pod(change)
+
+    async def _hear_pod(self, change: Change) -> None:
+        pod = change.object
+        if not self._is_pod(pod):
+            self._strays[pod["metadata"]["uid"]] = change
+            while len(self._strays) > _MOST_STRAYS:
+                del self._strays[next(iter(self._strays))]
+            return
+        node = self._kind.node(pod)
+        if node is not None:
+            await self._queue.put(self._pod_facts(change, node))
+            if group := groups.name(pod):
+                if not self._groups:
+                    self._waits.append(asyncio.ensure_future(self._guarded(self._follow_groups)))
+                self._groups.add(group)
 
     async def _follow_groups(self) -> None:
         # Without permission to read them what each pod waits for is known all the same.
@@ -273,7 +291,7 @@ class Follower:
         labels, facts = labelling.of(self._info.name), list[ev.Event]()
         with suppress(ClusterError):
             listing = await self._session.client.list(PODS, self._scope.namespace, labels=labels)
-            for pod in filter(self._is_mine, listing.items):
+            for pod in filter(self._is_pod, listing.items):
                 if (node := self._kind.node(pod)) is not None:
                     facts += self._pod_facts(Change(MODIFIED, pod), node)
         await self._queue.put([])  # to look whether that was all
@@ -314,8 +332,16 @@ class Follower:
     ) -> AsyncGenerator[Change, None]:
         return self._session.reflector(self._scope.namespace).subscribe(api, wants, every=every)
 
-    def _is_mine(self, obj: Object) -> bool:
-        return labelling.belongs(obj, self._info)
+    def _is_attempt(self, obj: Object) -> bool:
+        if obj["metadata"]["uid"] == self._first["metadata"]["uid"]:
+            return True
+        return labelling.belongs(obj, self._info) and belonging.is_later(obj, self._first)
+
+    def _may_be_pod(self, pod: Object) -> bool:
+        return labelling.belongs(pod, self._info)
+
+    def _is_pod(self, pod: Object) -> bool:
+        return self._may_be_pod(pod) and belonging.is_pod(self._kind.controls, pod, self._attempts.values())
 
     async def _follow_log(self, pod: Object, node: int) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]

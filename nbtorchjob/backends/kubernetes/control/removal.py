@@ -43,8 +43,14 @@ async def bring_home(job: JobRef, *, whole: bool) -> None:
 
 
 async def remove(job: JobRef) -> bool:
-    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone."""
+    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone.
+
+    Stores only of a job that was sent from here: another one's record may name any folder of this user's.
+    """
+    sent_here = job.cache.ours
     found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+    if not sent_here:
+        return found
     with suppress(DamagedError, SpecError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
         if storage := job.info.asked.cluster.storage:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -28,7 +28,7 @@ from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import belonging, labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
@@ -38,7 +38,8 @@ from nbtorchjob.state import JobState, apply, runs
 from nbtorchjob.state.events import UNREADABLE
 
 AGAIN_S = 30.0  # between two tries at what the cluster refuses
-_Key: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
+_Name: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
+_Key: TypeAlias = tuple[str, str, str]  # the same, behind its kind's name: labels are whatever somebody wrote
 _MOST_GONE = 64  # pods of a job that went, and that nobody has looked into
 
 
@@ -57,13 +58,20 @@ class _Group:
 
 
 @dataclass
-class _Kept:
-    """A job in the watches: its objects by attempt, its pods by uid."""
+class _Pods:
+    """The pods that say they are of a job, by uid."""
 
-    objects: dict[int, Object] = field(default_factory=dict)
-    pods: dict[str, Object] = field(default_factory=dict)
-    gone: dict[str, Object] = field(default_factory=dict)  # pods that went, and nobody has looked why
-    kind: Kind | None = None
+    here: dict[str, Object] = field(default_factory=dict)
+    gone: dict[str, Object] = field(default_factory=dict)  # that went, and nobody has looked why
+
+
+@dataclass
+class _Kept:
+    """A job in the watches: its objects by uid, with others that say they are of it, and such pods."""
+
+    kind: Kind
+    pods: _Pods
+    objects: dict[str, Object] = field(default_factory=dict)
     ends: frozenset[tuple[str, int]] = frozenset()  # those of its pods that were looked into
     closed: JobState | None = None  # how it ended, as its follower found, until its object changes
     group: tuple[str, str] | None = None  # of a run that may have to wait for others
@@ -72,9 +80,9 @@ class _Kept:
     visit: asyncio.Task[None] | None = None
 
     @property
-    def newest(self) -> Object:
-        """The object of its newest attempt."""
-        return self.objects[max(self.objects)]
+    def attempts(self) -> tuple[Object, ...]:
+        """Its objects in the order of its attempts; none where the first one isn't there."""
+        return next(iter(belonging.attempts(self.objects.values())), ())
 
 
 class Tender:
@@ -85,6 +93,7 @@ class Tender:
         self._scope = scope
         self._user = None if everyone else labelling.word(user())
         self._jobs: dict[_Key, _Kept] = {}
+        self._pods: dict[_Name, _Pods] = {}
         self._groups: dict[tuple[str, str], _Group] = {}  # by their users and names
         self._moved: set[tuple[str, str]] = set()  # groups of which a run began to wait, or doesn't any more
         self._changed: set[_Key] = set()
@@ -94,7 +103,7 @@ class Tender:
     @property
     def jobs(self) -> int:
         """How many jobs are in the watches."""
-        return sum(bool(kept.objects) for kept in self._jobs.values())
+        return sum(bool(kept.attempts) for kept in self._jobs.values())
 
     @property
     def visits(self) -> int:
@@ -110,7 +119,7 @@ class Tender:
         """Look after them until it is cancelled. Raises ``ClusterError``."""
         kinds = await self._session.kinds()
         self._unlisted = {PODS, *(kind.api for kind in kinds)}
-        watches = [self._watch(PODS, self._pod), *(self._watch_kind(kind) for kind in kinds)]
+        watches = [self._watch(PODS, partial(self._pod, kinds)), *map(self._watch_kind, kinds)]
         tasks = [asyncio.ensure_future(each) for each in (*watches, self._look_after())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -129,7 +138,7 @@ class Tender:
             LOG.warning("%s: no %s is looked after: %s", self._scope, kind.api.kind, exc)
             self._heard(kind.api)
 
-    async def _watch(self, api: Api, take: Callable[[Change, _Kept], None]) -> None:
+    async def _watch(self, api: Api, take: Callable[[_Name, Change], None]) -> None:
         reflector = self._session.reflector(self._scope.namespace)
         async with aclosing(reflector.subscribe(api, self._wants)) as changes:
             async for change in changes:
@@ -137,9 +146,7 @@ class Tender:
                     self._heard(api)
                     continue
                 labels = change.object["metadata"].get("labels") or {}
-                key = labels.get(labelling.JOB, ""), labels.get(labelling.RUN, "")
-                take(change, self._jobs.setdefault(key, _Kept()))
-                self._changed.add(key)
+                take((labels.get(labelling.JOB, ""), labels.get(labelling.RUN, "")), change)
                 self._woken.set()
 
     def _heard(self, api: Api) -> None:
@@ -150,22 +157,29 @@ class Tender:
         labels = obj["metadata"].get("labels") or {}
         return labelling.JOB in labels and self._user in (None, labels.get(labelling.USER, ""))
 
-    def _object(self, kind: Kind, change: Change, kept: _Kept) -> None:
-        number = labelling.attempt(change.object)
-        kept.kind, kept.closed = kind, None
+    def _object(self, kind: Kind, name: _Name, change: Change) -> None:
+        key = (kind.name, *name)
+        pods = self._pods.setdefault(name, _Pods())
+        kept = self._jobs.setdefault(key, _Kept(kind, pods))
+        kept.closed = None
         if change.type == DELETED:
-            kept.objects.pop(number, None)
+            kept.objects.pop(change.object["metadata"]["uid"], None)
         else:
-            kept.objects[number] = change.object
+            kept.objects[change.object["metadata"]["uid"]] = change.object
+        self._changed.add(key)
 
-    def _pod(self, change: Change, kept: _Kept) -> None:
-        uid = change.object["metadata"]["uid"]
+    def _pod(self, kinds: Sequence[Kind], name: _Name, change: Change) -> None:
+        uid, pods = change.object["metadata"]["uid"], self._pods.setdefault(name, _Pods())
+        keys = [key for kind in kinds if (key := (kind.name, *name)) in self._jobs]
         if change.type != DELETED:
-            kept.pods[uid] = change.object
-        elif kept.pods.pop(uid, None) is not None and kept.visit is None:
-            kept.gone[uid] = change.object
-            if len(kept.gone) > _MOST_GONE:
-                del kept.gone[next(iter(kept.gone))]
+            pods.here[uid] = change.object
+        elif pods.here.pop(uid, None) is not None and not any(self._jobs[key].visit for key in keys):
+            pods.gone[uid] = change.object
+            if len(pods.gone) > _MOST_GONE:
+                del pods.gone[next(iter(pods.gone))]
+        self._changed.update(keys)
+        if not keys and not pods.here:
+            del self._pods[name]
 
     async def _look_after(self) -> None:
         while True:
@@ -188,13 +202,15 @@ class Tender:
         """See whether there is anything to do for a job, and have it done."""
         if kept.visit is not None:
             return  # it is looked at again when that is over
-        if not kept.objects or kept.kind is None:
+        attempts = kept.attempts
+        if not attempts:
             self._stands(key, kept, None)
-            if not kept.pods:
+            if not kept.objects:
                 del self._jobs[key]
+                if not kept.pods.here and not any(each.pods is kept.pods for each in self._jobs.values()):
+                    self._pods.pop(key[1:], None)
             return
-        earlier = [kept.objects[number] for number in sorted(kept.objects)][:-1]
-        job = JobRef(self._session, self._scope, kept.kind, kept.newest, tuple(earlier))
+        job = JobRef(self._session, self._scope, kept.kind, attempts[-1], attempts[:-1])
         try:
             state = kept.closed or _state(job, kept)
             self._stands(key, kept, state)
@@ -211,7 +227,7 @@ class Tender:
     def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
         """Note where a run stands in its group; None if it is gone."""
         if kept.group is None and state is not None and state.info.group and state.info.at_once is not None:
-            owner = (kept.newest["metadata"].get("labels") or {}).get(labelling.USER, "")
+            owner = (kept.attempts[0]["metadata"].get("labels") or {}).get(labelling.USER, "")
             kept.group = owner, state.info.group
         if kept.group is None:
             return
@@ -230,8 +246,8 @@ class Tender:
             group = self._groups[name := self._moved.pop()]
             for key in group.due:
                 kept = self._jobs[key]
-                if kept.visit is None and kept.kind is not None and kept.objects:
-                    job = JobRef(self._session, self._scope, kept.kind, kept.newest, ())
+                if kept.visit is None and (attempts := kept.attempts):
+                    job = JobRef(self._session, self._scope, kept.kind, attempts[-1], ())
                     kept.visit = asyncio.ensure_future(
                         self._guarded(key, kept, partial(self._begin, job, kept))
                     )
@@ -243,10 +259,10 @@ class Tender:
         try:
             await work()
         except NBTorchJobError as exc:
-            LOG.warning("%s/%s: %s", self._scope, key[0], exc)
+            LOG.warning("%s/%s: %s", self._scope, key[1], exc)
             again = time.time() + AGAIN_S
         except Exception:
-            LOG.exception("%s/%s", self._scope, key[0])
+            LOG.exception("%s/%s", self._scope, key[1])
             again = time.time() + AGAIN_S
         kept.visit, kept.due = None, again
         if again is None:
@@ -263,19 +279,20 @@ class Tender:
         await cleanup.expire(job)
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:
-        gone, kept.gone = [*kept.gone.values()], {}
+        gone = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
         with ExitStack() as stack:
             cache = job.cache
             if not job.mine:  # nobody here asks for its logs
                 cache = JobCache(Path(stack.enter_context(tempfile.TemporaryDirectory())) / job.info.name)
-            follower = Follower(self._session, self._scope, job.kind, job.info, cache, visit=True, gone=gone)
+            follower = Follower(job, job.info, cache, visit=True, gone=gone)
             version = job.object["metadata"].get("resourceVersion")
             async with aclosing(follower.stream()) as events:
                 async for _ in events:
                     pass
         kept.ends |= _ends(follower.state)
         if follower.state.closed is not None and kept.objects:
-            same = kept.newest["metadata"].get("resourceVersion") == version
+            newest = kept.attempts[-1:] or (job.object,)
+            same = newest[0]["metadata"].get("resourceVersion") == version
             kept.closed = follower.state if same or follower.state.verdict is not None else None
 
 
@@ -290,8 +307,9 @@ async def _until(woken: asyncio.Event, when: float | None) -> None:
 
 def _state(job: JobRef, kept: _Kept) -> JobState:
     """Return what the objects and pods of a job say; their logs aren't read."""
-    state, now = briefly(job, [*kept.pods.values(), *kept.gone.values()]), time.time()
-    numbered = [(job.kind.node(pod), pod) for pod in kept.gone.values()]
+    pods, now = kept.pods, time.time()
+    state = briefly(job, [*pods.here.values(), *pods.gone.values()])
+    numbered = [(job.kind.node(pod), pod) for pod in filter(job.owns, pods.gone.values())]
     went = [lifecycle.gone(pod, node, now) for node, pod in numbered if node is not None]
     return reduce(apply, went, state)
 
@@ -309,7 +327,7 @@ def _ends(state: JobState) -> frozenset[tuple[str, int]]:
 
 def _untidy(job: JobRef, kept: _Kept) -> bool:
     """Whether pods of an ended job are ours to delete, and nobody has tried."""
-    if kept.closed is not None or not kept.pods:
+    if kept.closed is not None or not any(map(job.owns, kept.pods.here.values())):
         return False
     return "clean_pod_policy" in enforcement.ours(job.kind, job.info.asked, job.info.retry_owner)
 

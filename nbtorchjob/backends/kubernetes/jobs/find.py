@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from nbtorchjob.backends.kubernetes import namespaces
@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import belonging, labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError
@@ -162,14 +162,4 @@ async def _of_kind(here: Session, scope: Scope, kind: Kind, labels: str) -> list
         listing = await here.client.list(kind.api, scope.namespace, labels=labels)
     except ForbiddenError as exc:
         return exc
-    return [JobRef(here, scope, kind, items[-1], items[:-1]) for items in _jobs(listing.items)]
-
-
-def _jobs(items: Iterable[Object]) -> list[tuple[Object, ...]]:
-    """Return the objects of each job, in the order of its attempts."""
-    found: dict[str, list[Object]] = {}
-    for item in items:
-        owners = item["metadata"].get("ownerReferences") or [item["metadata"]]
-        root = (item["metadata"] if labelling.attempt(item) == 1 else owners[0])["uid"]
-        found.setdefault(root, []).append(item)
-    return [tuple(sorted(each, key=labelling.attempt)) for each in found.values()]
+    return [JobRef(here, scope, kind, items[-1], items[:-1]) for items in belonging.attempts(listing.items)]

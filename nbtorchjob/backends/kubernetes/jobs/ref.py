@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling, workloads
+from nbtorchjob.backends.kubernetes.objects import belonging, labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
 from nbtorchjob.backends.kubernetes.payload import secrets
@@ -71,6 +71,11 @@ class JobRef(FrozenDataclass):
         found = (self.root["metadata"].get("labels") or {}).get(labelling.USER, "")
         return bool(found == labelling.word(user()))
 
+    def owns(self, pod: Object) -> bool:
+        """Whether a pod is one of the job's, rather than of an earlier one of its name, or a stranger."""
+        attempts = (*self.earlier, self.object)
+        return labelling.belongs(pod, self.info) and belonging.is_pod(self.kind.controls, pod, attempts)
+
     @property
     def cache(self) -> JobCache:
         """What this machine has of it."""
@@ -119,7 +124,7 @@ class JobRef(FrozenDataclass):
         listing = await self.session.client.list(
             PODS, self.scope.namespace, labels=labelling.of(self.info.name)
         )
-        return _numbered(self.kind, [pod for pod in listing.items if labelling.belongs(pod, self.info)])
+        return _numbered(self.kind, filter(self.owns, listing.items))
 
 
 def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:
@@ -215,8 +220,7 @@ async def over(job: JobRef) -> bool:
 
 def briefly(job: JobRef, pods: Iterable[Object], queued: Iterable[ev.Event] = ()) -> JobState:
     """Return what the job's objects and pods say, for a list, and what its queue does."""
-    info = job.info
-    found = facts(job, _numbered(job.kind, [pod for pod in pods if labelling.belongs(pod, info)]))
+    found = facts(job, _numbered(job.kind, filter(job.owns, pods)))
     found += queued
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
     found += [
@@ -224,4 +228,4 @@ def briefly(job: JobRef, pods: Iterable[Object], queued: Iterable[ev.Event] = ()
         for fact in found
         if isinstance(fact, ev.NodeStarted)
     ]
-    return closed(reduce(apply, found, JobState(info)))
+    return closed(reduce(apply, found, JobState(job.info)))

@@ -107,7 +107,8 @@ class Kind(FrozenDataclass):
     otherwise than one might expect, on a server of that version. ``uses`` are what an account must be
     permitted besides what all kinds need. ``unrestricted`` yields what its operator adds to the job's pods
     that the Pod Security level ``restricted`` refuses, each with what to do. ``startable`` removes from a job
-    object what ties it to the pods that it had, so that it can be created anew.
+    object what ties it to the pods that it had, so that it can be created anew. ``controls`` returns
+    whether a pod's controller, an owner reference, is the job object or was made for it by its operator.
     """
 
     name: str
@@ -138,6 +139,9 @@ class Kind(FrozenDataclass):
     queues: Queues | None = None
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
     startable: Callable[[dict[str, Any]], None] = lambda obj: None
+    controls: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda owner, obj: (
+        owner.get("uid") == obj["metadata"]["uid"]
+    )
     grouped: bool = False  # Kubernetes itself may place all its pods at once (``pod/groups``)
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 

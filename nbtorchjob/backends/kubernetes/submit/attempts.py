@@ -12,7 +12,7 @@ import time
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import belonging, labelling
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import secrets
@@ -68,17 +68,17 @@ async def begin(
         # The job object comes last: once it is there, nothing of the attempt is missing.
         other["metadata"]["ownerReferences"] = [reference(first)]
         where = Target(BESIDE[other["kind"]], scope.namespace, other["metadata"]["name"])
-        await _create(client, where, other, info)
-    await _create(client, target(kind, scope, info, following.number), job, info)
+        await _create(client, where, other, first)
+    await _create(client, target(kind, scope, info, following.number), job, first)
     return True
 
 
-async def _create(client: Client, target: Target, body: Object, info: JobInfo) -> None:
+async def _create(client: Client, target: Target, body: Object, first: Object) -> None:
     """Create an object of the attempt, unless another kernel has."""
     try:
         await client.create(target.api, target.namespace, body)
     except AlreadyExistsError as taken:
-        if not labelling.belongs(await client.get(target), info):
+        if not belonging.owned(await client.get(target), first):
             raise AlreadyExistsError(f"{target} isn't this job's, and has the name: delete it") from taken
 
 

@@ -220,7 +220,7 @@ class Submitter:
 
     async def _create(self, draft: Draft) -> str:
         """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
-        made: list[Target] = []
+        made: list[tuple[Target, str]] = []  # with their uids
         # Never cut: of a request that is, nobody knows what it has made.
         making = asyncio.ensure_future(self._make(draft, made))
         try:
@@ -230,26 +230,27 @@ class Submitter:
             await asyncio.shield(self._unstore(draft))
             raise
 
-    async def _make(self, draft: Draft, made: list[Target]) -> str:
+    async def _make(self, draft: Draft, made: list[tuple[Target, str]]) -> str:
         """Create everything; the first Secret owns the others, and the job owns it."""
         namespace = draft.scope.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
-        made.append(Target(SECRETS, namespace, first["metadata"]["name"]))
+        owner = Target(SECRETS, namespace, first["metadata"]["name"])
+        made.append((owner, first["metadata"]["uid"]))
         for secret in draft.secrets[1:]:
             await self._client.create(SECRETS, namespace, _owned(secret, first))
         job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
-        made.append(draft.job)
-        await self._client.patch(made[0], _owned({}, job))
+        made.append((draft.job, job["metadata"]["uid"]))
+        await self._client.patch(owner, _owned({}, job))
         for name in self._packed.shared[:1]:  # it owns the others
             await self._client.patch(Target(SECRETS, namespace, name), _owned({}, job), join=True)
         for part in draft.manifests[1:]:
             await self._client.create(BESIDE[part["kind"]], namespace, _owned(part, job))
         return str(job["metadata"]["uid"])
 
-    async def _unmake(self, making: asyncio.Future[str], made: list[Target]) -> None:
+    async def _unmake(self, making: asyncio.Future[str], made: list[tuple[Target, str]]) -> None:
         await asyncio.wait([making])
-        for target in made:
-            await _deleted(self._session, target)
+        for target, uid in made:
+            await _deleted(self._session, target, uid)
 
     async def _others(self, draft: Draft) -> list[JobRef]:
         """Return whoever's jobs that have the name, and all of this user's."""
@@ -305,19 +306,21 @@ async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo
     namespaces.remember(scope)  # before anything is made, as for a job
     name = f"{info.group}-payload-{packed.sha256[:_DIGITS]}"
     made = secrets.shared(name, labelling.of_group(info, user()), bytes(packed.data))
+    uid = ""
     try:
         first = await session.client.create(SECRETS, scope.namespace, made[0])
+        uid = first["metadata"]["uid"]
         for secret in made[1:]:
             await session.client.create(SECRETS, scope.namespace, _owned(secret, first))
         yield replace(packed, shared=secrets.names(made))
     except BaseException:
-        await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name)))
+        await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
         raise
 
 
-async def _deleted(session: Session, target: Target) -> None:
+async def _deleted(session: Session, target: Target, uid: str) -> None:
     try:
-        await session.client.delete(target)
+        await session.client.delete(target, uid=uid)
     except ClusterError as exc:
         # What is raised says why there is no job; this is only what was left of it.
         _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))

@@ -87,7 +87,14 @@ BUILT_IN = (
     Resource(
         "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
     ),
-    Resource("apps", "v1", "deployments", "Deployment"),  # nothing acts on it
+    Resource("apps", "v1", "deployments", "Deployment"),  # nothing acts on these three
+    *(
+        Resource("admissionregistration.k8s.io", "v1", plural, kind, namespaced=False)
+        for plural, kind in (
+            ("validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+            ("validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
+        )
+    ),
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", short=("netpol",)),
     PRIORITIES,

@@ -42,4 +42,8 @@ KIND = Kind(
         ),
         plain=plain,
     ),
+    # The Job of its JobSet, which isn't read here: what a runtime calls it comes behind the TrainJob's name.
+    controls=lambda owner, obj: (
+        owner.get("kind") == "Job" and str(owner.get("name")).startswith(f"{obj['metadata']['name']}-")
+    ),
 )
