@@ -8,6 +8,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field, replace
 from types import MappingProxyType, ModuleType, TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
+from nbtorchjob.backends.asking import MOST
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.capture import Theirs, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
@@ -44,6 +46,7 @@ from nbtorchjob.text import spans, words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
+    from nbtorchjob.backends.talking import Talk
     from nbtorchjob.capture import Call
 
 T = TypeVar("T")
@@ -340,6 +343,9 @@ class Lab:
                 with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
+                    if answer is not None and "bring" in answer:
+                        self._bring(answer["bring"], talk, question, data)
+                        answer = talk.hear(_TAKEN_S)
                 if answer is not None:
                     return state, answer
             except TimeoutError as exc:
@@ -352,6 +358,27 @@ class Lab:
                 if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} doesn't take the cell")
+
+    def _bring(self, nodes: Iterable[int], talk: Talk, question: Mapping[str, Any], data: memoryview) -> None:
+        """Bring a turn's payload to the nodes beside the lead: by no way that others could listen to."""
+        bring = {"question": "bring", "id": question["id"], "size": question["size"]}
+
+        def to(node: int) -> None:
+            with self._backend.talk(self.info.address, node, bring, _ASKED_S) as there:
+                there.send_all(data)
+                there.hear(_TAKEN_S)
+
+        pool = ThreadPoolExecutor(MOST, "bring")
+        try:
+            under_way = {pool.submit(to, node) for node in nodes}
+            while under_way:
+                done, under_way = wait(under_way, _ASKED_S, FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+                talk.send(b"")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        talk.send({"brought": True})
 
     def _may_go_on(self, exc: AskError) -> bool:
         """Wait a moment where a node refuses for now; return whether to ask once more."""

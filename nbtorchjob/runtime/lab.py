@@ -24,6 +24,7 @@ from typing import (
     Deque,
     Dict,
     FrozenSet,
+    Iterable,
     Iterator,
     List,
     NamedTuple,
@@ -39,13 +40,17 @@ from .errors import from_exception
 from .lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from .payload import FILES, Payload, PayloadError
 from .peers import PeersEnded
-from .relay import Follower, Lead, path_of
+from .relay import Follower, Lead, brought, name_of, path_of
 from .standing import Standing
+from .wire import derived, sign
 
 _HEAR_S = 60.0  # for the next piece of a payload to come
 _LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
 _KNOWN = 1024  # turns that are known again when they are sent twice
 _WAITING = 1000  # turns
+_BROUGHT = 64  # payloads that are there before the lead has named them
+_BROUGHT_S = 600.0
+_MARK = 16  # hex digits of a name's mark
 _ENDS = "the lab is ending"
 
 
@@ -71,7 +76,7 @@ class _Turn(NamedTuple):
     nodes: Sequence[int]
     label: str
     by: str
-    sets: FrozenSet[str]  # the names that it is going to set
+    sets: FrozenSet[str]  # the marks of the names that it is going to set
     told: Dict[str, Any]  # what ranks are told
     left: Set[int]  # nodes that aren't through
 
@@ -103,6 +108,7 @@ class Lab:
         self._settings: Dict[str, Any] = header["lab"]
         self._path = path
         self._key = key
+        self._marking = derived(key, "names") if key else os.urandom(32)
         self._folder = folder
         self._files = files
         self._node = node
@@ -115,8 +121,9 @@ class Lab:
         self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
-        self._names: Dict[int, FrozenSet[str]] = {}  # by rank
-        self._news: Dict[str, List[str]] = {}  # names that the lead hasn't been told
+        self._brought: Dict[str, float] = {}  # when payloads came that the lead has yet to name
+        self._names: Dict[int, FrozenSet[str]] = {}  # the marks of names that are there, by rank
+        self._news: Dict[str, List[str]] = {}  # such that the lead hasn't been told
         self._pids: Dict[int, int] = {}
         self._page: Any = None
         self._relay: Any = None
@@ -146,6 +153,7 @@ class Lab:
     def close(self) -> None:
         """End."""
         self._standing.close()
+        self._forget_brought(0.0)
 
     # Questions, in threads of their own
 
@@ -156,6 +164,7 @@ class Lab:
             "names": partial(self._answer, self._has),
             "interrupt": partial(self._answer, self._interrupt),
             "end": partial(self._answer, self._ask_to_end),
+            "bring": self.bring,
             "turn": self.turn,
             "lacks": self._lacks,
         }
@@ -171,7 +180,10 @@ class Lab:
         yield {"lacks": [module for module in asked["of"] if needed.find(module) is None]}
 
     def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
-        """Take a turn, whose payload is what is said next."""
+        """Take a turn, whose payload is what is said next.
+
+        The first record names the nodes that it is to be brought to as well, before there is an answer.
+        """
         known = self._standing.done(partial(self._known, asked))
         if known is not None:
             yield known
@@ -181,11 +193,17 @@ class Lab:
         try:
             path = path_of(self._folder, number)
             try:
-                words, told = self._received(asked, path)
+                payload = self._received(asked, path)
                 relay = self._relay
                 if isinstance(relay, Lead):
-                    relay.share(self._folder, number)
-                answer, new = self._standing.done(partial(self._take, asked, number, words, told))
+                    yield {"bring": list(relay.others)}
+                    said: Any = b""
+                    while isinstance(said, bytes):  # signs of life
+                        said = asked.hear(_HEAR_S)
+                    if said is None:
+                        raise Refused("the cell wasn't brought to all nodes within %d s" % _HEAR_S)
+                    relay.all_have(number, name_of(asked["id"]))
+                answer, new = self._standing.done(partial(self._take, asked, number, payload))
             except BaseException:
                 self._forget(number)
                 raise
@@ -196,8 +214,31 @@ class Lab:
             self._standing.post(lambda: None)  # it may be idle from now on
         yield answer
 
-    def _received(self, asked: Question, path: str) -> "tuple[Dict[str, Any], Dict[str, Any]]":
-        """Take in a payload; return what is told of the turn, and what ranks are told."""
+    def bring(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Take in the payload of a turn that the lead is being asked for."""
+        name = name_of(asked["id"])
+        path = brought(self._folder, "%s-%d" % (name, next(self._numbers)))
+        try:
+            self._received(asked, path)
+            os.replace(path, brought(self._folder, name))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        self._brought[name] = time.monotonic()
+        self._forget_brought(_BROUGHT_S)
+        yield {}
+
+    def _forget_brought(self, seconds: float) -> None:
+        """Remove payloads that came so long ago; most often a turn has taken them."""
+        known = list(self._brought.items())
+        for number, (name, since) in enumerate(known):
+            if len(known) - number > _BROUGHT or time.monotonic() >= since + seconds:
+                self._brought.pop(name, None)
+                with suppress(FileNotFoundError):
+                    os.unlink(brought(self._folder, name))
+
+    def _received(self, asked: Question, path: str) -> Payload:
+        """Take in a payload."""
         left = int(asked["size"])
         with open(path, "xb") as file:
             while left > 0:
@@ -213,10 +254,7 @@ class Lab:
             raise Refused(str(exc)) from exc
         if left:
             raise Refused("the payload is damaged: it is too long")
-        header = payload.header
-        files = any(name.startswith(FILES) for name in payload.checksums())
-        told = {"all_ranks": header["all_ranks"], "locals": header["locals"], "files": files}
-        return {**header["turn"], "pushed": header["push"]}, told
+        return payload
 
     def _forget(self, number: int) -> None:
         relay = self._relay
@@ -245,7 +283,7 @@ class Lab:
             self._since = time.monotonic()
             ranks, nodes = sorted(base.where), sorted(base.nodes)
             words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
-            sets = _set_by(words["text"]) if base.first else frozenset()
+            sets = self._marks(_set_by(words["text"]) if base.first else ())
             self._running = _Turn(
                 0, base.round, ranks, nodes, words["label"], words["by"], sets, told, set(nodes)
             )
@@ -256,7 +294,7 @@ class Lab:
             self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
-            mine = self._node, self._folder, self._key
+            mine = self._node, self._folder
             self._relay = Follower(
                 base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
             )
@@ -297,13 +335,20 @@ class Lab:
         self._line.clear()
         self._running = None
 
+    def _mark(self, name: str) -> str:
+        """Return what stands for a name in the store of the nodes, which others can read."""
+        return sign(name.encode("utf-8", "replace"), self._marking).hex()[:_MARK]
+
+    def _marks(self, names: Iterable[str]) -> FrozenSet[str]:
+        return frozenset(map(self._mark, names))
+
     # What ranks and nodes say
 
     def _heard(self, rank: int, record: Dict[str, Any]) -> None:
         self._pids[rank] = int(record["pid"])
         if "names" in record:
-            self._names[rank] = frozenset(record["names"])
-            self._news[str(rank)] = record["names"]
+            self._names[rank] = self._marks(record["names"])
+            self._news[str(rank)] = sorted(self._names[rank])
         here = self._here
         if here is None or record["done"] != here.done or rank not in here.left:
             return
@@ -483,7 +528,7 @@ class Lab:
             if set(ranks) <= set(turn.ranks):
                 has |= turn.sets
         return {
-            "has": [name for name in asked["of"] if name in has],
+            "has": [name for name in asked["of"] if self._mark(name) in has],
             "base": base.round,
             "ahead": _words(self._ahead()),
         }
@@ -495,9 +540,7 @@ class Lab:
             self._ranks(self._check(asked), asked)
         return known
 
-    def _take(
-        self, asked: Dict[str, Any], number: int, words: Dict[str, Any], told: Dict[str, Any]
-    ) -> "tuple[Dict[str, Any], bool]":
+    def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
         known = self._known(asked)
         if known is not None:
             return known, False
@@ -508,8 +551,12 @@ class Lab:
         self.newest += 1
         ahead = _words(self._ahead())
         nodes = sorted({base.where[rank] for rank in ranks})
+        header = payload.header
+        words = {**header["turn"], "pushed": header["push"]}
+        told = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
+        told["files"] = any(name.startswith(FILES) for name in payload.checksums())
         told = {**told, "round": self.newest, "speaker": ranks[0]}
-        sets = _set_by(words["text"]) | frozenset(words["pushed"])
+        sets = self._marks(_set_by(words["text"]) | frozenset(words["pushed"]))
         turn = _Turn(
             *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, told),
             set(nodes),

@@ -3,19 +3,20 @@
 The lead writes messages one after the other, and each other node takes them in that order. Who waits asks
 nobody meanwhile: the store answers once there is something.
 
-    say/J         message J: {"part": N, …}, and what is to be done in the thread of the lab (``lab.py``)
-    part/N/C      piece C of the payload of turn N, unless that is small: then it comes with the message
-    have/N/C/NODE the node has the pieces to there, and has found them good at the end; or what is wrong
-    done/R/NODE   its ranks are through with the turn of round R
-    at/NODE       the newest message that it has taken, now and then: what all have taken is deleted
+    say/J        message J: {"have": N, "name": …}, and what is to be done in the lab's thread (``lab.py``)
+    have/N/NODE  "" once the node has the payload of turn N, which is there by that name; else what is wrong
+    done/R/NODE  its ranks are through with the turn of round R
+    at/NODE      the newest message that it has taken, now and then: what all have taken is deleted
 
-What isn't signed ends the job: whoever writes there could otherwise have nodes do different things.
+What isn't signed ends the job: whoever writes there could otherwise have nodes do different things. But all
+who reach the store can read it: no payload and no name of a user's goes through it. Whoever asks for a turn
+brings its payload to each node, over the node's own socket.
 All that is told of a turn before "run" can be taken back, so it is run on all nodes or on none.
 """
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import json
 import os
 import queue
@@ -26,21 +27,27 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from .answering import Refused
-from .payload import Payload, PayloadError
 from .peers import PeersEnded
 
 Connect = Callable[[], Any]
 
-_PIECE = 1 << 19  # bytes
-_SMALL = 1 << 16  # bytes of a payload that goes with the message
-_AT_ONCE = 16  # pieces in the store
 _SLICE_S = 20.0  # of waiting: then it is looked whether there is anything to wait for
-_SHARE_S = 120.0  # for all nodes to take so many pieces
+_HAVE_S = 120.0  # for all nodes to say whether they have a payload
 _TIDY = 64  # messages
 
 
 def _below(connect: Connect, base: int) -> Any:
     return connect().below("nbtorchjob/lab/%d" % base)
+
+
+def name_of(known_as: str) -> str:
+    """Return the name by which nodes know what was brought for the turn of that id."""
+    return hashlib.sha256(known_as.encode()).hexdigest()[:32]
+
+
+def brought(folder: str, name: str) -> str:
+    """Return where a node keeps a payload until the lead says which turn it is of."""
+    return os.path.join(folder, "brought-%s.payload" % name)
 
 
 def path_of(folder: str, number: int) -> str:
@@ -102,10 +109,10 @@ class Lead(_Waits):
         distrust: Callable[[PeersEnded], None],
     ) -> None:
         super().__init__(distrust)
-        self._others = others
+        self.others = others
         self._heard = heard
-        self._log, self._parts, self._dones = (_below(connect, base) for _ in range(3))
-        self._saying, self._sharing = threading.Lock(), threading.Lock()
+        self._log, self._haves, self._dones = (_below(connect, base) for _ in range(3))
+        self._saying, self._asking = threading.Lock(), threading.Lock()
         self._said = self._deleted = 0
         self._expected: "queue.SimpleQueue[Tuple[int, List[int]]]" = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="relay").start()
@@ -124,37 +131,25 @@ class Lead(_Waits):
                 self._tidy()
 
     def _tidy(self) -> None:
-        keys = ["at/%d" % node for node in self._others]
+        keys = ["at/%d" % node for node in self.others]
         if self._log.check(keys):
             least = min(map(int, self._log.multi_get(keys)))
             for number in range(self._deleted + 1, least + 1):
                 self._log.delete_key("say/%d" % number)
             self._deleted = max(least, self._deleted)
 
-    def share(self, folder: str, number: int) -> None:
-        """Have all nodes hold the payload of a turn; raises ``Refused``."""
-        path = path_of(folder, number)
-        with self._sharing, open(path, "rb") as file:
-            count = -(-os.path.getsize(path) // _PIECE)
-            for begin in range(0, count, _AT_ONCE):
-                end = min(count, begin + _AT_ONCE)
-                pieces = ["part/%d/%d" % (number, piece) for piece in range(begin, end)]
-                with_it = ""
-                if os.path.getsize(path) <= _SMALL:
-                    pieces, with_it = [], base64.b64encode(file.read()).decode()
-                for piece in pieces:
-                    self._parts.set(piece, file.read(_PIECE))
-                told = {"pieces": pieces, "data": with_it, "end": end, "last": end == count}
-                self.say({"part": number, **told})
-                haves = ["have/%d/%d/%d" % (number, end, node) for node in self._others]
-                if not self.wait(self._parts, haves, _SHARE_S):
-                    raise Refused("not all of its nodes can be reached")
-                for have in haves:
-                    trouble = self._parts.get(have).decode()
-                    if trouble:
-                        raise Refused("node %s: %s" % (have.rpartition("/")[2], trouble))
-                for key in (*pieces, *haves):
-                    self._parts.delete_key(key)
+    def all_have(self, number: int, name: str) -> None:
+        """Return once all nodes have the payload of a turn; raises ``Refused``."""
+        haves = ["have/%d/%d" % (number, node) for node in self.others]
+        with self._asking:
+            self.say({"have": number, "name": name})
+            if not self.wait(self._haves, haves, _HAVE_S):
+                raise Refused("not all of its nodes can be reached")
+            for have in haves:
+                trouble = self._haves.get(have).decode()
+                if trouble:
+                    raise Refused("node %s: %s" % (have.rpartition("/")[2], trouble))
+                self._haves.delete_key(have)
 
     def expect(self, round_: int, nodes: Sequence[int]) -> None:
         """Hear when these nodes' ranks are through with a turn."""
@@ -172,7 +167,7 @@ class Lead(_Waits):
 
 
 class Follower(_Waits):
-    """Another node's end: ``heard`` is called with each message but parts, which it writes to ``folder``."""
+    """Another node's end: ``heard`` is called with each message but those on payloads, in ``folder``."""
 
     def __init__(
         self,
@@ -180,14 +175,12 @@ class Follower(_Waits):
         base: int,
         node: int,
         folder: str,
-        key: bytes,
         heard: Callable[[Dict[str, Any]], None],
         distrust: Callable[[PeersEnded], None],
     ) -> None:
         super().__init__(distrust)
         self._node = node
         self._folder = folder
-        self._key = key
         self._heard = heard
         self._store = _below(connect, base)
         self._open = partial(_below, connect, base)
@@ -204,21 +197,18 @@ class Follower(_Waits):
             message: Dict[str, Any] = json.loads(store.get("say/%d" % at).decode())
             if at % _TIDY == 0:
                 store.set("at/%d" % self._node, str(at))
-            if "part" in message:
-                self._take(store, message)
+            if "have" in message:
+                trouble = self._take(message["have"], message["name"])
+                store.set("have/%d/%d" % (message["have"], self._node), trouble)
             else:
                 self._heard(message)
 
-    def _take(self, store: Any, message: Dict[str, Any]) -> None:
-        number, pieces = message["part"], message["pieces"]
+    def _take(self, number: int, name: str) -> str:
+        """Give what was brought the place of a turn's payload; return what is wrong."""
         try:
-            with open(path_of(self._folder, number), "ab") as file:
-                file.write(base64.b64decode(message["data"]))
-                for piece in pieces:
-                    file.write(store.get(piece))
-            if message["last"]:
-                Payload(file.name).verify(self._key)
-            trouble = ""
-        except (OSError, PayloadError) as exc:
-            trouble = str(exc)
-        store.set("have/%d/%d/%d" % (number, message["end"], self._node), trouble)
+            os.replace(brought(self._folder, name), path_of(self._folder, number))
+        except FileNotFoundError:
+            return "the cell hasn't come"
+        except OSError as exc:
+            return str(exc)
+        return ""

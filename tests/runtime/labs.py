@@ -182,6 +182,18 @@ class Lab:
         known_as = known_as or os.urandom(16).hex()
         with self.talk("turn", node, id=known_as, base=base, ranks=ranks, size=len(data)) as talk:
             talk.send_all(memoryview(data))
+            answer = talk.hear(LIMIT)
+            if "bring" in answer:
+                for other in answer["bring"]:
+                    self.bring(data, known_as, other)
+                talk.send({"brought": True})
+                answer = talk.hear(LIMIT)
+            return answer
+
+    def bring(self, data, known_as, node):
+        """Bring the payload of a turn to a node that isn't the lead."""
+        with self.talk("bring", node, id=known_as, size=len(data)) as talk:
+            talk.send_all(memoryview(data))
             return talk.hear(LIMIT)
 
     def run(self, text, namespace=None, **how):

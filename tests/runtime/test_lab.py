@@ -306,11 +306,18 @@ def test_the_own_call_is_run_again_only_if_it_never_ended():
         assert not lab.facts("TurnTaken")
 
 
+def overheard(port, base):
+    """Return what any user of this machine reads in the store where a lab's nodes meet."""
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
+    keys = [f"nbtorchjob/lab/{base}/say/{number}" for number in range(64)]
+    return [store.get(key) for key in keys if store.check([key])]
+
+
 def test_nodes_run_the_same_turns_in_the_same_order():
     with Lab("import os, time", nodes=2) as lab:
-        lab.base()
+        base = lab.base()
         total = "data.sum() + int(os.environ['RANK'])"
-        data = numpy.random.default_rng(0).random(3_000_000)  # more than lies in the store at once
+        data = numpy.random.default_rng(0).random(3_000_000)  # more than is sent at once
         sums = lab.take(lab.cell(total, {"data": data, "os": os}), all_ranks=True)["round"]
         assert lab.over(sums) == []
         assert [lab.value(sums, rank) for rank in range(2)] == [data.sum(), data.sum() + 1]
@@ -322,6 +329,10 @@ def test_nodes_run_the_same_turns_in_the_same_order():
         assert lab.over(running) == [0, 1]
         with pytest.raises(AskError, match="the lead is node 0"):
             lab.ask("names", node=1, of=[])
+        lab.run("'a secret of the cell'", {"token": "a secret of the notebook"})
+        said = overheard(lab.port, base)
+        assert said
+        assert [word for word in said if len(word) > 500 or b"secret" in word] == []
         for number in range(80):  # so that what all have taken is tidied up
             last = lab.take(lab.cell(f"number = {number}"))["round"]
         assert lab.over(last) == []
