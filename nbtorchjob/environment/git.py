@@ -2,6 +2,12 @@
 
 Git may be missing, slow or another program: it is asked for a bounded time and a bounded answer, beside what
 goes on, and only to look.
+
+A repository's configuration names programs, and ``git status`` runs them: filters above all, but also what
+watches files, hooks, and what fetches missing objects. Who unpacks an archive agrees to none of them.
+So git is given a folder of our own in place of ``.git``: links to the repository's index, objects and
+references, and a configuration of our own, with what only says how its files are to be read. A file that a
+filter would have to be asked about counts as changed.
 """
 
 from __future__ import annotations
@@ -12,14 +18,16 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine.folders import plain
 
 WITHIN_S = 5.0
 PAUSE_S = 0.5
@@ -29,9 +37,19 @@ _MOST_BYTES = 1 << 20  # of an answer: the names of changed files
 _MOST_NAMES = 20
 _MOST_NAME = 200  # characters
 _ASKED = (
-    # What a look would else write (the index), and run (a hook).
-    *("--no-optional-locks", "-c", "core.fsmonitor=false"),
+    "--no-optional-locks",  # a look would else write the index
     *("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=all"),
+)
+# What is linked to of a repository, and of one of its worktrees alone; the index may be in parts.
+_SHARED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow")
+_OWN = ("index", "sharedindex.")
+# Settings that say how files are stored, compared and left out, and name no program. Values are words or, of
+# the last one, a path.
+_PLAIN = (
+    *("extensions.objectformat", "extensions.refstorage"),
+    *("core.filemode", "core.symlinks", "core.ignorecase", "core.precomposeunicode", "core.autocrlf"),
+    *("core.eol", "core.safecrlf", "core.sparsecheckout", "core.sparsecheckoutcone", "core.checkstat"),
+    *("core.trustctime", "core.excludesfile"),
 )
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}  # in front of a path
@@ -97,38 +115,100 @@ looker = Looker()  # of this process
 
 
 def _is_checkout(folder: Path) -> bool:
-    return any(os.path.lexists(f"{each}/.git") for each in (folder, *folder.parents))
+    return _root(folder) is not None
+
+
+def _root(folder: Path) -> Path | None:
+    """Return the folder of the checkout that a folder is in."""
+    return next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
 
 
 def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
     """Return what git says of a folder; None where it says nothing that makes sense, in time."""
     # Not what a folder on a relative path has: that might be the notebook's.
     path = os.pathsep.join(each for each in os.get_exec_path() if os.path.isabs(each))
-    program = shutil.which("git", path=path)
-    if program is None:
+    program, root, until = shutil.which("git", path=path), _root(folder), time.monotonic() + within
+    if program is None or root is None:
         return None
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "PATH": path}
-    try:
-        process = subprocess.Popen(
-            [program, *_ASKED],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError:
-        return None
+    with suppress(OSError, ValueError), tempfile.TemporaryDirectory(prefix="nbtorchjob-git-") as made:
+        own, shared = _repository(root)
+        settings = _settings(program, env, shared / "config", until)
+        env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1"}
+        _imitate(Path(made), own, shared, settings)
+        env |= {"GIT_DIR": made, "GIT_WORK_TREE": str(root)}
+        answer = _asked([program, *_ASKED], folder, env, until)
+        return None if answer is None else parsed(answer)
+    return None
+
+
+def _repository(root: Path) -> tuple[Path, Path]:
+    """Return where a checkout's own state is, and where what it shares with other worktrees is."""
+    own = root / ".git"
+    if own.is_file():
+        with open(own, "rb", opener=plain) as file:
+            kind, _, where = os.fsdecode(file.read(_MOST_NAME * 32)).strip().partition(": ")
+        if kind != "gitdir":
+            raise ValueError(f"{own} names no folder")
+        own = root / where
+    common = own / "commondir"
+    if not common.is_file():
+        return own, own
+    with open(common, "rb", opener=plain) as file:
+        return own, own / os.fsdecode(file.read(_MOST_NAME * 32)).strip()
+
+
+def _settings(program: str, env: dict[str, str], config: Path, until: float) -> list[tuple[str, str]]:
+    """Return the plain ones among a repository's settings, and before them the user's own."""
+    found: list[tuple[str, str]] = []
+    # Of a file no other one is included unless that is asked for, and a list runs nothing.
+    for where in (("--global", "--includes"), ("--file", str(config.absolute()))):
+        listed = _asked([program, "config", *where, "--null", "--list"], Path("/"), env, until) or b""
+        for entry in listed.decode(errors="surrogateescape").split("\0"):
+            name, _, value = entry.partition("\n")
+            if name in _PLAIN:
+                found.append((name, value))
+    return found
+
+
+def _imitate(made: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:
+    """Make what git takes for the repository, without its configuration and its hooks."""
+    for name in _SHARED:
+        if (shared / name).exists():
+            (made / name).symlink_to((shared / name).absolute())
+    for name in os.listdir(own):
+        if name == _OWN[0] or name.startswith(_OWN[1]):
+            (made / name).symlink_to((own / name).absolute())
+    with open(own / "HEAD", "rb", opener=plain) as head:
+        (made / "HEAD").write_bytes(head.read(_MOST_NAME * 32))
+    extended = any(name.startswith("extensions.") for name, _ in settings)
+    lines = [f"[core]\n\trepositoryformatversion = {int(extended)}\n\tbare = false\n\tfsmonitor = false\n"]
+    for name, value in settings:
+        section, _, key = name.partition(".")
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        lines.append(f'[{section}]\n\t{key} = "{quoted}"\n')
+    (made / "config").write_text("".join(lines), errors="surrogateescape")
+
+
+def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float) -> bytes | None:
+    """Return what a command of git's says; None where it fails, is late, or says too much."""
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     with suppress(OSError):  # what the look is beside, the start of a job, goes first
         os.setpriority(os.PRIO_PROCESS, process.pid, _LEAST)
-    until = time.monotonic() + within
     with process.stdout as stdout, suppress(subprocess.TimeoutExpired):
         data = _read(stdout, until)
         if data is not None and process.wait(max(0.0, until - time.monotonic())) == 0:
-            return parsed(data)
+            return data
     with suppress(OSError, subprocess.TimeoutExpired):  # all that it has started, too
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(_END_S)

@@ -1,6 +1,7 @@
 """What git says of a folder, and what is made of a git that doesn't."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -115,7 +116,8 @@ def test_what_git_wouldn_t_say_is_not_believed(answer):
 
 def test_one_look_serves_all_who_wait_for_it(checkout, program, tmp_path):
     go, looks = tmp_path / "go", tmp_path / "looks"
-    program(f"echo >> {looks}; while [ ! -e {go} ]; do sleep 0.01; done; printf '# branch.oid {COMMIT}\\0'")
+    waits = f"while [ ! -e {go} ]; do sleep 0.01; done"
+    program(f"case $* in config*) exit;; esac; echo >> {looks}; {waits}; printf '# branch.oid {COMMIT}\\0'")
     told: list[Checkout] = []
     looker, done = Looker(LIMIT, pause=0), threading.Event()
 
@@ -159,3 +161,91 @@ def test_a_process_that_ends_doesn_t_pause(checkout):
     )
 
     assert (done.stdout, done.stderr) == ("main\n", "")
+
+
+# What a repository's own configuration has git run, in some command or other.
+RUNS = {
+    "a clean filter": {"filter.x.clean": "{}", "filter.x.smudge": "{}"},
+    "a filter process": {"filter.x.process": "{}", "filter.x.required": "true"},
+    "textconv": {"diff.x.textconv": "{}", "diff.x.command": "{}", "diff.external": "{}"},
+    "a file system monitor": {"core.fsmonitor": "{}"},
+    "a pager": {"core.pager": "{}", "pager.status": "{}"},
+    "an alias": {"alias.status": "!{}"},
+    "hooks": {"core.hooksPath": "hooks"},
+    "a fetch of what isn't here": {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": "ssh://there/repository",
+        "core.sshCommand": "{}",
+        "credential.helper": "!{}",
+    },
+    "a file that it includes": {"include.path": "more"},
+    "a file that it includes here": {"includeIf.gitdir:**.path": "more"},
+    "a submodule": {"submodule.inner.update": "!{}", "submodule.recurse": "true"},
+    "a configuration of its own": {"extensions.worktreeConfig": "true"},
+}
+
+
+@pytest.fixture
+def traps(checkout, tmp_path):
+    """Return what sets traps in a checkout, and what tells which of them a look has sprung."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
+    program.chmod(0o755)
+    (checkout / ".gitattributes").write_text("* filter=x diff=x merge=x\n")
+    run("add", ".", folder=checkout)
+    run("commit", "-q", "-m", "attributes", folder=checkout)
+    hooks = checkout / "hooks"
+    hooks.mkdir()
+    for name in ("post-index-change", "pre-auto-gc", "post-checkout", "reference-transaction"):
+        shutil.copy(program, hooks / name)
+        shutil.copy(program, checkout / ".git" / "hooks" / name)
+    filters = f'[filter "x"]\n\tclean = {program}\n\tprocess = {program}\n[core]\n\tfsmonitor = {program}\n'
+    for name in ("more", "config.worktree"):
+        (checkout / ".git" / name).write_text(filters)
+
+    def set_(settings):
+        for name, value in settings.items():
+            run("config", name, value.format(program), folder=checkout)
+        # Another text of the same length, of another time: git has to look into the file.
+        (checkout / "a.py").write_text("2\n")
+        os.utime(checkout / "a.py", (1, 1))
+
+    return set_, lambda: ran.read_text() if ran.exists() else ""
+
+
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+def test_a_look_runs_nothing_that_a_repository_names(checkout, traps, settings):
+    set_, sprung = traps
+    set_(settings)
+
+    found = git.checkout(checkout, LIMIT)
+
+    assert sprung() == ""
+    assert found is not None
+    assert "a.py" in found.changed
+
+
+def test_a_look_fetches_no_object_that_isnt_here(checkout, traps):
+    set_, sprung = traps
+    set_(RUNS["a fetch of what isn't here"])
+    for path in (checkout / ".git" / "objects").glob("??/*"):
+        path.unlink()
+
+    assert git.checkout(checkout, LIMIT) is None
+    assert sprung() == ""
+
+
+def test_a_worktree_and_a_submodule_are_checkouts(checkout, tmp_path):
+    run("worktree", "add", "-q", "-b", "side", str(tmp_path / "side"), folder=checkout)
+    run("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(checkout), "sub", folder=checkout)
+    (tmp_path / "side" / "a.py").write_text("3\n")
+    (checkout / "sub" / "a.py").write_text("3\n")
+
+    side, inner = git.checkout(tmp_path / "side", LIMIT), git.checkout(checkout / "sub" / "inner", LIMIT)
+
+    assert side is not None
+    assert (side.branch, side.changed) == ("side", ("a.py",))
+    assert inner is None or inner.changed == ("a.py",)
