@@ -15,6 +15,7 @@ from typing import Any, Dict, Optional
 # Set by whoever starts a node; without any of them `python job.pyz` is a job of one node.
 NODE = "NBTORCHJOB_NODE"
 RUN = "NBTORCHJOB_RUN"  # which job it is, of all that were made of one payload
+RUN_FILE = "run"  # beside the payload, where hosts mount it: the run that it is for
 JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes

@@ -54,6 +54,7 @@ def main(path: str) -> int:
     os.environ[injected.NODE] = str(node)  # for ranks
     try:
         _stop_on_signals()
+        _check_run()
         payload = Payload(os.path.abspath(path))
         key = _key()
         payload.verify(key)
@@ -128,6 +129,26 @@ def _key() -> Optional[bytes]:
             return file.read()
     except OSError as exc:
         raise PayloadError("the job's key can't be read: %s" % exc) from exc
+
+
+def _check_run() -> None:
+    """Raise ``PayloadError`` where what this node's host mounted is another run's than the node's own.
+
+    A kubelet keeps an immutable Secret by its name while any pod on its host refers to it (Kubernetes 1.36).
+    """
+    own, path = injected.run(), os.path.join(os.path.dirname(os.environ.get(KEY_FILE, "")), injected.RUN_FILE)
+    if not own or STREAM not in os.environ:
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            mounted = file.read()
+    except OSError as exc:
+        raise PayloadError("which run the payload is for can't be read: %s" % exc) from exc
+    if mounted != own:
+        raise PayloadError(
+            "this node is of run %s, but its host mounted the payload of run %s, whose name it has: "
+            "nothing of that was run; submit the job again" % (own, mounted)
+        )
 
 
 def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:

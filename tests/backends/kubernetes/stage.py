@@ -70,9 +70,10 @@ class Stage:
             asked["pod_patch"] = self.acting(part)
         return submission.submit(capture.from_cell(cell, variables or {}), self.spec(**asked))
 
-    def acting(self, part, **variables):
+    def acting(self, part, grace=1, **variables):
         """Return the pod patch that has pods act a part, with more variables in their environment."""
-        return self.patch(["python", "-c", WORDS + part], PLACES=PLACES, SIGNS=str(self.signs), **variables)
+        words = {"PLACES": PLACES, "SIGNS": str(self.signs), **variables}
+        return self.patch(["python", "-c", WORDS + part], grace=grace, **words)
 
     def become(self, *without):
         """Be a user who may do all that jobs need but for some (verb, resource); give their name."""
@@ -87,14 +88,14 @@ class Stage:
         self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
         return user
 
-    def patch(self, command, **variables):
+    def patch(self, command, grace=1, **variables):
         """Return the pod patch that has the job's container run another command, with more variables.
 
         As PID 1 a command hears no SIGTERM that it doesn't handle, or not yet: nobody waits for it to.
         """
         env = [{"name": name, "value": value} for name, value in variables.items()]
         container = {"command": command, **({"env": env} if env else {})}
-        return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}})
+        return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": grace}})
 
     def sign(self, name):
         """Let parts that wait for the sign go on."""

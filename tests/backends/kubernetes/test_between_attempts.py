@@ -6,6 +6,7 @@ from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.control import controller
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
@@ -174,7 +175,7 @@ def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient,
     pod = {"containers": [{"name": "main", "image": "busybox"}], "restartPolicy": "Never"}
     specs = {"Job": {"suspend": True, "template": {"spec": pod}}, "Service": {"ports": [{"port": 80}]}}
     path, version = {"Job": (JOBS, "batch/v1"), "Service": (SERVICES, "v1")}[kind]
-    name = f"{job.name}-a2"
+    name = f"{job.name}-a2" if kind == "Job" else labelling.run_name(f"{job.name}-a2", job.info)
     body = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": specs[kind]}
     stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
     until(lambda: any("isn't this job's, and has the name" in wait.text for wait in job.state.waiting))
@@ -186,7 +187,7 @@ def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient,
 def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attach, impatient):
     part = "begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(ATTEMPT)"
     job = running(stage.submit(part, retry=QUICK))
-    stage.delete("api/v1/{}/secrets", f"{job.name}-payload")
+    stage.delete("api/v1/{}/secrets", secrets.first_name(job.info))
     stage.sign("go")
 
     for each in (job, attach(job)):

@@ -377,7 +377,7 @@ def test_what_is_too_big_for_the_api_goes_through_the_store_and_is_deleted_with_
     store, data = tmp_path / "store", torch.arange(2_500_000)  # 20 MB
     with submitted("data * 2", {"data": data}, Elastic(), options, kind=any_kind, storage=str(store)) as job:
         assert torch.equal(job.result(END_S), data * 2)
-        assert len(list((store / job.name).glob("*.pyz"))) == 1
+        assert len(list(store.glob(f"{job.name}.*/*.pyz"))) == 1
     assert list(store.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """Names that are used again, in one namespace or in several, and who may remove what has them."""
 
+import os
 import pwd
 import secrets
 import signal
@@ -10,16 +11,22 @@ import pytest
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.backends.kubernetes.payload import secrets as payload
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submit import attempts, submitter
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import Given
-from nbtorchjob.errors import JobCancelledError, JobNotFoundError, NameTakenError
+from nbtorchjob.errors import JobCancelledError, JobNotFoundError, NameTakenError, NotFoundError
+from nbtorchjob.machine import loop
 from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.state import Phase
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import Budget, Next, Phase
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
-JOBS = "apis/batch/v1/{}/jobs"
+JOBS, PODS = "apis/batch/v1/{}/jobs", "api/v1/{}/pods"
 WAIT = "begin(); wait('go'); value(1)"
 
 
@@ -103,6 +110,113 @@ def test_a_name_of_a_deleted_job_is_another_jobs(stage):
         one.result(LIMIT)
 
 
+# Its pod goes on for as long as its grace period lets it.
+STAYS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin(); wait('end')"
+
+
+@pytest.fixture
+def ending(stage):
+    """Return a function that leaves a pod of a deleted job named `same` on the host, which goes on."""
+
+    def leave(kind):
+        former = running(stage.submit(pod_patch=stage.acting(STAYS, grace=60), name="same", kind=kind))
+        former.delete()
+        until(lambda: all("deletionTimestamp" in pod["metadata"] for pod in stage.objects(PODS)))
+        assert stage.objects(PODS)
+        return former
+
+    yield leave
+    stage.sign("end")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("indexedjob", "indexedjob"), ("pytorchjob", "indexedjob"), ("trainjob", "volcano")]
+)
+def test_a_name_runs_its_new_code_while_a_pod_of_its_former_job_still_ends(stage, ending, before, after):
+    ending(before)
+    job = stage.submit("begin(); value(2)", cell="2", name="same", kind=after)
+
+    assert (job.name, job.result(LIMIT)) == ("same", 2)
+    assert any("deletionTimestamp" in pod["metadata"] for pod in stage.objects(PODS))
+
+
+def test_no_two_jobs_ever_have_a_secret_of_one_name_that_a_host_may_keep(stage):
+    mounted = []
+    for cell in ("1", "2"):
+        job = running(stage.submit(WAIT, cell=cell, name="same"))
+        (pod,) = stage.objects(PODS)
+        mounted.append(_secrets_of(pod))
+        job.delete()
+        until(lambda: not stage.left())
+
+    assert set(mounted[0]).isdisjoint(mounted[1])
+
+
+def _secrets_of(pod):
+    return [
+        source["secret"]["name"]
+        for volume in pod["spec"]["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+    ]
+
+
+def test_what_is_left_of_a_job_is_in_no_way_of_the_next_one_of_its_name(stage):
+    stage.cluster.slow_collection(3)
+    retry = Retry(retries=1, preemptions=1, backoff=0)
+    first = stage.submit(
+        "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nwait('never')", name="same", retry=retry
+    )
+    running(first)
+    until(lambda: first.state.tries == 2 and first.state.working)
+    first.delete()
+    left = set(stage.left())
+    assert {"same-claim", "same-a2"} <= left
+    second = stage.submit(
+        "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)",
+        name="same",
+        cell="2",
+        retry=retry,
+    )
+
+    assert (second.name, second.result(LIMIT)) == ("same", 2)
+    stage.cluster.slow_collection(0)
+
+
+def test_who_still_follows_a_deleted_job_starts_no_attempt_of_it_for_the_next_one(stage):
+    retry = Retry(retries=3, preemptions=3, backoff=0)
+    former = running(stage.submit("begin(); wait('fail'); fail(recoverable=True)", name="same", retry=retry))
+    scope, kind = Scope(former.info.cluster["context"], stage.namespace), KINDS["indexedjob"]
+    stage.delete(JOBS, "same")
+    until(lambda: not stage.left())
+    running(stage.submit(WAIT, name="same", cell="2"))
+
+    async def begin():
+        return await attempts.begin(
+            await session(None), scope, kind, former.info, Next(2, 0.0, Budget.FAILURES), None, ""
+        )
+
+    with pytest.raises(NotFoundError, match="its name is another job's by now"):
+        loop.run(begin())
+    assert len(stage.objects(JOBS)) == 1
+
+
+def test_what_a_deleted_job_had_in_the_store_goes_without_what_the_next_one_has(stage, tmp_path):
+    data, asked = os.urandom(payload.LIMIT_BYTES + 1), {"name": "same", "storage": str(tmp_path / "store")}
+    asked["pod_patch"] = stage.patch(["sleep", "60"])
+    jobs = []
+
+    def again():
+        jobs.append(stage.submit(cell="len(data)", variables={"data": data}, **asked))
+
+    again()
+    # Another kernel has it again between the job object's end and that of what the store has.
+    stage.cluster.meanwhile("DELETE", "jobs/same", again, after=True)
+    jobs[0].delete()
+
+    [left] = (tmp_path / "store").glob("*/*.pyz")
+    assert left.parent.name == f"same.{jobs[1].info.run}"
+
+
 def test_a_name_is_looked_for_where_the_settings_say(stage, monkeypatch):
     other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
     assert stage.submit("begin(); value(1)", name="same").result(LIMIT) == 1
@@ -140,7 +254,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_taken(stage, aged):
     with pytest.raises(NameTakenError):
         stage.submit("begin(); value(2)", name="same")
 
-    assert "same-payload" in stage.left()
+    assert "same-claim" in stage.left()
     stage.sign("go")
     assert job.result(LIMIT) == 1
 

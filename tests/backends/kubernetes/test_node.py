@@ -353,6 +353,16 @@ def test_a_payload_signed_with_another_key_is_refused(folder, start):
     assert "signature" in refused(start(job))
 
 
+def test_what_another_run_was_given_is_refused_before_anything_of_it_is_looked_at(folder, start):
+    job = pack(folder, train)
+    (folder / "key").write_bytes(b"another")
+    (folder / "run").write_text("1.000000")
+    why = refused(start(job, command=(sys.executable, "-S"), NBTORCHJOB_RUN="2.000000"))
+    assert why.startswith("this node is of run 2.000000, but its host mounted the payload of run 1.000000")
+    (folder / "run").unlink()
+    assert "can't be read" in refused(start(job, NBTORCHJOB_RUN="2.000000"))
+
+
 def test_a_key_that_is_not_mounted_is_said_where_there_is_no_torch_either(folder, start):
     job = pack(folder, train)
     (folder / "key").unlink()

@@ -64,6 +64,26 @@ def ended(job):
     return job.state
 
 
+def test_a_node_refuses_a_folder_that_is_another_runs_by_now():
+    def once_more():
+        begin = Path(checkpoint_dir()) / "begun"
+        if not begin.exists():
+            begin.touch()
+            raise RecoverableError("again")
+        return "ran"
+
+    job = submit(once_more, retry=Retry(retries=1, preemptions=1, backoff=3))
+    seen(job, lambda state: any(each.failure for each in state.attempts))
+    record = paths.jobs_dir() / job.name / "job.json"
+    text = record.read_text()
+    record.write_text(text.replace(f'"created":{job.info.created}', '"created":1.5'))
+    assert record.read_text() != text
+    state = ended(job)
+    record.write_text(text)
+
+    assert f"this node is of run {job.info.run}, but" in str(state.failure.error.message)
+
+
 def reported(state):
     return any(series.points for series in state.series.values())
 

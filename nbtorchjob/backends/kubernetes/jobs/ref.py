@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, reduce
 
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -100,7 +100,7 @@ class JobRef(FrozenDataclass):
 
     async def secret(self) -> Object:
         """Return the first Secret of its payload. Raises ``ClusterError``."""
-        name = secrets.first_name(self.info.name)
+        name = secrets.first_name(self.info)
         return await self.session.client.get(Target(SECRETS, self.scope.namespace, name))
 
     async def secrets(self) -> list[Object]:
@@ -108,15 +108,10 @@ class JobRef(FrozenDataclass):
 
         Raises ``ClusterError``.
         """
-        client, namespace, info = self.session.client, self.scope.namespace, self.info
-        listing = await client.list(SECRETS, namespace, labels=labelling.of(info.name), bare=True)
-        # Those of an earlier job of its name may still be there.
-        own = [item for item in listing.items if labelling.belongs(item, info)]
-        names = [item["metadata"]["name"] for item in own]
-        found = [await client.get(Target(SECRETS, namespace, name)) for name in names]
-        for name in (name for item in own for name in secrets.shared_by(item)):
-            with suppress(NotFoundError):  # as if one of its own were gone
-                found.append(await client.get(Target(SECRETS, namespace, name)))
+        client, found = self.session.client, list[Object]()
+        for name in await payload_names(client, self.scope.namespace, self.info):
+            with suppress(NotFoundError):  # which its payload lacks then
+                found.append(await client.get(Target(SECRETS, self.scope.namespace, name)))
         return found
 
     async def pods(self) -> list[tuple[int, Object]]:
@@ -125,6 +120,14 @@ class JobRef(FrozenDataclass):
             PODS, self.scope.namespace, labels=labelling.of(self.info.name)
         )
         return _numbered(self.kind, filter(self.owns, listing.items))
+
+
+async def payload_names(client: Client, namespace: str, info: JobInfo) -> list[str]:
+    """Return the names of the Secrets that hold a job's payload, in order. Raises ``ClusterError``."""
+    listing = await client.list(SECRETS, namespace, labels=labelling.of(info.name), bare=True)
+    own = {item["metadata"]["name"]: item for item in listing.items if labelling.belongs(item, info)}
+    names = secrets.part_names(info, own)
+    return [*names, *(name for first in names[:1] for name in secrets.shared_by(own[first]))]
 
 
 def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:

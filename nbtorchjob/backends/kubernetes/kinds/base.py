@@ -106,9 +106,8 @@ class Kind(FrozenDataclass):
     ``complaints`` are how its operator reports that something can't be made. ``cautions`` warn of what works
     otherwise than one might expect, on a server of that version. ``uses`` are what an account must be
     permitted besides what all kinds need. ``unrestricted`` yields what its operator adds to the job's pods
-    that the Pod Security level ``restricted`` refuses, each with what to do. ``startable`` removes from a job
-    object what ties it to the pods that it had, so that it can be created anew. ``controls`` returns
-    whether a pod's controller, an owner reference, is the job object or was made for it by its operator.
+    that the Pod Security level ``restricted`` refuses, each with what to do. ``controls`` returns whether a
+    pod's controller, an owner reference, is the job object or was made for it by its operator.
     """
 
     name: str
@@ -138,7 +137,6 @@ class Kind(FrozenDataclass):
     uses: tuple[Use, ...] = ()
     queues: Queues | None = None
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
-    startable: Callable[[dict[str, Any]], None] = lambda obj: None
     controls: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda owner, obj: (
         owner.get("uid") == obj["metadata"]["uid"]
     )

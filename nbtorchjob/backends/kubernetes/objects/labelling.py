@@ -6,6 +6,7 @@ What may be big, or holds values of the notebook, isn't annotated: it is in the 
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from hashlib import sha256
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SubmitError
@@ -39,6 +40,7 @@ OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 _SECRET = ("sources", "label", "ships", "captured")
 # An object holds 256 KiB of annotations, and a list of 1,000 jobs carries theirs.
 _INFO_BYTES = 64 * 1024
+_DIGITS = 8  # of a run's digest, in a name
 _MOST_TEXT = 2000  # characters of a cluster's message
 
 
@@ -68,6 +70,14 @@ def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
     """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
     found = obj["metadata"].get("labels") or {}
     return found.get(JOB) == info.name and found.get(RUN, info.run) == info.run
+
+
+def run_name(name: str, info: JobInfo) -> str:
+    """Return ``name`` with what tells the job from all others that have had its name.
+
+    What a cluster keeps by name (a kubelet Secrets, a resolver hosts) is then never an earlier job's.
+    """
+    return f"{name}-{sha256(info.run.encode()).hexdigest()[:_DIGITS]}"
 
 
 def attempt_name(name: str, attempt: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -13,16 +12,17 @@ from nbtorchjob.spec.cluster.names import MANAGED_BY
 
 def asked(sub: Submission) -> list[dict[str, Any]]:
     """Return the policy that ``--network-policy`` requests; the first attempt's holds for later ones, too."""
-    return [policy(sub.info.name, sub.namespace, sub.labels)] if sub.spec.cluster.network_policy else []
+    return [policy(sub)] if sub.spec.cluster.network_policy else []
 
 
-def policy(name: str, namespace: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the policy of the job whose pods, of all attempts, have these labels."""
+def policy(sub: Submission) -> dict[str, Any]:
+    """Return the policy of the job's pods, of all attempts."""
+    name, labels = labelling.run_name(sub.info.name, sub.info), dict(sub.labels)
     pods = {"podSelector": {"matchLabels": {key: labels[key] for key in _OF_JOB}}}
     return {
         "apiVersion": POLICIES.group_version,
         "kind": POLICIES.kind,
-        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+        "metadata": {"name": name, "namespace": sub.namespace, "labels": labels},
         # Outgoing traffic, to a store or a package index, is left as the namespace has it.
         "spec": {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]},
     }

@@ -51,6 +51,11 @@ class Submission(FrozenDataclass):
         return labelling.attempt_name(self.info.name, self.attempt)
 
     @property
+    def domain(self) -> str:
+        """The name of the Service that we make, the domain of the job's pods."""
+        return labelling.run_name(self.name, self.info)
+
+    @property
     def ours(self) -> bool:
         """Whether we start attempts: any pod that ends badly then ends this one."""
         return self.info.retry_owner == US

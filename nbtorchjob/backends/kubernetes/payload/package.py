@@ -13,6 +13,7 @@ from nbtorchjob.errors import SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Packed(FrozenDataclass):
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
     ``ours`` is whether its call was submitted from here, rather than another person's repeated. Where it is
-    ``shared``, Secrets of these names hold it, for all runs of a group.
+    ``shared``, Secrets of these names hold it, for all runs of a group. Else it is in Secrets of at most
+    ``limit`` bytes.
     """
 
     data: memoryview
@@ -33,6 +35,7 @@ class Packed(FrozenDataclass):
     digest: str
     ours: bool = True
     shared: tuple[str, ...] = ()
+    limit: int = secrets.SECRET_BYTES
 
     @cached_property
     def sha256(self) -> str:
@@ -44,13 +47,13 @@ class Packed(FrozenDataclass):
         """Whether it fits through the API; else it goes through a store."""
         return len(self.data) <= secrets.LIMIT_BYTES
 
-    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
-        """Return the Secrets of the job ``name``; ``url`` is where :meth:`store` puts what doesn't travel."""
+    def secrets(self, info: JobInfo, labels: dict[str, str], url: str) -> list[dict[str, Any]]:
+        """Return the Secrets that its pods mount; ``url`` is where :meth:`store` puts what doesn't travel."""
         if self.shared:
-            return secrets.sharing(name, labels, self.key, extra, self.shared)
+            return secrets.sharing(info, labels, self.key, self.shared)
         if self.travels:
-            return secrets.manifests(name, labels, self.key, extra, bytes(self.data))
-        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+            return secrets.manifests(info, labels, self.key, bytes(self.data), self.limit)
+        return secrets.reference(info, labels, self.key, url, self.sha256)
 
     def store(self, url: str) -> None:
         """Write it to a store. Raises ``SubmitError``."""
@@ -58,19 +61,23 @@ class Packed(FrozenDataclass):
 
 
 class Stored(FrozenDataclass):
-    """A payload that an earlier job left in a store; else as :class:`Packed`."""
+    """A payload that an earlier job left in a store; else as :class:`Packed`.
+
+    It is copied for a job that is sent; of one that is only exported it ``stays`` where it is.
+    """
 
     url: str
     sha256: str
     key: bytes
     digest: str
     ours: bool
+    stays: bool = False
     travels = False
     shared: tuple[str, ...] = ()
 
-    def secrets(self, name: str, labels: dict[str, str], extra: bytes, url: str) -> list[dict[str, Any]]:
-        """Return the Secret of the job ``name``."""
-        return secrets.reference(name, labels, self.key, extra, url, self.sha256)
+    def secrets(self, info: JobInfo, labels: dict[str, str], url: str) -> list[dict[str, Any]]:
+        """Return the Secret that its pods mount."""
+        return secrets.reference(info, labels, self.key, self.url if self.stays else url, self.sha256)
 
     def store(self, url: str) -> None:
         """Copy it within the store, as the original goes with the earlier job. Raises ``SubmitError``."""

@@ -1,8 +1,14 @@
 """The payload as immutable Secrets: never in a command, a variable or a manifest's text.
 
-The first Secret holds the job's key, the job's record, and ``job.pyz`` itself where it fits. A bigger
-payload continues in further Secrets, which the first one owns, and ``job.pyz`` is then the few lines
-that put the parts together (``runtime/boot.py``). The job owns the first.
+The first one holds the job's key, the run that it is for, the job's record, and ``job.pyz`` itself where it
+fits. A bigger payload continues in further Secrets, and ``job.pyz`` is then the few lines that put the parts
+together (``runtime/boot.py``).
+
+A kubelet keeps an immutable Secret by its namespace and name for as long as any pod on its host refers to it,
+so a later one of the same name isn't read (Kubernetes 1.36). So the names of Secrets follow from the run
+(:func:`first_name`), and no two runs share one. Only the :func:`claim` has the job's name: it is made before
+all else, so that of two jobs of one name, whatever their kinds, the second is refused before it sends
+anything. No pod refers to it, so no host keeps it. The job owns the claim, which owns the Secrets.
 
 What the runs of a group share is in Secrets of the group, which all of the runs own: each run's own Secret
 names them, and holds no payload.
@@ -12,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +27,8 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.runtime import boot
+from nbtorchjob.runtime.injected import RUN_FILE
+from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import UNREADABLE
 from nbtorchjob.state.info import why
 
@@ -32,21 +41,22 @@ APPLIED_BYTES = 180_000
 # All of a pod's Secrets are held in its host's memory, and each is a request at submission.
 LIMIT_BYTES = 16 << 20
 
-JOB, KEY, EXTRA, URL = "job.pyz", "key", "extra", "payload.url"
+JOB, KEY, RUN, EXTRA, URL = "job.pyz", "key", RUN_FILE, "extra", "payload.url"
 _PART = "part-{:03d}"
 _ROOM = 4096  # bytes for the key and the boot text
 
 
+def claim(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the empty Secret that only one job of a name can have, whatever its kind."""
+    found = _secret(claim_name(name), labels, {})
+    return {key: value for key, value in found.items() if key != "immutable"}
+
+
 def manifests(
-    name: str,
-    labels: Mapping[str, str],
-    key: bytes,
-    extra: bytes,
-    payload: bytes,
-    limit: int = SECRET_BYTES,
+    info: JobInfo, labels: Mapping[str, str], key: bytes, payload: bytes, limit: int = SECRET_BYTES
 ) -> list[dict[str, Any]]:
-    """Return the Secrets of job ``name``, its payload, at most ``LIMIT_BYTES``, in parts of ``limit``."""
-    return _holding(first_name(name), labels, {KEY: key, EXTRA: extra}, payload, limit)
+    """Return the Secrets that hold a job's payload, at most ``LIMIT_BYTES``, in parts of ``limit``."""
+    return _holding(first_name(info), labels, _own(info, key), payload, limit)
 
 
 def shared(name: str, labels: Mapping[str, str], payload: bytes) -> list[dict[str, Any]]:
@@ -55,12 +65,17 @@ def shared(name: str, labels: Mapping[str, str], payload: bytes) -> list[dict[st
 
 
 def sharing(
-    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, shared: Sequence[str]
+    info: JobInfo, labels: Mapping[str, str], key: bytes, shared: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the Secret of the run ``name``, whose payload is in Secrets of its group."""
-    own = _secret(first_name(name), labels, {KEY: key, EXTRA: extra})
+    """Return the Secret of a run whose payload is in Secrets of its group."""
+    own = _secret(first_name(info), labels, _own(info, key))
     own["metadata"]["annotations"] = {labelling.SHARED: " ".join(shared)}
     return [own]
+
+
+def _own(info: JobInfo, key: bytes) -> dict[str, bytes]:
+    """Return what only one run has; a node compares the run with its pod's (``runtime/node``)."""
+    return {KEY: key, RUN: info.run.encode(), EXTRA: labelling.extra(info)}
 
 
 def _holding(
@@ -76,25 +91,11 @@ def _holding(
 
 
 def reference(
-    name: str, labels: Mapping[str, str], key: bytes, extra: bytes, url: str, sha256: str
+    info: JobInfo, labels: Mapping[str, str], key: bytes, url: str, digest: str
 ) -> list[dict[str, Any]]:
     """Return the Secret of a payload that lies in a store at ``url``."""
-    stored = f"{url}\n{sha256}".encode()
-    return [_secret(first_name(name), labels, {KEY: key, EXTRA: extra, JOB: _boot(), URL: stored})]
-
-
-def appliable(name: str, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the Secrets of the job ``name`` in parts that ``kubectl apply`` takes.
-
-    Raises ``ValueError`` where some of the payload is gone.
-    """
-    first = next((secret for secret in secrets if KEY in data(secret)), None)
-    if first is None:
-        raise ValueError("the job's key is gone")
-    if URL in data(first):
-        return [dict(first)]
-    labels, key, extra = first["metadata"].get("labels") or {}, value(first, KEY), value(first, EXTRA)
-    return manifests(name, labels, key, extra, payload(secrets), APPLIED_BYTES)
+    stored = f"{url}\n{digest}".encode()
+    return [_secret(first_name(info), labels, {**_own(info, key), JOB: _boot(), URL: stored})]
 
 
 def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
@@ -114,9 +115,21 @@ def gone(name: str) -> SubmitError:
     return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
 
 
-def first_name(name: str) -> str:
-    """Return the name of the Secret that holds the job's key."""
-    return f"{name}-payload"
+def claim_name(name: str) -> str:
+    """Return the name of the Secret that only one job of a name can have."""
+    return f"{name}-claim"
+
+
+def first_name(info: JobInfo) -> str:
+    """Return the name of the Secret that holds the job's key: no other run has one of that name."""
+    return labelling.run_name(f"{info.name}-payload", info)
+
+
+def part_names(info: JobInfo, names: Iterable[str]) -> list[str]:
+    """Return those of the names that Secrets of the job's payload have, in order."""
+    found = re.compile(rf"{re.escape(first_name(info))}(?:-(\d+))?")
+    numbers = {match[0]: int(match[1] or 0) for match in map(found.fullmatch, names) if match}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def names(secrets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
@@ -18,13 +17,21 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent
 
-_NAME = r"[a-z0-9][-a-z0-9]*"  # of a job
+_FOLDER = r"[a-z0-9][-a-z0-9.]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
 PIECE = 4 << 20  # bytes in memory at a time
 
 
+def folder(storage: str, info: JobInfo) -> str:
+    """Return the URL of a job's own folder in the store; what a node writes is there, too.
+
+    No later job of its name has it: what is left of a deleted one may be removed at any time.
+    """
+    return inside(storage, f"{info.name}.{info.run}")
+
+
 def inside(storage: str, name: str) -> str:
-    """Return the URL of a job's own folder in the store; what a node writes is there, too."""
+    """Return the URL of something in the store."""
     return f"{storage.rstrip('/')}/{name}"
 
 
@@ -35,7 +42,7 @@ def holds(storage: str | None, sent: Sent) -> bool:
     url = sent.ref.rpartition("#")[0]
     job, _, file = url.removeprefix(storage.rstrip("/") + "/").partition("/")
     return (
-        re.fullmatch(_NAME, job) is not None
+        re.fullmatch(_FOLDER, job) is not None
         and url == inside(storage, f"{job}/{file}")
         and file == _file(sent)
     )
@@ -53,7 +60,7 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
     All its attempts share it, but no later job of its name.
     """
     store = spec.cluster.checkpoints
-    return inside(store, f"{info.name}-{labelling.labels(info)[labelling.RUN]}") if store else ""
+    return inside(store, f"{info.name}-{info.run}") if store else ""
 
 
 def put(data: memoryview, url: str) -> None:
@@ -80,11 +87,11 @@ def clear(info: JobInfo) -> None:
     Raises ``SubmitError``.
     """
     spec = info.asked
-    storage, folder = spec.cluster.storage, checkpoints(spec, info)
+    storage, saved = spec.cluster.storage, checkpoints(spec, info)
     if storage:
-        remove(inside(storage, info.name))
-    if "://" in folder:
-        remove(folder)
+        remove(folder(storage, info))
+    if "://" in saved:
+        remove(saved)
 
 
 def remove(url: str) -> None:

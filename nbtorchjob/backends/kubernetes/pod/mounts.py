@@ -24,19 +24,15 @@ def payload(secrets: Sequence[str]) -> Volume:
     return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
 
 
-def moved(part: Any, before: Sequence[str], after: Sequence[str]) -> Any:
-    """Return a job object, or a part of one, with its payload's Secrets replaced by others.
+def mounted(part: Any) -> list[str]:
+    """Return the names of the payload's Secrets, in order, of a job object or a part of one.
 
-    It is searched for volumes, as each kind has its pods' elsewhere.
+    It is searched for the volume, as each kind has its pods elsewhere.
     """
-    if isinstance(part, dict):
-        return {key: moved(value, before, after) for key, value in part.items()}
-    if not isinstance(part, list):
-        return part
-    others = [value for value in part if value not in _sources(before)]
-    if len(others) < len(part):
-        return [*_sources(after), *others]
-    return [moved(value, before, after) for value in part]
+    if isinstance(part, dict) and part.get("name") == f"{_PREFIX}payload" and "projected" in part:
+        return [source["secret"]["name"] for source in part["projected"]["sources"]]
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return next(filter(None, map(mounted, parts)), [])
 
 
 def shared_memory(size: str) -> Volume:

@@ -152,12 +152,12 @@ def _told(sub: Submission) -> dict[str, str]:
     asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
     grace = _KUBERNETES_GRACE_S if asked is None else asked
     found = {
-        "NBTORCHJOB_STORAGE": stores.inside(storage, sub.info.name) if storage else "",
+        "NBTORCHJOB_STORAGE": stores.folder(storage, sub.info) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
         injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,
-        "NBTORCHJOB_RUN": sub.info.run,
+        injected.RUN: sub.info.run,
         GIVEN: sub.info.variant,
     }
     return {key: value for key, value in found.items() if value}

@@ -6,19 +6,19 @@ makes it. All that it takes lies with the first attempt's object, so that any ke
 
 from __future__ import annotations
 
-import re
 import time
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.jobs.ref import payload_names
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import belonging, labelling
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, Target
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import runtimes
-from nbtorchjob.errors import AlreadyExistsError, PayloadGoneError
+from nbtorchjob.errors import AlreadyExistsError, NotFoundError, PayloadGoneError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, Next
 
@@ -42,6 +42,8 @@ async def begin(
     first, newest = [
         await client.get(target(kind, scope, info, number)) for number in (1, following.number - 1)
     ]
+    if not (labelling.belongs(first, info) and labelling.belongs(newest, info)):
+        raise NotFoundError(f"{info.name} is gone, and its name is another job's by now")
     if labelling.cancelled(first) or labelling.cancelled(newest):
         return False
     spec = info.asked
@@ -79,7 +81,8 @@ async def _create(client: Client, target: Target, body: Object, first: Object) -
         await client.create(target.api, target.namespace, body)
     except AlreadyExistsError as taken:
         if not belonging.owned(await client.get(target), first):
-            raise AlreadyExistsError(f"{target} isn't this job's, and has the name: delete it") from taken
+            why = f"{target} isn't this job's, and has the name: delete it, unless the cluster is about to"
+            raise AlreadyExistsError(why) from taken
 
 
 def target(kind: Kind, scope: Scope, info: JobInfo, number: int) -> Target:
@@ -102,16 +105,10 @@ def _given(obj: Object, what: str) -> dict[str, str]:
 
 
 async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ...]:
-    listing = await client.list(SECRETS, scope.namespace, labels=labelling.of(info.name), bare=True)
-    first = secrets.first_name(info.name)
-    names = [item["metadata"]["name"] for item in listing.items if labelling.belongs(item, info)]
-    parts = {name: re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", name) for name in names}
-    found = {name: int(match[1] or 0) for name, match in parts.items() if match}
+    found, first = await payload_names(client, scope.namespace, info), secrets.first_name(info)
     if first not in found:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
-    firsts = (item for item in listing.items if item["metadata"]["name"] == first)
-    shared = (name for item in firsts for name in secrets.shared_by(item))
-    return (*sorted(found, key=found.__getitem__), *shared)
+    return tuple(found)
 
 
 async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:

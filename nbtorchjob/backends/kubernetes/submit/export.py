@@ -5,29 +5,23 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from functools import reduce
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
-from nbtorchjob.backends.kubernetes.objects.labelling import CANCELLED, RETURNS_TO, STOPPED, TURN, attempt, of
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, SERVICES
+from nbtorchjob.backends.kubernetes.objects import network_policy
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.pod import mounts
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.submit.retry import packed_again, where_it_is
 from nbtorchjob.backends.kubernetes.submit.submitter import Draft, Submitter
 from nbtorchjob.errors import ApiError, ClusterError, SpecError, UnreachableError
 from nbtorchjob.state import JobInfo
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
-
-# What the server and its controllers wrote, and no other cluster should be told.
-_THEIRS = ("creationTimestamp", "uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
-# What ended it or has it wait, and the copy of the object that `kubectl apply` left there.
-_MARKS = (CANCELLED, STOPPED, TURN, RETURNS_TO, "kubectl.kubernetes.io/last-applied-configuration")
 
 
 async def dry_run(session: Session, sender: Submitter) -> str:
@@ -59,42 +53,47 @@ async def _checked(session: Session, draft: Draft) -> str:
 
 
 async def shown(job: JobRef) -> str:
-    """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``."""
-    policies = [_policy(job)] if job.info.asked.cluster.network_policy else []
-    found = [*policies, *await _made(job)]
+    """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``, ``SubmitError``."""
+    # Of whoever may not read Secrets, too: their names are in the job object.
+    packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(mounts.mounted(job.root)[1:]))
+    draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
     head = f"# Its Secrets, which hold the payload and the job's key: {export}\n"
-    return head + "\n---\n".join(map(_yaml, found)) + "\n"
+    return head + "\n---\n".join(map(_yaml, _in_order(draft))) + "\n"
 
 
 async def manifests(job: JobRef) -> list[dict[str, Any]]:
-    """Return the job's objects as they would be made again, the job itself last.
+    """Return the objects of a job of the same name that runs the same, the job object last.
 
-    Its Secrets are small enough for ``kubectl apply``. A NetworkPolicy is among them, whether the job asked
-    for one or not: what is given away isn't left open. Raises ``ClusterError``, and ``SubmitError`` where
-    some of its payload is gone.
+    They are made anew of what was submitted, not of what is on the cluster: webhooks add to that what they
+    would add again (Kueue 0.19 to a TrainJob's ``runtimePatches``), and the server notes it as if we had
+    written it. It is another run: what is left of the job meanwhile has no name that any of them has.
+
+    The Secrets are small enough for ``kubectl apply``. A NetworkPolicy is among the objects, whether the job
+    requested one or not: what is given away isn't left open. Raises ``ClusterError``, and ``SubmitError``
+    where some of its payload is gone.
     """
-    there = [_clean(secret) for secret in await job.secrets()]
-    try:
-        parts = secrets.appliable(job.info.name, there)
-    except ValueError:
-        raise secrets.gone(job.info.name) from None
-    *services, whole = await _made(job)
-    whole = mounts.moved(whole, secrets.names(there), secrets.names(parts))
-    return [_policy(job), *parts, *services, whole]
+    info = await job.whole_info()
+    packed = await packed_again(job, info)
+    if isinstance(packed, Stored):
+        packed = replace(packed, stays=True)
+    else:
+        packed = replace(packed, limit=secrets.APPLIED_BYTES)
+    draft = await _draft(job, packed, info.sent_again())
+    policies = [] if info.asked.cluster.network_policy else [network_policy.policy(draft.submission)]
+    return [*policies, *draft.secrets[1:], *_in_order(draft)]
 
 
-def _policy(job: JobRef) -> dict[str, Any]:
-    return network_policy.policy(job.info.name, job.scope.namespace, labelling.labels(job.info))
+async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:
+    if not info.spec:  # somebody took the annotation away
+        raise secrets.gone(info.name)
+    return await Submitter(job.session, packed, where_it_is(job), info, anew=True, name=info.name).draft()
 
 
-async def _made(job: JobRef) -> list[dict[str, Any]]:
-    """Return the job's Services, and its object last."""
-    client, namespace = job.session.client, job.scope.namespace
-    listing = await client.list(SERVICES, namespace, labels=of(job.info.name))
-    # Who follows the job makes what later attempts need; an earlier job's of its name may still be there.
-    found = [item for item in listing.items if attempt(item) == 1 and labelling.belongs(item, job.info)]
-    return [*map(_clean, found), _startable(_clean(await client.get(job.whole)), job.kind)]
+def _in_order(draft: Draft) -> list[dict[str, Any]]:
+    """Return a draft's objects but for its Secrets, the job object last: nothing of it is missing then."""
+    job, *others = draft.manifests
+    return [*others, job]
 
 
 def check_empty(folder: Path) -> None:
@@ -120,27 +119,6 @@ def _private(path: Path, text: str) -> Path:
     path.touch(mode=0o600)  # Secrets are among them
     path.write_text(text)
     return path
-
-
-def _clean(obj: Object) -> dict[str, Any]:
-    metadata = {key: value for key, value in obj["metadata"].items() if key not in _THEIRS}
-    if back := labelling.returned(obj):
-        metadata["labels"] = {**metadata["labels"], **back["labels"]}
-    notes = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in _MARKS}
-    if notes:
-        metadata["annotations"] = notes
-    # Of lists, the items say last of what kind they are.
-    kind = {key: obj[key] for key in ("apiVersion", "kind")}
-    return {key: value for key, value in {**kind, **obj, "metadata": metadata}.items() if key != "status"}
-
-
-def _startable(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
-    """Take away what suspended the job, and what ties it to the pods that it had."""
-    if kind.suspend:
-        *parents, field = kind.suspend
-        reduce(lambda part, key: part.get(key) or {}, parents, obj).pop(field, None)
-    kind.startable(obj)
-    return obj
 
 
 def _sizes(secret: Mapping[str, Any]) -> dict[str, Any]:

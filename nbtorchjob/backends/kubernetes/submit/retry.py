@@ -27,25 +27,28 @@ async def retry(job: JobRef) -> JobInfo:
     if not info.spec:  # somebody took the annotation away
         raise secrets.gone(info.name)
     site.admitted(info.asked)
-    packed = await _packed(job, info)
-    there = _there(info.asked, job)
+    packed = await packed_again(job, info)
+    there = where_it_is(job)
     again = info.sent_again()
     if there.cluster.storage:
         await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
     return await Submitter(job.session, packed, there, again, anew=True).send()
 
 
-def _there(spec: JobSpec, job: JobRef) -> JobSpec:
-    """Return the spec; what it left open is as it was decided then."""
-    scope = job.scope
+def where_it_is(job: JobRef) -> JobSpec:
+    """Return the job's spec; what it left open is as it was decided then."""
+    spec, scope = job.info.asked, job.scope
     pinned = replace(
         spec.cluster, context=scope.context or None, namespace=scope.namespace, kind=job.kind.name
     )
     return replace(spec, cluster=pinned)
 
 
-async def _packed(job: JobRef, info: JobInfo) -> Packed | Stored:
-    """Read the payload, and the key that it is signed with, back from the job's Secrets."""
+async def packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
+    """Read the payload, and the key that it is signed with, back from the job's Secrets.
+
+    Raises ``ClusterError``, and ``SubmitError`` where some of it is gone.
+    """
     try:
         first = await job.secret()
     except NotFoundError as exc:

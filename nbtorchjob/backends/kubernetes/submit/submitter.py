@@ -61,7 +61,8 @@ class Draft(FrozenDataclass):
     kind: Kind
     scope: Scope
     info: JobInfo
-    secrets: list[dict[str, Any]]
+    submission: Submission
+    secrets: list[dict[str, Any]]  # the first one is the claim to the job's name
     manifests: list[dict[str, Any]]
 
     @property
@@ -73,11 +74,18 @@ class Draft(FrozenDataclass):
 class Submitter:
     """Sends one call to one cluster; ``anew``: a further job of it, under a name that no other one has.
 
-    Its coroutines run on our own event loop.
+    What is only drafted anew may have a ``name`` that a job has. Its coroutines run on our own event loop.
     """
 
     def __init__(
-        self, session: Session, packed: Packed | Stored, spec: JobSpec, info: JobInfo, *, anew: bool = False
+        self,
+        session: Session,
+        packed: Packed | Stored,
+        spec: JobSpec,
+        info: JobInfo,
+        *,
+        anew: bool = False,
+        name: str = "",
     ) -> None:
         self._session = session
         self._client = session.client
@@ -88,6 +96,7 @@ class Submitter:
         # One that is sent again has it signed, with the same key.
         own = info.variant if anew or not info.variant else signed(base64.b64decode(info.variant), packed.key)
         self._info = replace(info, call=packed.digest, variant=own)
+        self._drafted = name
         self._count = 0  # of the names that were tried and are taken
 
     async def send(self) -> JobInfo:
@@ -169,7 +178,7 @@ class Submitter:
             self._info, name=name, cluster=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
-        made = self._packed.secrets(name, labels, labelling.extra(info), self._url(name))
+        made = self._packed.secrets(info, labels, self._url(info))
         sub = Submission(
             spec=self._spec,
             info=info,
@@ -184,9 +193,11 @@ class Submitter:
         manifests = [*kind.manifests(sub), *network_policy.asked(sub)]
         if info.at_once is not None and not self._anew:
             manifests[0] = _in_turn(kind, info, manifests[0])
-        return Draft(kind, scope, info, made, manifests)
+        return Draft(kind, scope, info, sub, [secrets.claim(name, labels), *made], manifests)
 
     def _name(self) -> str:
+        if self._drafted:
+            return self._drafted
         if self._spec.name is None:
             return naming.derive(self._info.label, f"{self._info.call}-{self._count}")
         return naming.run(self._spec.name, self._count + (2 if self._anew else 1))
@@ -201,20 +212,19 @@ class Submitter:
             known[key] = await runtimes.find(self._client, kind.runtimes, namespace, asked)
         return known[key]
 
-    def _url(self, name: str) -> str:
-        # Two kernels may send a job of the same name at a time, each signed with a key of its own.
+    def _url(self, info: JobInfo) -> str:
         file = f"job-{self._packed.sha256[:_DIGITS]}.pyz"
-        return f"{stores.inside(str(self._spec.cluster.storage), name)}/{file}"
+        return f"{stores.folder(str(self._spec.cluster.storage), info)}/{file}"
 
     async def _store(self, draft: Draft) -> None:
         if not self._packed.travels:
-            await asyncio.to_thread(self._packed.store, self._url(draft.info.name))
+            await asyncio.to_thread(self._packed.store, self._url(draft.info))
 
     async def _unstore(self, draft: Draft) -> None:
         if self._packed.travels:
             return
         try:
-            await asyncio.to_thread(stores.remove, self._url(draft.info.name))
+            await asyncio.to_thread(stores.remove, self._url(draft.info))
         except SubmitError as exc:
             _log.warning("a payload is left in the store: %s", exc)
 
@@ -231,7 +241,7 @@ class Submitter:
             raise
 
     async def _make(self, draft: Draft, made: list[tuple[Target, str]]) -> str:
-        """Create everything; the first Secret owns the others, and the job owns it."""
+        """Create everything; the job's claim to its name owns the Secrets, and the job owns it."""
         namespace = draft.scope.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
         owner = Target(SECRETS, namespace, first["metadata"]["name"])
@@ -266,7 +276,7 @@ class Submitter:
 
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
-        secret = Target(SECRETS, draft.scope.namespace, secrets.first_name(draft.info.name))
+        secret = Target(SECRETS, draft.scope.namespace, secrets.claim_name(draft.info.name))
         orphan = await self._found(secret)
         if orphan is not None and await self._lost(orphan):
             return await self._client.delete(secret, uid=orphan["metadata"]["uid"])

@@ -127,7 +127,7 @@ class Attempt:
             "NBTORCHJOB_EVENTS": str(self._job.events),
             "NBTORCHJOB_KEY_FILE": str(self._job.key),
             "NBTORCHJOB_JOB": self._info.name,
-            "NBTORCHJOB_RUN": self._info.run,
+            injected.RUN: self._info.run,
             "NBTORCHJOB_STOP_WITHIN": str(GRACE_S),
             "NBTORCHJOB_SAVE_WITHIN": str(injected.of_grace(self._info.grace_s)),
             "NBTORCHJOB_ATTEMPT": str(self._number),

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.machine import limits
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import exits, shortage
+from nbtorchjob.runtime import exits, injected, shortage
 from nbtorchjob.runtime.death import die_with_parent
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.runtime.payload import Payload, PayloadError
@@ -71,6 +71,9 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         # The program checks the rest of its payload; itself it can't.
         payload = Payload(str(job.payload))
         payload.verify_signature(job.key.read_bytes())
+        if job.run() != env[injected.RUN]:  # the supervisor of an earlier job of its name goes on
+            said = f"this node is of run {env[injected.RUN]}, but {job.payload} is of run {job.run()}"
+            raise PayloadError(f"{said}: nothing of that was run; submit the job again")
         # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
         counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
         if not counted or _needs_fresh_interpreter(env):

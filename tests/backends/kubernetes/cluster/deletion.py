@@ -100,10 +100,11 @@ class Collector:
     """The garbage collector: dependents follow their owners, or are let go.
 
     It keeps what it needs to know from each change, as a cluster's own does: most changes are none of its business, and
-    to look through all objects at each would take a third of a test.
+    to look through all objects at each would take a third of a test. `lag_s` is how long it takes to begin.
     """
 
     def __init__(self, store: Store) -> None:
+        self.lag_s = 0.0
         self._store = store
         self._due = False
         self._living: dict[str, Place] = {}
@@ -123,7 +124,7 @@ class Collector:
         before = change.before and change.before["metadata"].get("ownerReferences")
         if (not here or leaving or (owners and owners != before)) and not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._collect)
+            asyncio.get_running_loop().call_later(self.lag_s, self._collect)
 
     def _collect(self) -> None:
         self._due = False

@@ -238,6 +238,14 @@ class Emulator(Machine):
         assert log is not None
         self._do(log.rotate)
 
+    def lag_kubelet(self, seconds: float) -> None:
+        """Let the host learn so much later that a Secret or ConfigMap has changed which its pods refer to."""
+        self._kubelet.cache.lag_s = seconds
+
+    def slow_collection(self, seconds: float) -> None:
+        """Let what has lost its owner be removed so much later."""
+        self._collector.lag_s = seconds
+
     def fail_pulls(self, image: str, message: str = "403 Forbidden") -> None:
         """Let an image fail to be pulled from now on."""
         self._do(self._kubelet.images.failing.__setitem__, image, message)

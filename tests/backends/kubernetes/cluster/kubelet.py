@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.backends.kubernetes.cluster.container import Container
 from tests.backends.kubernetes.cluster.images import Images
 from tests.backends.kubernetes.cluster.journal import Journal
+from tests.backends.kubernetes.cluster.kubeletcache import KubeletCache
 from tests.backends.kubernetes.cluster.logs import Log
 from tests.backends.kubernetes.cluster.network import Network
 from tests.backends.kubernetes.cluster.podlife import PodLife
@@ -19,9 +20,17 @@ class Kubelet:
 
     def __init__(self, store: Store, folder: Path, *, restart_s: float, settle_s: float) -> None:
         self.images = Images()
+        self.cache = KubeletCache(store)
         journal = Journal(store, "kubelet")
         self._node = Node(
-            store, self.images, Network(), journal, folder / "pods", restart_s=restart_s, settle_s=settle_s
+            store,
+            self.cache,
+            self.images,
+            Network(),
+            journal,
+            folder / "pods",
+            restart_s=restart_s,
+            settle_s=settle_s,
         )
         self.pods: dict[str, PodLife] = {}
         self._errors: list[BaseException] = []
@@ -63,6 +72,7 @@ class Kubelet:
                 self.pods.pop(uid).kill()
         elif uid not in self.pods and change.object["status"].get("phase") == "Pending":
             life = self.pods[uid] = PodLife(self._node, change.object)
+            self.cache.register(change.object)
             task = asyncio.get_running_loop().create_task(life.run())
             self._tasks.add(task)
             task.add_done_callback(self._end)

@@ -47,7 +47,7 @@ class PodLife:
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node, self._pod = node, pod
-        self._sandbox = Sandbox(node.store, node.network, pod, node.folder / pod["metadata"]["uid"])
+        self._sandbox = Sandbox(node.cache, node.network, pod, node.folder / pod["metadata"]["uid"])
         self._inits = pod["spec"].get("initContainers") or []
         first = INITIALIZING if self._inits else WAITING
         mains = [
@@ -268,6 +268,7 @@ class PodLife:
         if not deleted and not self._over.is_set():
             await asyncio.sleep(self._node.settle_s)
         await self._idle.wait()
+        self._node.cache.unregister(self._pod)
         unstarted = [each for each in self._status.containers if not each.ended]
         failed_init = any((each.ended or {}).get("exitCode") for each in self._status.inits)
         if not failed_init:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.backends.kubernetes.cluster.container import Ended, not_started
 from tests.backends.kubernetes.cluster.images import Images, PullFailure
 from tests.backends.kubernetes.cluster.journal import Journal
+from tests.backends.kubernetes.cluster.kubeletcache import KubeletCache
 from tests.backends.kubernetes.cluster.network import Network
 from tests.backends.kubernetes.cluster.podstatus import ContainerStatus
 from tests.backends.kubernetes.cluster.resources import Object
@@ -22,6 +23,7 @@ class Node:
     """What all pods of a node share. `restart_s`: wait before the second restart; `settle_s`: from end to phase."""
 
     store: Store
+    cache: KubeletCache
     images: Images
     network: Network
     journal: Journal

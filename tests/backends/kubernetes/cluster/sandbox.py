@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.backends.kubernetes.cluster import podtokens
 from tests.backends.kubernetes.cluster.images import PYTHON, built, program
+from tests.backends.kubernetes.cluster.kubeletcache import KubeletCache
 from tests.backends.kubernetes.cluster.network import Network, hostname
 from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
-from tests.backends.kubernetes.cluster.store import Store
 
 NODE = "localhost"
 
@@ -38,8 +38,8 @@ class Command:
 class Sandbox:
     """A pod's folder and what its containers see of the world."""
 
-    def __init__(self, store: Store, network: Network, pod: Object, folder: Path) -> None:
-        self._store, self._pod, self.folder = store, pod, folder
+    def __init__(self, cache: KubeletCache, network: Network, pod: Object, folder: Path) -> None:
+        self._cache, self._pod, self.folder = cache, pod, folder
         self._space = pod["metadata"]["namespace"]
         self._rewrite = network.rewriter(pod)
         self.address = network.address(pod)
@@ -74,7 +74,7 @@ class Sandbox:
         return folder
 
     def _fill(self, folder: Path, volume: str, resource: Resource, name: str, source: Object) -> None:
-        found = self._store.find(resource, self._space, name)
+        found = self._cache.find(resource, self._space, name)
         if found is None:
             if source.get("optional"):
                 return
@@ -146,7 +146,7 @@ class Sandbox:
         return self._data(resource, ref["name"]).get(ref["key"], "")
 
     def _data(self, resource: Resource, name: str) -> dict[str, str]:
-        found = self._store.find(resource, self._space, name)
+        found = self._cache.find(resource, self._space, name)
         if found is None:
             raise MissingEnvironment(f'{resource.kind.lower()} "{name}" not found')
         data = found.get("data") or {}

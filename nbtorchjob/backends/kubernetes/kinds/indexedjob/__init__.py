@@ -8,7 +8,6 @@ from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
     cautions,
     manifests,
     owns_retries,
-    startable,
 )
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.status import facts, node
 from nbtorchjob.backends.kubernetes.objects.paths import SERVICES
@@ -51,6 +50,5 @@ KIND = Kind(
         Use("create get", SERVICES, "the names of the nodes; read if a response was lost"),
         Use("delete", SERVICES, "`gc`, of exported jobs"),
     ),
-    startable=startable,
     grouped=True,
 )

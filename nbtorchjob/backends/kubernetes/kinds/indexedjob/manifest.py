@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
 from nbtorchjob.runtime import exits
@@ -24,9 +25,6 @@ POD_FAILURE_POLICY = 26
 POD_REPLACEMENT_POLICY = 29
 BACKOFF_LIMIT_PER_INDEX = 29
 SUCCESS_POLICY = 31
-
-# A Job finds its pods by these: with another Job's it is refused ("selector not auto-generated").
-_OWN = ("controller-uid", "job-name")
 
 
 def owns_retries(spec: JobSpec, minor: int) -> bool:
@@ -54,14 +52,6 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
         yield f"pods that are evicted or preempted count as failures: an Indexed Job {needed}"
 
 
-def startable(obj: dict[str, Any]) -> None:
-    """Remove from a Job what ties it to the pods that it had."""
-    obj["spec"].pop("selector", None)
-    labels = obj["spec"]["template"]["metadata"]["labels"]
-    for key in [key for key in labels if key.rpartition("/")[2] in _OWN]:
-        del labels[key]
-
-
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job and its Service."""
     head = {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata}
@@ -70,8 +60,8 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 def _spec(sub: Submission) -> dict[str, Any]:
     env: dict[str, Any] = {
-        "NBTORCHJOB_DOMAIN": sub.name,
-        "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.name}:{PORT}",
+        "NBTORCHJOB_DOMAIN": sub.domain,
+        "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.domain}:{PORT}",
     }
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
         env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
@@ -85,7 +75,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "podReplacementPolicy": "Failed" if sub.minor >= POD_REPLACEMENT_POLICY else None,
         "activeDeadlineSeconds": sub.deadline_s,
         "ttlSecondsAfterFinished": sub.ttl_s,
-        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, subdomain=sub.name),
+        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, subdomain=sub.domain),
     }
     return {key: value for key, value in spec.items() if value is not None}
 
@@ -152,11 +142,12 @@ def _service(sub: Submission) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": sub.name, "namespace": sub.namespace, "labels": sub.marks},
+        "metadata": {"name": sub.domain, "namespace": sub.namespace, "labels": sub.marks},
         "spec": {
             "clusterIP": "None",
-            # The prefixed label is there from 1.27 on, this one always.
-            "selector": {"job-name": sub.name},
+            # The prefixed label is there from 1.27 on, this one always. Pods of an earlier job of its name
+            # may still be ending.
+            "selector": {"job-name": sub.name, labelling.RUN: sub.info.run},
             "publishNotReadyAddresses": True,
             "ports": [{"name": "rendezvous", "port": PORT}],
         },

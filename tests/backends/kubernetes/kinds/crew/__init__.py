@@ -6,7 +6,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind, Use
 from nbtorchjob.backends.kubernetes.objects.paths import Api
 from nbtorchjob.spec.jobspec import JobSpec
 
-from .manifest import API, CONTAINER, manifests, startable
+from .manifest import API, CONTAINER, manifests
 from .status import facts, node
 
 __all__ = ["KIND"]
@@ -38,5 +38,4 @@ KIND = Kind(
     suspend=("spec", "ashore"),
     cautions=cautions,
     uses=(Use("get", Api("crews.example.org", "v1", "rosters", "Roster"), "who is aboard"),),
-    startable=startable,
 )

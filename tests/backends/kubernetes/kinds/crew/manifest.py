@@ -22,8 +22,3 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     }
     given = {key: value for key, value in spec.items() if value is not None}
     return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": given}]
-
-
-def startable(obj: dict[str, Any]) -> None:
-    """Take out of a Crew the roster of the pods that it had."""
-    obj["spec"].pop("roster", None)
