@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import environment, needed
+from nbtorchjob.runtime import environment, needed, torch_versions
 from nbtorchjob.runtime.versions import compatible
 from nbtorchjob.text import words
 
@@ -98,16 +98,11 @@ class Comparison(FrozenDataclass):
 
     def _torch(self) -> str:
         """Return what a node would say of its torch before it does anything; "" where that will do."""
-        from nbtorchjob.runtime.node import OLDEST_TORCH  # late: most submissions compare with nothing
-
         if self.there is None or "torch" in self.pinned:
             return ""
-        needs = "{}.{} or later".format(*OLDEST_TORCH)
         if not self.there.may_have("torch"):
-            return f"has no torch; use one with torch {needs}"
-        version = self.there.distributions.get("torch", "")
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-        return f"has torch {version}; nbtorchjob needs {needs}" if () < numbers < OLDEST_TORCH else ""
+            return "has no torch; use one with torch {}.{} or later".format(*torch_versions.OLDEST)
+        return torch_versions.too_old(self.there.distributions.get("torch", ""))
 
     @property
     def cuda(self) -> str:

@@ -9,6 +9,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     a node          ``node``, ``agent``, ``template``, ``returns``, ``watchdog``, ``meter``, ``nvml``,
                     ``shortage``, ``death``, ``exits``
     being asked     ``answering``, ``ask``, ``questions``
+    torch           ``torch_versions``: what is private to it, and which versions have it
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
     a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``logsetup``, ``frontend``,
                     ``groups``, ``streams``, ``onimport``, ``given``

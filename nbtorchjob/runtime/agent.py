@@ -62,10 +62,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         elastic: bool,
         retried: bool,
         lookout: Lookout,
+        shutdown_timeout: float,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         returns.use_pipes()
+        self._shutdown_timeout = shutdown_timeout
         self.code = exits.OK
         self._elastic = elastic
         self._retried = retried
@@ -184,13 +186,19 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
         self._end_round()
-        self._shutdown(timeout=self._shutdown_timeout)
+        self._shutdown()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: Optional[float] = None) -> None:
         """End the ranks. SIGINT says that the node is to end at once, and would be an exception in a rank."""
+        timeout = self._shutdown_timeout if timeout is None else timeout
         if self._departure is not None and self._departure.own:
             timeout = min(timeout, self._departure.rest)
-        super()._shutdown(signal.SIGTERM if death_sig == signal.SIGINT else death_sig, timeout)
+        death_sig = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
+        if self._pcontext:
+            self._pcontext.close(death_sig, timeout)
+        super()._shutdown(
+            death_sig
+        )  # no rank is left for it to wait for: before torch 2.12 it takes no time-out
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)

@@ -1,6 +1,6 @@
 """A signal that comes while ranks are started waits until they are.
 
-torch (2.13) has its handlers raise, wherever this process is just then. Where that is in pickle's C code, the
+torch has its handlers raise, wherever this process is just then. Where that is in pickle's C code, the
 exception is lost in one of pickle's own, and the node would end as one whose agent failed.
 """
 
@@ -11,6 +11,8 @@ import signal
 from contextlib import contextmanager
 from typing import Iterator, List
 
+from . import torch_versions
+
 
 @contextmanager
 def until_started() -> Iterator[List[int]]:
@@ -18,23 +20,24 @@ def until_started() -> Iterator[List[int]]:
 
     They are the caller's to raise, once it is left. Where starting fails, the first one is raised instead.
     """
-    from torch.distributed.elastic.multiprocessing import api
-
-    handler, here = api._terminate_process_handler, os.getpid()
+    handler, here = torch_versions.SIGNAL_HANDLER.get(), os.getpid()
     came: List[int] = []
+    if handler is None:
+        yield came
+        return
 
     def note(number: int, frame: object) -> None:
         if os.getpid() != here:  # a rank that was forked, which has this handler, too
             handler(number, frame)
         came.append(number)
 
-    api._terminate_process_handler = note
+    torch_versions.SIGNAL_HANDLER.replace(note)
     failed = True
     try:
         yield came
         failed = False
     finally:
-        api._terminate_process_handler = handler
+        torch_versions.SIGNAL_HANDLER.replace(handler)
         for number in signal.valid_signals():
             if signal.getsignal(number) is note:
                 signal.signal(number, handler)

@@ -1,6 +1,6 @@
 """The process groups of a rank's code: where ``init_process_group`` meets, and that none is left open.
 
-torch has two ways to meet (2.13): a store that rank 0 hosts, which ends with rank 0 while others connect,
+torch has two ways to meet: a store that rank 0 hosts, which ends with rank 0 while others connect,
 and one of the agent's, in which a second group reads the addresses of the first. Here it is one of the
 agent's, of which each group has a part of its own.
 """
@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable, Iterator, Sequence
 
-from . import listening
+from . import listening, torch_versions
 
 _ADDRESS = "nbtorchjob/meeting"  # in the store that the agents of a round share
 # Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
@@ -47,11 +47,13 @@ def meet_at(address: str) -> None:
     before all have connected: a short function would end on one rank while another, on a busy machine, still
     connects, and gloo would fail there with "Connection closed by peer".
     """
-    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    # Private to torch (2.13), whose public door takes new schemes only; without them all is as in torch.
-    if hasattr(c10d, "rendezvous") and hasattr(c10d, "_is_barrier_after_init"):
-        door = _Door(address, c10d.rendezvous, c10d._is_barrier_after_init)
-        c10d.rendezvous, c10d._is_barrier_after_init = door.meet, door.has_barrier
+    importlib.import_module("torch.distributed.distributed_c10d")
+    # torch's public door takes new schemes only.
+    meet, has_barrier = torch_versions.MEET.get(), torch_versions.BARRIER.get()
+    if meet is not None and has_barrier is not None:
+        door = _Door(address, meet, has_barrier)
+        torch_versions.MEET.replace(door.meet)
+        torch_versions.BARRIER.replace(door.has_barrier)
 
 
 class _Door:
@@ -95,13 +97,13 @@ def leave() -> None:
     """Leave the process groups that the code left open: torch warns about them in every rank's log.
 
     Gloo's are left in the background where it can be: their threads look whether they are to end 100 times a
-    second only (torch 2.13), and what others still wait for goes on meanwhile. Where all ranks return at
+    second only, and what others still wait for goes on meanwhile. Where all ranks return at
     once, they are ended before it begins.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
-    if not (_one_node() and _only_gloo(distributed)):
+    if not (_one_node() and _only_gloo()):
         distributed.destroy_process_group()
         return
 
@@ -119,6 +121,5 @@ def _one_node() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
-def _only_gloo(distributed: Any) -> bool:
-    world = getattr(distributed.distributed_c10d, "_world", None)  # private to torch (2.13)
-    return {backend for backend, _ in getattr(world, "pg_map", {}).values()} == {"gloo"}
+def _only_gloo() -> bool:
+    return {backend for backend, _ in getattr(torch_versions.WORLD.get(), "pg_map", {}).values()} == {"gloo"}

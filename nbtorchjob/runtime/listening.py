@@ -1,4 +1,4 @@
-"""The stores that a node serves, each on one address: torch's own listen on all of the machine's (2.13)."""
+"""The stores that a node serves, each on one address: torch's own listen on all of the machine's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import socket
 from datetime import timedelta
 from typing import Any
+
+from . import torch_versions
 
 ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own
 ITSELF = "this machine can't connect to itself"
@@ -21,20 +23,22 @@ def serve(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)
 
     Raises ``OSError`` where it can't be had.
     """
-    from torch.distributed import TCPStore
-
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    port = listener.getsockname()[1]
-    check(listener, address or "127.0.0.1")
-    return TCPStore(
-        address or "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listener.detach(),
-    )
+    return store(listener, address or "127.0.0.1", timeout=timeout)
+
+
+def store(listener: socket.socket, host: str, **options: Any) -> Any:
+    """Open a ``TCPStore`` that ``listener`` listens for; this process reaches it at ``host``.
+
+    Raises ``OSError`` where it can't be had.
+    """
+    from torch.distributed import TCPStore
+
+    check(listener, host)
+    port, options = listener.getsockname()[1], {**torch_versions.listening_options(), **options}
+    fd = listener.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd, **options)
 
 
 def check(listener: socket.socket, address: str) -> None:

@@ -21,6 +21,7 @@ from . import (
     recorder,
     shortage,
     store,
+    torch_versions,
     wire,
 )
 from .emit import emit
@@ -30,9 +31,6 @@ from .payload import Payload, PayloadError
 
 KEY_FILE = "NBTORCHJOB_KEY_FILE"
 WARM = "NBTORCHJOB_WARM"
-
-# The signatures that NodeAgent builds on are of this version.
-OLDEST_TORCH = (2, 13)
 
 # So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
 # out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
@@ -335,6 +333,7 @@ def plain_logging() -> None:
 
 
 def _check_torch() -> None:
+    _refuse_old(torch_versions.installed())
     try:
         import torch
     except ModuleNotFoundError as exc:
@@ -342,14 +341,15 @@ def _check_torch() -> None:
             raise
         raise PayloadError(
             "this image has no torch for %s; use one with torch %d.%d or later"
-            % (sys.executable, *OLDEST_TORCH)
+            % (sys.executable, *torch_versions.OLDEST)
         ) from None
 
-    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if found < OLDEST_TORCH:
-        raise PayloadError(
-            "this node has torch %s; nbtorchjob needs %d.%d or later" % (torch.__version__, *OLDEST_TORCH)
-        )
+    _refuse_old(torch.__version__)
+
+
+def _refuse_old(version: str) -> None:
+    if refusal := torch_versions.too_old(version):
+        raise PayloadError("this node %s" % refusal)
 
 
 def _notice_versions(payload: Payload) -> None:

@@ -1,6 +1,6 @@
 """Collectives wait on while a rank is stopped in the debugger, though their time is over.
 
-A call that waits can't be given more time (gloo and NCCL, torch 2.13): its time-out is part of it. So the
+A call that waits can't be given more time (gloo and NCCL): its time-out is part of it. So the
 process groups of a job whose ranks may stop are made with one that never passes, and the time-out that the
 code asked for is kept here: a thread looks what is pending (torch's flight recorder has collectives, gloo's
 sends and receives are known by who waits for them), and has the rank fail as torch would have it. How
@@ -22,7 +22,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from . import recorder
+from . import recorder, torch_versions
 from .errors import HERE
 
 _NEVER = timedelta(days=30)
@@ -56,12 +56,12 @@ class Patience:
         """Have all groups be made with a time-out that never passes."""
         self.installed = True
         c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
-        # Private to torch (2.13); without them all is as in torch.
-        for name in ("_new_process_group_helper", "_store_based_barrier"):
-            if hasattr(c10d, name):
-                setattr(c10d, name, self._meets(getattr(c10d, name)))
-        if hasattr(c10d, "_set_pg_timeout"):
-            c10d._set_pg_timeout = self._set(c10d)
+        for detail in (torch_versions.NEW_GROUP, torch_versions.STORE_BARRIER):
+            meets = detail.get()
+            if meets is not None:
+                detail.replace(self._meets(meets))
+        if torch_versions.SET_TIMEOUT.get() is not None:
+            torch_versions.SET_TIMEOUT.replace(self._set(c10d))
         c10d.rendezvous = self._finds(c10d.rendezvous)
         c10d.Work.wait = self._waits(c10d.Work.wait)
         threading.Thread(target=self._watch, daemon=True, name="patience").start()

@@ -1,7 +1,7 @@
 """A rank is profiled for some seconds: where its time goes, or what becomes of its accelerator's memory.
 
 *Time*: torch's own trace, and where the main thread was in the meantime. torch's profiler sees the thread
-that starts it (2.13), which has to be the main one (``mainthread.py``). To end a trace takes it some 20 µs an
+that starts it, which has to be the main one (``mainthread.py``). To end a trace takes it some 20 µs an
 event, so they are bounded: a short trace that is thrown away tells how many come in a second. Stacks of the
 whole time would be most of them, which is why they are sampled here instead.
 
@@ -21,9 +21,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import recorder
+from . import recorder, torch_versions
 from .mainthread import AwayError, in_main
 
 TOLD, TRACE = "told", "trace"  # what it writes
@@ -143,7 +144,7 @@ class Profiler:
             if torch.cuda.is_initialized():
                 activities.add(_profiler.ProfilerActivity.CUDA)
             self._result = None
-            self._give_way(torch.autograd.profiler)
+            self._give_way()
             before = os.environ.get(_LOGS)
             os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
             try:
@@ -194,9 +195,9 @@ class Profiler:
             self._restore()
             self._restore = None
 
-    def _give_way(self, module: Any) -> None:
+    def _give_way(self) -> None:
         """Have ours end where the user's code starts torch's profiler: there can be only one."""
-        prepare = module._prepare_profiler
+        prepare = torch_versions.PREPARE.get()
 
         def theirs(*args: Any, **named: Any) -> Any:
             if _in_main():
@@ -206,10 +207,8 @@ class Profiler:
                 self._result = RefusedError(_THEIRS)
             return prepare(*args, **named)
 
-        def restore() -> None:
-            module._prepare_profiler = prepare
-
-        module._prepare_profiler, self._restore = theirs, restore
+        torch_versions.PREPARE.replace(theirs)
+        self._restore = partial(torch_versions.PREPARE.replace, prepare)
 
     def _watched(self, seconds: float, gloos: recorder.GloosCalls) -> "tuple[list[list[int]], list[_Stack]]":
         """Look at the main thread for so long, or until the user's code starts torch's profiler.

@@ -1,20 +1,20 @@
 """A rank's process groups and their last calls, as torch's flight recorder has them.
 
-torch (2.13) writes down each collective in a ring of entries, for gloo in one and for NCCL in another. It
+torch writes down each collective in a ring of entries, for gloo in one and for NCCL in another. It
 knows no ranks of a group of gloo's, and of its sends and receives only the number: the ranks come from
-the tables of ``torch.distributed``, all of it private to torch. Where it isn't there, less is known.
+the tables of ``torch.distributed``. Where a version has no recorder (``torch_versions``), less is known.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from bisect import bisect_left
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+from . import torch_versions
 from .samples import MAX_CALLS, MAX_GROUPS, Collective, Group
 
-# The recorder is on by itself in 2.13, with 2000 entries, which take a tenth of a second to read; either
+# The recorder is on by itself, with 2000 entries, which take a tenth of a second to read; either
 # name sets it, the user's own wins.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 SIZE = 512
@@ -22,7 +22,7 @@ SIZE = 512
 # By group and what torch was given, in seconds: the time-out that the code asked for (``patience.py``).
 LIMITS: Dict[Tuple[str, float], float] = {}
 
-_GLOO, _NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
+_GLOO, _NCCL = torch_versions.GLOO_CALLS, torch_versions.NCCL_CALLS
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -61,9 +61,9 @@ def _urgency(group: Group) -> "tuple[bool, float]":
 def counts() -> "dict[str, list[int]]":
     """Return how many calls each group has had, and how many of them are done; it takes some 20 µs."""
     found = {}
-    for name in (_GLOO, _NCCL):
-        for group, (called, done) in _status(name):
-            found["%s %s" % (name, group)] = [called, done]
+    for recorder in (_GLOO, _NCCL):
+        for group, (called, done) in _status(recorder):
+            found["%s %s" % (recorder.name, group)] = [called, done]
     return found
 
 
@@ -120,23 +120,22 @@ def _gloos() -> "list[dict[str, Any]]":
     return [entry for entry in _entries((_GLOO,)) if not entry["is_p2p"]]
 
 
-def _status(name: str) -> "Iterator[tuple[str, tuple[int, int]]]":
+def _status(recorder: torch_versions.Detail) -> "Iterator[tuple[str, tuple[int, int]]]":
     """Yield each group's last call, and the last that is done."""
-    for dump in _dumps((name,)):
+    for dump in _dumps((recorder,)):
         for group, status in json.loads(dump(False, False).decode()).get("pg_status", {}).items():
             yield group, (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
 
 
-def _dumps(names: Sequence[str]) -> "Iterator[Any]":
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    if c10d is not None and _world() is not None:
-        for name in names:
-            if hasattr(c10d, name):
-                yield getattr(c10d, name)
+def _dumps(recorders: "Sequence[torch_versions.Detail]") -> "Iterator[Any]":
+    for recorder in recorders if torch_versions.WORLD.get() is not None else ():
+        dump = recorder.get()
+        if dump is not None:
+            yield dump
 
 
-def _entries(names: Sequence[str] = (_GLOO, _NCCL)) -> "Iterator[dict[str, Any]]":
-    for dump in _dumps(names):
+def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "Iterator[dict[str, Any]]":
+    for dump in _dumps(recorders):
         yield from json.loads(dump(True, False).decode()).get("entries", ())
 
 
@@ -157,13 +156,9 @@ def _collective(entry: Dict[str, Any]) -> Collective:
     )
 
 
-def _world() -> Any:
-    return getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-
-
 def _known() -> "Iterator[tuple[str, str, str, tuple[int, ...]]]":
     """Yield each group's name, its label, its backend, and its ranks of the whole job, in their order."""
-    world = _world()
+    world = torch_versions.WORLD.get()
     for group, ranks in list(world.pg_group_ranks.items()) if world is not None else ():
         name = world.pg_names.get(group)
         if name is not None:

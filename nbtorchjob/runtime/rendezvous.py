@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -21,8 +20,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
 )
+from torch.distributed.elastic.utils.distributed import get_free_port
 
-from . import exits, groups
+from . import exits, groups, torch_versions
 from .endpoint import Endpoint
 from .injected import node_index
 from .meeting import Meeting
@@ -67,7 +67,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
         """Return a world of one agent at once."""
         shared = HashStore()
         self._store = groups.open_store(shared, "", "127.0.0.1")
-        return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo.build(0, shared, "127.0.0.1"))
+        return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo("127.0.0.1", get_free_port()))
 
     def is_closed(self) -> bool:
         """See the base class."""
@@ -115,7 +115,7 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
-        dynamic_rendezvous._delay = _Pause()
+        torch_versions.DELAY.replace(_Pause())
         found = self._found()
         if found.rank == 0:
             host = found.bootstrap_store_info.master_addr
@@ -168,8 +168,8 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 def _fresh_looks(handler: Any) -> Iterator[None]:
     """Have each look for the other nodes ask the store, where torch's own answers anew once a second.
 
-    That is for an agent that runs its ranks and asks now and then who else has come (2.13). The attribute is
-    private to torch; without it nodes meet as late as there.
+    That is for an agent that runs its ranks and asks now and then who else has come. The attribute is private
+    to torch; without it nodes meet as late as there.
     """
     holder: Any = getattr(handler, "_state_holder", None)
     seconds = getattr(holder, "_cache_duration", None)
@@ -186,7 +186,7 @@ def _fresh_looks(handler: Any) -> Iterator[None]:
 class _Pause:
     """Waits between two looks for the other nodes: a tenth of the time since the first one.
 
-    torch's own (2.13) take a second, as long as two nodes of one machine take for everything else together.
+    torch's own take a second, as long as two nodes of one machine take for everything else together.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ def dynamic(
     # An agent that isn't first in the new round keeps the address of the store that the *lost*
     # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): ``Watched`` opens one a round.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    dynamic_rendezvous.get_method_name = _calling
+    torch_versions.METHOD_NAME.replace(_calling)
     conf = {**DEFAULTS, **configs}
     where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)
     # Passed, not guessed as torch does: a pod may start before its own name can be resolved.
@@ -238,8 +238,7 @@ def dynamic(
             *nodes,
             local_addr,
             _timeout(conf),
-            int(conf["keep_alive_interval"]),
-            int(conf["keep_alive_max_attempt"]),
+            **_keep_alive(conf),
         )
         return handler, peers
 
@@ -252,10 +251,15 @@ def dynamic(
 def _calling(depth: int = 2) -> str:
     """Name a calling function for the events of torch's rendezvous, which go nowhere.
 
-    torch's own (2.13) reads the sources of the whole stack at each step, for which it looks through all
+    torch's own reads the sources of the whole stack at each step, for which it looks through all
     modules: 0.1 to 0.2 s in a zipapp. On a busy machine nodes then miss their heartbeats.
     """
     return sys._getframe(depth).f_code.co_name
+
+
+def _keep_alive(conf: Dict[str, Any]) -> Dict[str, int]:
+    names = ("keep_alive_interval", "keep_alive_max_attempt") if torch_versions.KEEP_ALIVE.get() else ()
+    return {name: int(conf[name]) for name in names}
 
 
 def _timeout(conf: Dict[str, Any]) -> RendezvousTimeout:

@@ -28,6 +28,7 @@ from . import (
     spawned,
     store,
     streams,
+    torch_versions,
     wire,
 )
 from .death import die_with_parent
@@ -201,9 +202,8 @@ def _end_program() -> None:
 
 
 def _leave_out_compile_times() -> None:
-    """Have torch not work out, in 4 ms, how long it compiled, to log that nowhere (2.13)."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    dump, log = getattr(dynamo, "dump_compile_times", None), getattr(dynamo, "log", None)
+    """Have torch not work out, in 4 ms, how long it compiled, to log that nowhere."""
+    dump, log = torch_versions.COMPILE_TIMES.get(), torch_versions.COMPILE_LOG.get()
     if dump is not None and log is not None and not log.isEnabledFor(logging.INFO):
         atexit.unregister(dump)
 

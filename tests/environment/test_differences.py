@@ -192,7 +192,7 @@ def test_another_python_is_refused_whatever_is_needed():
     ("versions", "packages", "said"),
     [
         ({}, (), "it has no torch; use one with torch 2."),
-        ({"torch": "2.4.1+cu121"}, (), "it has torch 2.4.1+cu121; nbtorchjob needs 2."),
+        ({"torch": "2.3.1+cu121"}, (), "it has torch 2.3.1+cu121; nbtorchjob needs 2."),
         ({"torch": "99.0"}, (), ""),
         ({"torch": "nightly"}, (), ""),
         ({}, ("torch==2.13.0",), ""),

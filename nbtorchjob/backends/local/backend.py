@@ -40,7 +40,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
-from nbtorchjob.runtime import questions, wire
+from nbtorchjob.runtime import questions, torch_versions, wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.state.turns import View
 
+_REMEDY = "pip install 'nbtorchjob[local]'"
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
@@ -135,8 +136,11 @@ class LocalBackend(Backend):
     def _has_torch(self) -> None:
         from nbtorchjob.payload import archive  # late: most of what the command does packs nothing
 
-        if archive.torch_version() is None:
-            raise SubmitError("torch isn't installed here: pip install 'nbtorchjob[local]'")
+        version = archive.torch_version()
+        if version is None:
+            raise SubmitError(f"torch isn't installed here: {_REMEDY}")
+        if refusal := torch_versions.too_old(version):
+            raise SubmitError(f"this environment {refusal}: {_REMEDY}")
 
     def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
         """Begin under the given name, or the next one of it that is free, unless this call still runs."""
@@ -341,11 +345,14 @@ class LocalBackend(Backend):
         """Look for torch, and for the folder that jobs are kept in."""
         from nbtorchjob.payload import archive  # late, as above
 
-        found = archive.torch_version()
-        remedy = "pip install 'nbtorchjob[local]'"
+        version = archive.torch_version()
+        refusal = torch_versions.too_old(version or "")
+        good = version is not None and not refusal
+        text = f"this environment {refusal}" if refusal else f"torch {version or 'is not installed'}"
         return [
             *self._checked(spec),
-            Finding(found is not None, f"torch {found or 'is not installed'}", "" if found else remedy),
+            Finding(good, text, "" if good else _REMEDY),
+            *(Finding(True, f"torch {version}: {line}") for line in torch_versions.missed(version or "")),
             Finding(True, f"jobs are kept in {paths.jobs_dir()}"),
         ]
 

@@ -22,6 +22,8 @@ Calls are counted within a group, so a number means the same call on all its ran
    had begun to wait for it; else it may be there by now. Of ranks that gave no sample nothing is known.
 6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
    one, or for what ``irecv`` returned, and not for whom.
+7. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
+   Whoever isn't in one, and does nothing that would end by itself, keeps them waiting.
 
 A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
 The first of these that applies:
@@ -34,6 +36,8 @@ The first of these that applies:
     one waits in a call, and all others have returned       the one                      yes   ``_absent``
     each is absent from the call that another one waits in  all of them                  yes   ``_circle``
     some aren't in init_process_group, which others are in  those                        yes   ``_meeting``
+    no call is recorded, and some aren't in one of the one  those; if all are in one,    if    ``_elsewhere``
+    group's that all ranks have to enter                    the fewer                    idle
     absent, and perhaps at work, or waiting for others      those                        no    ``_perhaps``
     nothing is known of those that may be absent            those                        no    ``_perhaps``
     all have entered the call                               nobody                       no    ``_complete``
@@ -44,6 +48,7 @@ The first of these that applies:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
@@ -57,6 +62,9 @@ from nbtorchjob.state.known import Known
 from nbtorchjob.text.words import clip, ranks
 
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
+_TOGETHER = frozenset(
+    ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all")
+)  # no rank leaves one of these before all have entered it
 _MAX_TEXT = 700
 _MOST_SIDES = 3
 
@@ -189,6 +197,29 @@ def _meeting(seen: Seen, tell: Telling) -> _Found | None:
     return _Found(f"{told}; {tell.places(away, named=True)}", away, sure=not seen.pending)
 
 
+def _elsewhere(seen: Seen, tell: Telling) -> _Found | None:
+    groups = [group for each in seen.of.values() for group in each.groups]
+    if len({group.name for group in groups}) != 1 or any(group.calls for group in groups) or seen.unseen:
+        return None
+    sides: dict[str, list[int]] = {}
+    for rank, each in sorted(seen.of.items()):
+        if each.inside in _TOGETHER and rank not in seen.ended:
+            sides.setdefault(each.inside, []).append(rank)
+    inside = sorted(itertools.chain(*sides.values()))
+    away = [rank for rank in seen.of if rank not in inside]
+    if not inside or not all(map(seen.free, away)):
+        return None
+    if away:
+        there = f"{ranks(inside)} {tell.verb('is', inside)} in {' or '.join(sides)}"
+        idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
+        if all(map(seen.silent, away)):  # they may have been stopped in it
+            return _Found(f"{tell.places(away)}; {there}", away)
+        text = f"{there}, which {ranks(away)} never entered; {tell.places(away, named=True)}"
+        return _Found(text, away, sure=idle)
+    entered = {rank: operation for operation, side in sides.items() for rank in side}
+    return _differ("the same call", [*sides.values()], entered, tell) if len(sides) > 1 else None
+
+
 def _perhaps(seen: Seen, tell: Telling) -> _Found | None:
     for wait in seen.waits:
         others = (*wait.absent, *wait.unknown)
@@ -224,6 +255,6 @@ def _apart(seen: Seen, tell: Telling) -> _Found | None:
 
 
 _RULES: tuple[Callable[[Seen, Telling], _Found | None], ...] = (
-    *(_differing, _absent, _circle, _meeting),
+    *(_differing, _absent, _circle, _meeting, _elsewhere),
     *(_perhaps, _complete, _unrecorded, _apart),
 )

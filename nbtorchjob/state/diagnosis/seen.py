@@ -139,13 +139,17 @@ class Seen(FrozenDataclass):
     def free(self, rank: int) -> bool:
         """Whether a rank surely waits for no other."""
         stand = self.of.get(rank)
-        if rank in self.ended or (stand is not None and stand.state in _CANT):
+        if rank in self.ended or (stand is not None and self.cant(rank)):
             return True
         return stand is not None and stand.state == RUNS and stand.call is None and not stand.unrecorded
 
+    def cant(self, rank: int) -> bool:
+        """Whether a rank is stopped, or held, or the like: it enters nothing."""
+        return self.of[rank].state in _CANT
+
     def silent(self, rank: int) -> bool:
         """Whether a rank can't tell what it has entered."""
-        return rank not in self.ended and self.of[rank].state in _CANT and not self.of[rank].recorded
+        return rank not in self.ended and self.cant(rank) and not self.of[rank].recorded
 
     def held_in(self, rank: int) -> Wait | None:
         """Return the call that a rank surely waits in, of those that are waited in."""

@@ -347,6 +347,15 @@ def test_an_image_without_torch_is_refused(folder, start):
     assert "this image has no torch" in refused(node)
 
 
+def test_a_torch_that_is_too_old_is_refused_before_it_is_imported(folder, start):
+    site = folder / "site"
+    (site / "torch-2.3.1.dist-info").mkdir(parents=True)
+    (site / "torch-2.3.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.3.1\n")
+    (site / "torch.py").write_text("raise SystemError('imported')\n")
+    node = start(pack(folder, train), command=(sys.executable, "-S"), PYTHONPATH=str(site))
+    assert refused(node) == "this node has torch 2.3.1; nbtorchjob needs 2.4 or later"
+
+
 def test_a_payload_signed_with_another_key_is_refused(folder, start):
     job = pack(folder, train)
     (folder / "key").write_bytes(b"another")

@@ -1,6 +1,7 @@
 """Samples of ranks that really hung (torch 2.13, gloo): the rank and the line are those that were planted."""
 
 import json
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,50 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "ranks", "text", "code"), CASES)
-def test_real_hangs(name, ranks, text, code):
+def of_samples(name: str, without_calls: bool = False) -> Any:
     facts: list[Any] = [ev.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
+    if without_calls:
+        facts = [replace(fact, samples=tuple(map(forgotten, fact.samples))) for fact in facts]
     world = 1 + max(sample.rank for fact in facts for sample in fact.samples)
     started = ev.WorkersStarted(1.0, 0, 0, facts[0].round, tuple(range(world)), world)
     known = JobState(JobInfo("job", sources={"/tmp/ipykernel_1/1.py": ("Cell In[1]", "")}))
+    return diagnose(reduce(apply, [started, *facts], known))
 
-    found: Any = diagnose(reduce(apply, [started, *facts], known))
+
+def forgotten(sample: Any) -> Any:
+    return replace(sample, groups=tuple(replace(group, calls=()) for group in sample.groups))
+
+
+@pytest.mark.parametrize(("name", "ranks", "text", "code"), CASES)
+def test_real_hangs(name, ranks, text, code):
+    found = of_samples(name)
 
     assert (found.ranks, found.sure) == (ranks, True)
     assert text in found.text
     assert code in found.frame.line
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "text"),
+    [
+        ("skipped_collective", (1,), "as the same call rank 1 entered barrier, but ranks 0, 2 all_reduce"),
+        (
+            "full_queue",
+            (0,),
+            "in barrier, which rank 0 never entered; it waits for a queue in Cell In[1], line",
+        ),
+        ("stuck_worker", (1,), "it waits for its DataLoader in Cell In[1], line 116"),
+        ("lock_of_python_held", (1,), "rank 1 is held by something in C in Cell In[1], line 116"),
+        ("store_wait", (2,), "it waits for a store in Cell In[1], line 141"),
+    ],
+)
+def test_real_hangs_are_told_by_stacks_alone_where_torch_records_no_calls(name, ranks, text):
+    found = of_samples(name, without_calls=True)
+
+    assert (found.ranks, found.sure) == (ranks, True)
+    assert text in found.text
+
+
+def test_several_groups_leave_it_open_where_torch_records_no_calls():
+    found = of_samples("crossed_groups", without_calls=True)
+    assert found is None or not found.sure

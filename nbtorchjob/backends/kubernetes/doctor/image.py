@@ -10,8 +10,11 @@ from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Asked, Contents
 from nbtorchjob.payload.archive import torch_version
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
+
+_TORCH = "{}.{}".format(*torch_versions.OLDEST)
 
 
 def look(spec: JobSpec) -> list[Finding]:
@@ -28,7 +31,8 @@ def _look(asked: Asked, *, named: bool) -> Finding:
     if known is not None:
         return _told(image, known)
     text = (
-        f"{image} needs Python {_PYTHON}, as this kernel has, and torch (here: {torch_version() or 'none'}); "
+        f"{image} needs Python {_PYTHON}, as this kernel has, and torch {_TORCH} or later "
+        f"(here: {torch_version() or 'none'}); "
         "it isn't started to check, but with --probe: its first job tells what it has, and a node with "
         "another Python, or without torch, ends at once with a one-line error"
     )
@@ -41,6 +45,6 @@ def _told(image: str, known: Contents) -> Finding:
     has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
     others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
     ago = words.about(max(0.0, time.time() - known.told))
-    good = there.minor == _PYTHON and torch is not None
-    needs = "" if good else f": a job needs Python {_PYTHON}, as this kernel has, and torch"
+    good = there.minor == _PYTHON and torch is not None and not torch_versions.too_old(torch)
+    needs = "" if good else f": a job needs Python {_PYTHON}, as this kernel has, and torch {_TORCH} or later"
     return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")

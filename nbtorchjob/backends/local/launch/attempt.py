@@ -99,17 +99,7 @@ class Attempt:
     def _open_store(self, listener: socket.socket) -> None:
         # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
         # threads, so it is opened when there is nothing left to fork.
-        from torch.distributed import TCPStore
-
-        listening.check(listener, "127.0.0.1")
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = listening.store(listener, "127.0.0.1")
 
     def _fork(self, index: int) -> None:
         self._job.node(index).mkdir(exist_ok=True)

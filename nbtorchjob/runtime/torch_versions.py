@@ -1,0 +1,154 @@
+"""What nbtorchjob uses of torch that torch doesn't promise, and which versions have it.
+
+Where it can, code asks for a detail, not for a version: a build between two releases (``2.6.0a0+nv24``) has
+what it has. Where a comment elsewhere names a version of torch, that is where the behaviour was last seen.
+``make test-torch VERSION=...`` holds this table, and all tests of ranks, to a version.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+Version = Tuple[int, int]
+
+OLDEST: Version = (2, 4)  # a rendezvous returns a RendezvousInfo since then, from which agents start
+
+
+class Detail(NamedTuple):
+    """A name in one of torch's modules, and with ``option`` a parameter of it.
+
+    Of the versions that were tried, those from ``since`` on have it, and none from ``until`` on. ``missed``
+    is what users miss without it, if they do.
+    """
+
+    module: str
+    name: str
+    option: str = ""
+    since: Version = OLDEST
+    until: Optional[Version] = None
+    missed: str = ""
+
+    def _owner(self) -> Any:
+        owner: Any = sys.modules.get(self.module)
+        for step in self.name.split(".")[:-1]:
+            owner = getattr(owner, step, None)
+        return owner
+
+    def get(self) -> Any:
+        """Return what has the name; None where it isn't there, or its module isn't imported."""
+        value = getattr(self._owner(), self.name.rpartition(".")[2], None)
+        if value is not None and self.option and self.option not in inspect.signature(value).parameters:
+            return None
+        return value
+
+    def replace(self, value: Any) -> None:
+        """Put ``value`` in its place, if it is there."""
+        if self.get() is not None:
+            setattr(self._owner(), self.name.rpartition(".")[2], value)
+
+    def expected(self, version: Version) -> bool:
+        """Whether that version of torch has it."""
+        return self.since <= version and (self.until is None or version < self.until)
+
+
+_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
+_PROCESSES = "torch.distributed.elastic.multiprocessing.api"
+_RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+_C10D, _C = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
+
+# Without it, ``NodeAgent`` itself waits for ranks that it ends, which it does anyway.
+END_TIMEOUT = Detail(_AGENT, "LocalElasticAgent._shutdown", "timeout", since=(2, 12))
+# Without it, a signal that comes while ranks are started ends the node as a failure of its agent.
+SIGNAL_HANDLER = Detail(_PROCESSES, "_terminate_process_handler")
+
+# Without it, torch's own intervals hold, which are this package's defaults, too.
+KEEP_ALIVE = Detail(
+    _RENDEZVOUS,
+    "DynamicRendezvousHandler.from_backend",
+    "keep_alive_interval",
+    since=(2, 9),
+    missed="keep_alive_interval and keep_alive_max_attempt of rdzv_configs have no effect",
+)
+# Without it, nodes look for each other once a second.
+DELAY = Detail(_RENDEZVOUS, "_delay")
+# Without it, each step of a rendezvous reads the sources of its whole stack.
+METHOD_NAME = Detail(_RENDEZVOUS, "get_method_name")
+
+# Since then, the quicker one of the two servers behind a TCPStore takes a socket that listens already.
+_UV_LISTENS: Version = (2, 9)
+
+# Without one of these two, groups meet in torch's way, in a store that ends with rank 0.
+MEET = Detail(_C10D, "rendezvous")
+BARRIER = Detail(_C10D, "_is_barrier_after_init")
+# Without one of these three, collectives fail by their time-out while a rank is stopped in the debugger.
+NEW_GROUP = Detail(_C10D, "_new_process_group_helper")
+STORE_BARRIER = Detail(_C10D, "_store_based_barrier")
+SET_TIMEOUT = Detail(_C10D, "_set_pg_timeout")
+# Without it, stacks know no groups, and those that code leaves open are left in order.
+WORLD = Detail(_C10D, "_world")
+
+# Without it, verdicts on hangs follow from stacks alone.
+GLOO_CALLS = Detail(
+    _C,
+    "_dump_fr_trace_json",
+    since=(2, 9),
+    missed="gloo records no operations, so stacks alone tell who hangs, and profiles don't show them",
+)
+NCCL_CALLS = Detail(_C, "_dump_nccl_trace_json")
+
+# Without it, code that profiles itself while it is profiled fails.
+PREPARE = Detail("torch.autograd.profiler", "_prepare_profiler")
+# Without one of these two, a rank that compiled ends 4 ms later.
+COMPILE_TIMES = Detail("torch._dynamo.utils", "dump_compile_times")
+COMPILE_LOG = Detail("torch._dynamo.utils", "log")
+
+DETAILS = tuple(value for value in list(globals().values()) if isinstance(value, Detail))
+
+
+def installed() -> str:
+    """Return the version of this interpreter's torch without importing it; "" where nothing tells.
+
+    To import it takes seconds, and half a minute where its files were never read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.__version__)
+    from importlib import metadata  # late: it takes 40 ms, and Python has it since 3.8
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:  # there is none, or one that was built in place
+        return ""
+
+
+def listening_options() -> Dict[str, Any]:
+    """Return what a ``TCPStore`` has to be given to take a socket that listens already."""
+    number = release(installed())
+    return {"use_libuv": False} if number is not None and number < _UV_LISTENS else {}
+
+
+def release(version: str) -> Optional[Version]:
+    """Return the first two numbers of a version; None for one that has no such, as ``nightly``."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return None if numbers is None else (int(numbers.group(1)), int(numbers.group(2)))
+
+
+def too_old(version: str) -> str:
+    """Say that a torch is too old, to go behind "this node" or the like; "" where it will do."""
+    number = release(version)
+    if number is None or number >= OLDEST:
+        return ""
+    return "has torch %s; nbtorchjob needs %d.%d or later" % (version, *OLDEST)
+
+
+def missed(version: str) -> List[str]:
+    """Return what users miss with a version, each in a line."""
+    number = release(version)
+    return [
+        "%s before torch %d.%d" % (detail.missed, *detail.since)
+        for detail in DETAILS
+        if number is not None and detail.missed and not detail.expected(number)
+    ]

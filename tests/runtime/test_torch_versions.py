@@ -1,0 +1,72 @@
+"""What is private to torch and used here is there in the versions that are said to have it."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.distributed import HashStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.torch_versions import Detail
+
+HERE = torch_versions.release(torch.__version__)
+
+
+@pytest.mark.parametrize("detail", torch_versions.DETAILS, ids=lambda detail: detail.name)
+def test_this_torch_has_the_details_that_its_version_is_said_to_have(detail):
+    if detail is torch_versions.NCCL_CALLS and not torch.distributed.is_nccl_available():
+        pytest.skip("this build has no NCCL")
+    importlib.import_module(detail.module)
+    assert (detail.get() is not None) is detail.expected(HERE)
+
+
+def test_a_detail_that_is_not_there_is_none_and_stays_away():
+    absent = Detail("torch", "nn.not_there")
+    absent.replace(1)
+    assert absent.get() is None
+    assert Detail("not_there", "x").get() is None
+    assert Detail("torch", "nn.Linear.forward", "input").get() is torch.nn.Linear.forward
+    assert Detail("torch", "nn.Linear.forward", "output").get() is None
+
+
+def test_the_installed_torch_is_known_without_importing_it():
+    code = "import sys\nfrom nbtorchjob.runtime import torch_versions\nprint(torch_versions.installed())\n"
+    code += "assert 'torch' not in sys.modules"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert torch_versions.release(said) == HERE
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [("2.3.1+cu121", True), ("1.13.1", True), ("2.4.0", False), ("2.10.0a0+nv", False), ("nightly", False)],
+)
+def test_a_version_is_too_old_by_its_numbers(version, old):
+    said = torch_versions.too_old(version)
+    assert said == (f"has torch {version}; nbtorchjob needs 2.4 or later" if old else "")
+
+
+def test_what_a_version_misses_is_said_in_lines():
+    assert any(
+        "gloo" in line and line.endswith("before torch 2.9") for line in torch_versions.missed("2.6.0")
+    )
+    assert torch_versions.missed("99.0") == torch_versions.missed("nightly") == []
+
+
+def test_a_rendezvous_answers_from_what_it_knew_a_second_ago():
+    store = HashStore()
+    handler = DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 2)
+    assert handler._state_holder._cache_duration == 1
+
+
+def test_ranks_return_through_queues_of_their_own(folder):
+    logs = DefaultLogsSpecs(str(folder))
+    ranks = MultiprocessContext("name", print, {0: ()}, {0: {}}, "spawn", logs)
+    assert (ranks._pc, ranks._return_values) == (None, {})
+    with ranks._ret_vals[0]._reader as reader, ranks._ret_vals[0]._writer:
+        assert not reader.poll(0)
