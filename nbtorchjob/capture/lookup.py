@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import getpass
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import field
 from types import FunctionType
@@ -13,18 +14,23 @@ from typing import Any
 from nbtorchjob.capture.cells import Cell, Read, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime import pickler, rank_api
 
 _LISTS = {"globals", "locals", "vars", "dir"}
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")
+_NO_KEYBOARD = "a rank has no keyboard: set a variable in the notebook"
 # Names that a notebook gives and a rank doesn't have, with what to do.
 _NOTEBOOK_ONLY = {
     "get_ipython": "use plain Python",
-    "display": "print it, or give it back as the cell's last expression",
-    "input": "a rank has no keyboard: set a variable in the notebook",
+    "input": _NO_KEYBOARD,
     "exit": "use sys.exit",
     "quit": "use sys.exit",
     **dict.fromkeys(_HISTORY, "put what you need into a variable of its own"),
+}
+# Names of ranks' own that code often uses without their import, by the line that imports them.
+_IMPORTS = {
+    **{name: f"from nbtorchjob import {name}" for name in rank_api.__all__},
+    "display": "from IPython.display import display",
 }
 
 
@@ -51,6 +57,7 @@ def captured(
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
     the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
+    _refuse_passwords(cell, namespace)
     names: dict[str, None] = {}
     nowhere: dict[str, Read] = {}
     for read in cell.reads:
@@ -74,6 +81,21 @@ def captured(
     return list(dict.fromkeys((*names, *texts))), notes
 
 
+def _refuse_passwords(cell: Cell, namespace: Mapping[str, Any]) -> None:
+    functions = {name for name, value in namespace.items() if value is getpass.getpass}
+    if not cell.attributes.intersection(("getpass", *functions)):  # the names in its code
+        return
+    nodes = [*ast.walk(ast.parse(cell.text))]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "getpass":
+            functions |= {each.asname or each.name for each in node.names if each.name == "getpass"}
+    for node in nodes:
+        called = node.func if isinstance(node, ast.Call) else None
+        method = isinstance(called, ast.Attribute) and called.attr == "getpass"
+        if called is not None and (method or (isinstance(called, ast.Name) and called.id in functions)):
+            raise CaptureError(f"'getpass' (line {called.lineno}) works in the notebook only: {_NO_KEYBOARD}")
+
+
 def _undefined(
     nowhere: dict[str, Read],
     cell: Cell,
@@ -82,7 +104,10 @@ def _undefined(
     theirs: Theirs,
 ) -> Iterator[str]:
     surely = surely_read(cell) if nowhere else set()
+    settled = _made_builtins(cell, namespace) | _asked_for(cell) if nowhere else set()
     for name, read in nowhere.items():
+        if name in settled:
+            continue
         setter = "exec() or the like in the cell" if cell.computes else _setter(name, namespace)
         why = _why(read, {*namespace, *cell.sets, *theirs.names, *dir(builtins)}, former, theirs)
         if setter:
@@ -91,6 +116,31 @@ def _undefined(
             raise CaptureError(why)
         else:
             yield f"if the cell comes to line {read.line} it fails there: {why}"
+
+
+def _made_builtins(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
+    """Return the names that the cell sets as attributes of ``builtins``."""
+    nodes = [*ast.walk(ast.parse(cell.text))]
+    aliases = {name for name, value in namespace.items() if value is builtins}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            aliases |= {each.asname or each.name for each in node.names if each.name == "builtins"}
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id in aliases
+    }
+
+
+def _asked_for(cell: Cell) -> set[str]:
+    """Return the names that the cell asks for before it reads them: ``"x" in globals()``."""
+    return {
+        node.left.value
+        for node in ast.walk(ast.parse(cell.text))
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+    }
 
 
 def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
@@ -162,6 +212,8 @@ def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) ->
             f"{where} was set by a former %%torchjob cell, on its ranks, and stayed there: "
             "set it in this cell, or in the notebook"
         )
+    if read.name in _IMPORTS:
+        return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
     near = difflib.get_close_matches(read.name, sorted(known), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
     return f"{where} is neither defined in the notebook nor in the cell{hint}"

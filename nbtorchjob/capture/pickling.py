@@ -122,6 +122,8 @@ class Pickler(pickler.Pickler):
         """Note the function, and reduce it."""
         if function.__dict__.get("__wrapped__") is open:
             return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
+        if (function.__module__, function.__name__) == ("IPython.core.display_functions", "display"):
+            return getattr, (builtins, "display")  # which a rank has without IPython, too
         self._note(function)
         self.seen.modules.update(modules_named(function.__code__))
         self._note_source(function.__code__.co_filename)

@@ -12,11 +12,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from multiprocessing.process import BaseProcess
 from types import (
-    AsyncGeneratorType,
-    CoroutineType,
     FrameType,
     FunctionType,
-    GeneratorType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
@@ -37,10 +34,32 @@ _NEVER: tuple[tuple[tuple[type, ...], str], ...] = (
     ((BaseProcess,), "a process"),
     ((socket.socket,), "a socket"),
     ((io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), "an open file"),
-    ((GeneratorType, AsyncGeneratorType), "a generator"),
-    ((CoroutineType,), "a coroutine"),
     ((FrameType,), "a frame"),
 )
+_PARAMETRIZED = (
+    "a module with parametrizations, which torch doesn't pickle: send its state_dict() and build it inside "
+    "the cell, or end them before with torch.nn.utils.parametrize.remove_parametrizations"
+)
+_SCRIPTED = (
+    "compiled by torch.jit, which doesn't pickle it: compile it inside the cell, or torch.jit.save it to a "
+    "file that ranks load"
+)
+# What to do about what can't travel, by its class.
+_CURES = {
+    "torch._library.custom_ops.CustomOpDef": (
+        "an operator that is registered here: register it inside the cell, or in a module beside the notebook"
+    ),
+    "torch.jit._script.ScriptModule": _SCRIPTED,
+    "torch.jit.ScriptFunction": _SCRIPTED,
+    "torch.jit.torch.jit.ScriptFunction": _SCRIPTED,
+    "torch.ScriptModule": _SCRIPTED,
+    "torch.utils.data.dataloader._BaseDataLoaderIter": (
+        "a DataLoader that is being gone through: take the DataLoader along, and iterate it inside the cell"
+    ),
+    "builtins.generator": "a generator, which has no copy: make a list of it, or create it inside the cell",
+    "builtins.async_generator": "an asynchronous generator, which has no copy: create it inside the cell",
+    "builtins.coroutine": "a coroutine: await it in the notebook, or call its function inside the cell",
+}
 # torch keeps a module's attributes in dicts of its own.
 _TORCH_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
@@ -63,7 +82,9 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
 def _refusal(name: str, path: str, value: Any, exc: Exception) -> CaptureError:
     what = "it" if path == name else path
     type_name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    word = _never(value)
+    word, cure = _never(value), _cure(value)
+    if cure:
+        return CaptureError(f"can't take {name!r} along: {what} is {cure}")
     if word is not None:
         why = f"is {word} ({type_name}), which never works on another machine"
     elif type_name.startswith(("IPython.", "ipykernel.")):
@@ -77,6 +98,14 @@ def _never(value: Any) -> str | None:
     return next((word for types_, word in _NEVER if isinstance(value, types_)), None)
 
 
+def _cure(value: Any) -> str:
+    """Say what it is and what to do instead, of what libraries refuse to pickle."""
+    names = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
+    return next((text for name, text in _CURES.items() if name in names), "") or (
+        _PARAMETRIZED if type(value).__module__ == "torch.nn.utils.parametrize" else ""
+    )
+
+
 def _first_line(exc: Exception) -> str:
     text = str(exc).strip() or type(exc).__name__
     return text.splitlines()[0][:200]
@@ -88,7 +117,7 @@ def _search(name: str, value: Any, exc: Exception, deadline: float) -> tuple[str
     seen = {id(value): value}  # keeps them alive, so ids stay unique
     while waiting:
         path, value, exc = waiting.popleft()
-        if _never(value) is not None or time.monotonic() > deadline or len(seen) > _OBJECTS:
+        if _never(value) is not None or _cure(value) or time.monotonic() > deadline or len(seen) > _OBJECTS:
             break
         failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
         if not failing:

@@ -63,6 +63,8 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
         size = words.size(value.size)
         raise ResultError(f"the value of {name} is {size}, and couldn't be sent: {value.reason}")
     if isinstance(value, Unpicklable):
+        if value.type == "builtins.coroutine":
+            raise ResultError(f"the value of {name} is a coroutine: put await before the call that makes it")
         raise ResultError(
             f"the value of {name} is a {value.type}, which can't be pickled "
             f"({value.error.type}: {value.error.message}); return plain data such as numbers, "

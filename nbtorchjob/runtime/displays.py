@@ -72,8 +72,30 @@ def of(value: Any) -> Dict[str, Any]:
     if hasattr(value, "savefig"):
         with suppress(Exception):  # it isn't matplotlib's, or can't be drawn
             return _of_figure(value)
-    formatters: Any = importlib.import_module("IPython.core.formatters")
+    try:
+        formatters: Any = importlib.import_module("IPython.core.formatters")
+    except ImportError:  # an image needn't have it
+        return _by_methods(value)
     return dict(formatters.DisplayFormatter().format(value)[0])
+
+
+def _by_methods(value: Any) -> Dict[str, Any]:
+    """Return the bundle that an object's own methods make, by IPython's names for them."""
+    found: Dict[str, Any] = {TEXT: repr(value)}
+    for mime, name in _METHODS:
+        with suppress(Exception):  # whatever it raises, or it has none
+            data = getattr(value, name)()
+            found.update({mime: data} if data is not None else {})
+    return found
+
+
+_METHODS = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+)
 
 
 def _text(value: Any) -> str:

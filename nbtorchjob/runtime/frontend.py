@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import importlib
 import os
 import sys
 from typing import Any, Callable, Dict
@@ -11,8 +13,19 @@ from . import displays, onimport
 
 
 def install() -> None:
-    """Have the libraries known here be changed when they are imported."""
+    """Have libraries be changed when they are imported, and ``display`` be a builtin, as IPython has it."""
     onimport.change(_CHANGES)
+    if not hasattr(builtins, "display"):
+        builtins.display = _display  # type: ignore[attr-defined]
+
+
+def _display(*objs: Any, **options: Any) -> Any:
+    """Draw objects below the cell's card; other ranks than 0 write them as text."""
+    try:
+        display: Any = importlib.import_module("IPython.display").display
+    except ImportError:  # an image needn't have it
+        display = functools.partial(_draw, None)
+    return display(*objs, **options)
 
 
 @functools.lru_cache(maxsize=None)
@@ -52,24 +65,28 @@ def _display_in_the_cell(module: Any) -> None:
     inner = module.display
 
     @functools.wraps(inner)
-    def display(*objs: Any, display_id: Any = None, **options: Any) -> Any:
+    def display(*objs: Any, **options: Any) -> Any:
         shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
         if shell is not None and shell.initialized():
-            return inner(*objs, display_id=display_id, **options)
-        for each in objs:
-            rich = displays.wanted() and displays.show(each if options.get("raw") else displays.of(each))
-            source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
-            if options.get("raw"):
-                source = str(each.get(displays.TEXT, "[%s]" % ", ".join(each)))
-            print(source if isinstance(source, str) else each)  # noqa: T201
-            drawn = hasattr(each, "_repr_html_") or hasattr(each, "savefig")
-            if drawn and not rich and not displays.others():
-                _say("display() has no page to draw more on, and writes text")
-        return (
-            module.DisplayHandle(display_id if isinstance(display_id, str) else None) if display_id else None
-        )
+            return inner(*objs, **options)
+        return _draw(module.DisplayHandle, *objs, **options)
 
     module.display = display
+
+
+def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> Any:
+    for each in objs:
+        rich = displays.wanted() and displays.show(each if options.get("raw") else displays.of(each))
+        source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
+        if options.get("raw"):
+            source = str(each.get(displays.TEXT, "[%s]" % ", ".join(each)))
+        print(source if isinstance(source, str) else each)  # noqa: T201
+        drawn = hasattr(each, "_repr_html_") or hasattr(each, "savefig")
+        if drawn and not rich and not displays.others():
+            _say("display() has no page to draw more on, and writes text")
+    if not display_id or handle is None:
+        return None
+    return handle(display_id if isinstance(display_id, str) else None)
 
 
 _CHANGES: Dict[str, Callable[[Any], None]] = {

@@ -12,6 +12,7 @@ import abc
 import ast
 import builtins
 import collections
+import copyreg
 import dis
 import enum
 import functools
@@ -108,8 +109,9 @@ class Pickler(pickle.Pickler):
         if torch is not None and type_ is torch.memory_format:
             return _reduce_memory_format
         for base in type_.__mro__:
-            if base.__module__ == "torch._ops" and base.__name__ in _OPERATORS:
-                return _OPERATORS[base.__name__]
+            own = _OF_TORCH.get((base.__module__, base.__name__))
+            if own is not None:
+                return own
         if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
             return _reduce_wrapper
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
@@ -459,11 +461,26 @@ def _reduce_higher_order(operator: Any) -> Any:
     return (getattr, (space, name)) if getattr(space, name, None) is operator else NotImplemented
 
 
-# Of torch.ops: what is called there.
-_OPERATORS: Dict[str, Callable[[Any], Any]] = {
-    "OpOverloadPacket": _reduce_packet,
-    "OpOverload": _reduce_overload,
-    "HigherOrderOperator": _reduce_higher_order,
+def _reduce_loader(loader: Any) -> Any:
+    state = dict(vars(loader))
+    state["_iterator"] = None  # of one with persistent_workers: its workers are processes of this machine
+    return copyreg.__newobj__, (type(loader),), state, None, None, rebuilt.fill_plainly  # type: ignore[attr-defined]
+
+
+def _reduce_scheduler(scheduler: Any) -> Any:
+    # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
+    state = (dict(vars(scheduler)), getattr(scheduler.optimizer, "_opt_called", False))
+    made = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
+    return (*made, state, None, None, rebuilt.fill_scheduler)
+
+
+# Classes of torch (2.13) that don't say for themselves how they are made again elsewhere.
+_OF_TORCH: Dict[Tuple[str, str], Callable[[Any], Any]] = {
+    ("torch._ops", "OpOverloadPacket"): _reduce_packet,
+    ("torch._ops", "OpOverload"): _reduce_overload,
+    ("torch._ops", "HigherOrderOperator"): _reduce_higher_order,
+    ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
+    ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
 }
 
 

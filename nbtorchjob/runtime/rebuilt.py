@@ -259,6 +259,32 @@ def fill_object(made: Any, state: Any) -> None:
         object.__setattr__(made, name, value)
 
 
+def fill_plainly(made: Any, state: Dict[str, Any]) -> None:
+    """Set attributes as they are, in an object whose class checks what is set on it."""
+    vars(made).update(state)
+
+
+def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
+    """Fill in a scheduler of learning rates, whose optimizer notes that it steps, as torch has it (2.13)."""
+    own, called = state
+    vars(scheduler).update(own)
+    optimizer = scheduler.optimizer
+    if called:
+        optimizer._opt_called = True
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    step, known = optimizer.step.__func__, weakref.ref(optimizer)
+
+    @functools.wraps(step)
+    def told_step(*args: Any, **kwargs: Any) -> Any:
+        stepping: Any = known()
+        stepping._opt_called = True
+        return step(stepping, *args, **kwargs)
+
+    told_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = told_step
+
+
 def of_torch(name: str) -> Any:
     """Return torch's attribute of that name."""
     import torch

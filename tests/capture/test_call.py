@@ -1,4 +1,5 @@
 import asyncio
+import builtins
 import functools
 import linecache
 import pickle
@@ -16,6 +17,7 @@ from nbtorchjob import capture
 from nbtorchjob.capture import from_cell, from_expression, from_function
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.runtime import call as runtime
+from nbtorchjob.runtime import rank_api
 from tests.programs import program
 
 
@@ -145,6 +147,29 @@ def test_a_name_that_is_nowhere_is_refused():
         from_cell("zzzzzzzz", notebook())
 
 
+def test_a_name_that_ranks_have_is_offered_with_its_import():
+    for name in (*rank_api.__all__, "display"):
+        home = "IPython.display" if name == "display" else "nbtorchjob"
+        with pytest.raises(CaptureError, match=rf"isn't imported: add `from {home} import {name}`$"):
+            from_cell(f"{name}(1)", notebook())
+    assert value("def report(**words): return words\nreport(loss=1)") == {"loss": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import builtins\nbuiltins.level = 3\nlevel + 1", 4),
+        ("import os\nos.path.dirname(__file__) if '__file__' in globals() else '.'", "."),
+        ("    x = 1\n    if x:\n        x = 2\n    x", 2),
+        ("  def f():\n      return 1", 1),
+    ],
+)
+def test_what_a_notebook_runs_is_no_error_and_needs_no_note(text, expected, monkeypatch):
+    monkeypatch.setattr(builtins, "level", None, raising=False)  # which the cell sets here, too
+    call = from_cell(text, notebook())
+    assert (run(call), call.notes) == (expected, ())
+
+
 def ipython():
     history = ["", "x = 1"]
     return notebook(
@@ -163,11 +188,12 @@ def ipython():
     ("text", "name"),
     [
         ("get_ipython().run_line_magic('time', 'x')", "get_ipython"),
-        ("x = 1\ndef f(): display(x)\nf()", "display"),
         ("In[-1]", "In"),
         ("Out", "Out"),
         ("_oh[1]", "_oh"),
         ("name = input('?')", "input"),
+        ("import getpass\nkey = getpass.getpass()", "getpass"),
+        ("from getpass import getpass as ask\nkey = ask('?')", "getpass"),
         ("exit()", "exit"),
     ],
 )

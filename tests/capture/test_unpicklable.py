@@ -2,6 +2,7 @@ import functools
 import pickle
 import socket
 import threading
+import warnings
 
 import pytest
 import torch
@@ -88,7 +89,6 @@ def kinds():
     yield threading.RLock(), "a lock (_thread.RLock)"
     yield threading.Event(), "a lock (threading.Event)"
     yield threading.Thread(), "a thread (threading.Thread)"
-    yield (i for i in range(3)), "a generator (generator)"
     with socket.socket() as sock:
         yield sock, "a socket (socket.socket)"
     with open(__file__) as file:
@@ -100,6 +100,34 @@ def kinds():
 def test_what_never_travels_is_called_by_its_name():
     for value, word in kinds():
         assert explain(x=value) == f"can't take 'x' along: it is {word}, {LOCK}"
+
+
+def refused():
+    yield iter(torch.utils.data.DataLoader([1, 2])), "iterate it inside the cell"
+    yield (i for i in range(3)), "make a list of it, or create it inside the cell"
+    model = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    yield model, "send its state_dict() and build it inside the cell, or end them before with "
+    yield torch.nn.Sequential(model), "x.0 is a module with parametrizations"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit's (2.13)
+        yield torch.jit.script(torch.nn.Linear(2, 2)), "compile it inside the cell, or torch.jit.save it"
+        yield torch.jit.script(_twice), "compile it inside the cell, or torch.jit.save it"
+
+
+def _twice(x):
+    return x * 2
+
+
+def test_what_libraries_refuse_to_pickle_is_called_by_its_name_with_a_cure():
+    for value, cure in refused():
+        assert cure in explain(x=value)
+
+
+def test_an_operator_of_the_notebook_is_called_by_its_name():
+    operator = torch.library.custom_op(
+        "of_a_notebook::twice", _twice, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    assert explain(x=operator).endswith("register it inside the cell, or in a module beside the notebook")
 
 
 def test_an_objects_own_refusal_is_quoted():

@@ -161,6 +161,17 @@ def test_a_value_that_could_not_be_pickled_says_what_it_was(path):
     assert "return plain data" in message
 
 
+def test_a_coroutine_as_value_is_told_as_a_missing_await(path):
+    async def answer():
+        return 1
+
+    made = answer()
+    message = refusal(written(path, made))
+    made.close()
+
+    assert message == "the value of swift-otter is a coroutine: put await before the call that makes it"
+
+
 def test_a_part_that_could_not_be_pickled_is_named_and_the_rest_comes_home(path):
     fetched = written(path, {"loss": 0.5, "gen": (i for i in "ab")})
 

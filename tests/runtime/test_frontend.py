@@ -113,6 +113,19 @@ def test_rank_0_has_its_cell_draw_what_is_displayed(folder):
     assert "has no page to draw more on" in err
 
 
+def test_display_needs_no_import_and_no_ipython(folder):
+    code = (
+        "class Bold:\n    def __repr__(self): return 'plain'\n"
+        "    def _repr_html_(self): return '<b>bold</b>'\n"
+        "display(Bold(), 3)"
+    )
+    alone = "import sys; sys.modules.update(dict.fromkeys(['IPython', 'IPython.display']))\n"
+    for begin in ("", alone):
+        bundles, said = shown(begin + code, folder)
+        assert (bundles, said) == ([{"text/html": "<b>bold</b>", "text/plain": "plain"}], ("plain\n3\n", ""))
+        (folder / "events.jsonl").unlink()
+
+
 def test_other_ranks_write_what_they_display(folder):
     code = "from IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))"
 

@@ -5,7 +5,7 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import exits, rank_api
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, failure
 from nbtorchjob.state import events as ev
@@ -41,6 +41,7 @@ VOLUME = 'Usage of EmptyDir volume "s" exceeds the limit "3Mi". '
 PODS_DISK = "Pod ephemeral local storage usage exceeds the total limit of containers 3Mi. "
 ITS_DISK = 'Container main exceeded its local ephemeral storage limit "1.5Gi". '
 TOO_BIG = "Node didn't have enough resource: nvidia.com/gpu, requested: 8, used: 6, capacity: 8"
+LAMBDA = "Can't pickle <function <lambda> at 0x1>: attribute lookup <lambda> on __main__ failed"
 LOST = "The container could not be located when the pod was terminated"
 
 ENDS = [
@@ -262,6 +263,23 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         # That of a GPU's cores.
         ("triton.OutOfResources", "out of resource: shared memory, Required: 147456", Cause.USER, ""),
         ("OSError", "[Errno 98] Address already in use", Cause.USER, "MASTER_PORT"),
+        *(
+            ("NameError", f"name '{name}' is not defined", Cause.USER, f"from nbtorchjob import {name}.")
+            for name in rank_api.__all__
+        ),
+        ("NameError", "name 'lr' is not defined", Cause.USER, ""),
+        ("EOFError", "EOF when reading a line", Cause.USER, "no keyboard"),
+        ("EOFError", "", Cause.USER, "no keyboard"),
+        ("EOFError", "Ran out of input", Cause.USER, ""),
+        ("TypeError", "'coroutine' object is not subscriptable", Cause.USER, "put await before the call"),
+        (
+            "AttributeError",
+            "'coroutine' object has no attribute 'x'",
+            Cause.USER,
+            "put await before the call",
+        ),
+        ("_pickle.PicklingError", LAMBDA, Cause.USER, "define it with def"),
+        ("AttributeError", "Can't pickle local object 'f.<locals>.g'", Cause.USER, "define it with def"),
         ("RuntimeError", "Distributed package doesn't have NCCL built in", Cause.USER, "'gloo'"),
         (
             "ValueError",

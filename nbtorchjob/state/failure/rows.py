@@ -14,8 +14,8 @@ class Row(FrozenDataclass):
 
     ``word`` and ``told`` are patterns: of the whole sign, and of a part of what was said with it. In
     ``line``, ``{word}`` stands for the sign, ``{text}`` for what was said, ``{name}`` for the first
-    thing in quotes there with a blank before it, and ``told``'s named groups for themselves. What
-    waits may do so for ``grace_s`` seconds before it is anybody's fault.
+    thing in quotes there with a blank before it, and ``told``'s named groups for themselves, also in
+    ``hint``. What waits may do so for ``grace_s`` seconds before it is anybody's fault.
     """
 
     word: str
@@ -32,7 +32,9 @@ class Row(FrozenDataclass):
 
     def reason(self, word: str, text: str) -> Reason:
         """Return its cause with its line filled in."""
-        return Reason(self.cause, self.say(word, text), self.hint, self.crash)
+        found = self._found(text)
+        hint = self.hint.format(**found.groupdict()) if found and found.groupdict() else self.hint
+        return Reason(self.cause, self.say(word, text), hint, self.crash)
 
     def say(self, word: str, text: str) -> str:
         """Return its line filled in."""

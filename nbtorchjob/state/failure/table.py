@@ -6,7 +6,7 @@ counts (see ``rows.py`` for the columns). What no row fits is shown as it is.
 
 from __future__ import annotations
 
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime import exits, rank_api
 from nbtorchjob.state.events import DEACTIVATED, DELETED, GIVEN_UP
 from nbtorchjob.state.failure.cause import Cause
 from nbtorchjob.state.failure.rows import Row
@@ -77,6 +77,11 @@ _UNINSTALLED = "its packages can't be installed"
 _INDEX = (
     "Where they come from, and with what credentials, the node's own settings say: "
     "PIP_INDEX_URL, UV_INDEX_URL, pip.conf."
+)
+
+_SPAWNED = (
+    "A process that is started with spawn or forkserver gets functions by their names: define it with def, "
+    "in a cell and not in a function."
 )
 
 # One thing to the kubelet, which shows the first at each try and the second between tries.
@@ -270,6 +275,15 @@ ERRORS = (
         told="Cannot allocate memory|DataLoader worker .*: Killed"),
     Row(".*", _USER, "{word}", _FILES, told="Too many open files"),
     Row(".*", _USER, "{word}", _PROCESSES, told="can't start new thread|Resource temporarily unavailable"),
+    Row("NameError", _USER, "{word}", "Import it: from nbtorchjob import {what}.",
+        told=f"name '(?P<what>{'|'.join(rank_api.__all__)})' is not defined"),
+    Row("EOFError", _USER, "{word}", "A rank has no keyboard: set a variable in the notebook.",
+        told="^$|EOF when reading a line"),
+    Row("TypeError|AttributeError", _USER, "{word}",
+        "The value of an async function has to be awaited: put await before the call.",
+        told=r"'(?:coroutine|async_generator)'"),
+    Row(".*PicklingError|AttributeError", _USER, "{word}", _SPAWNED,
+        told=r"pickle.*(?:<lambda>|<locals>)|pickle local object"),
     Row(".*", _USER, "{word}", "A port is in use: don't set MASTER_PORT yourself.",
         told="Address already in use|EADDRINUSE"),
     Row(".*", _USER, "{word}", _HUNG, told=r"collective operation timeout|Timed out waiting \d+ms for"),
