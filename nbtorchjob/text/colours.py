@@ -117,7 +117,8 @@ def css(style: Style) -> str:
         fg = fg or ((0, 0, 0) if _luminance(style.bg) > 0.18 else (255, 255, 255))
         out += [f"color:{shade(fg)}", f"background-color:{shade(style.bg)}"]
     elif fg is not None:
-        out.append(f"color:{shade(readable(fg))}")
+        # A page that keeps a card's style draws it on the page's own ground, mixed with its text's colour.
+        out += [f"color:{shade(readable(fg))}", f"--c:{shade(fg)}"]
     # A colour that is just readable wouldn't be when dimmed.
     out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * (style.dim and not out)
     out += ["font-style:italic"] * style.italic + ["text-decoration:underline"] * style.underline

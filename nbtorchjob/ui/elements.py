@@ -93,7 +93,7 @@ def screen(lines: Sequence[str]) -> str:
     """Return lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
     # A page colours a pre itself: JupyterLab in its own text colour, whatever is around it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
-    return f'<div style="{_SCREEN}" tabindex="0">{text}</div>'
+    return f'<div class="nbt-log" style="{_SCREEN}" tabindex="0">{text}</div>'
 
 
 def action(label: str, command: str, arguments: Mapping[str, str], *, of: str = "") -> str:
@@ -120,7 +120,7 @@ def _button(label: str, told: str) -> str:
     return f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {told}></button>'
 
 
-def fold(summary: str, body: str, *, opened: bool) -> str:
+def fold(summary: str, body: str, *, opened: bool = False) -> str:
     """Return ``body`` folded under ``summary``; both are HTML."""
     head = f'<details style="{PLAIN}"{" open" if opened else ""}>'
     return f"{head}{tag('summary', summary)}{body}</details>"

@@ -18,7 +18,10 @@ KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 SUSPENDABLE: Condition = {
     "backend": ["kubernetes"],
-    "status": ["SUBMITTED", "QUEUED", "PENDING", "RUNNING", "STALLED", "LEAVING", "DEBUGGING", "CANCELLING"],
+    "status": [
+        *("SUBMITTED", "QUEUED", "PENDING", "RUNNING", "CANCELLING"),
+        *("HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"),
+    ],
 }
 
 

@@ -51,7 +51,7 @@ def running(lab, gate, request):
 
 def ended(notebook, gate, phase="succeeded"):
     gate.touch()
-    notebook.output(1).locator(f".nbtorchjob b:text-is('{phase}')").wait_for()
+    notebook.output(1).locator(f".nbt-state:text-is('{phase.capitalize()}')").wait_for()
     notebook.idle()
 
 
@@ -64,12 +64,12 @@ def newer_line(rank_log):
 
 def test_the_card_is_live_and_the_saved_one_is_static(running, gate):
     card = running.output(1).locator(".nbtorchjob")
-    assert card.locator("b").first.inner_text() == "running"
+    assert card.locator(".nbt-state").inner_text() == "Running"
     newer_line(card.locator("details pre").first)
 
     ended(running, gate)
 
-    assert "Value: 'done'" in card.inner_text()
+    assert "→ 'done'" in card.inner_text()
     card_output, value = running.saved().cells[1].outputs
     assert set(card_output.data) == {"text/html", "text/plain"}
     assert "<script" not in card_output.data["text/html"]
@@ -140,7 +140,7 @@ def test_the_cancel_button_works_while_the_cell_blocks(running, gate):
     card(running).get_by_role("button", name="Cancel").click()
     running.page.get_by_role("dialog").get_by_role("button", name="Cancel Job").click()
 
-    running.output(1).locator(".nbtorchjob b:text-is('cancelled')").wait_for()
+    running.output(1).locator(".nbt-state:text-is('Cancelled')").wait_for()
     running.idle()
     assert not gate.exists()
     assert card(running).get_by_role("button", name="Cancel").count() == 0
@@ -257,7 +257,7 @@ def test_where_no_kernel_draws_any_more_the_server_does(running, gate, cut):
 
     gate.touch()
 
-    card(running).locator("b:text-is('succeeded')").wait_for()
+    card(running).locator(".nbt-state:text-is('Succeeded')").wait_for()
     assert card(running).get_by_role("button", name="Cancel").count() == 0
 
 
@@ -270,7 +270,7 @@ def test_a_card_whose_job_was_deleted_says_so_and_keeps_what_it_showed(running):
 
     card(running).get_by_text("This job was deleted").wait_for()
 
-    assert card(running).locator("b").first.inner_text() == "deleted"
+    assert card(running).locator(".nbt-state").inner_text() == "Deleted"
     assert card(running).locator("img").is_visible()
     assert card(running).get_by_role("button").count() == 0
 

@@ -27,7 +27,7 @@ def test_a_cell_runs_as_a_job_and_its_card_s_buttons_work(notebook):
     notebook.command("nbtorchjob:run-cell")
     notebook.page.get_by_role("dialog").get_by_role("button", name="Run").click()
     output = notebook.output(0)
-    output.locator(".nbtorchjob b:text-is('failed')").wait_for()
+    output.locator(".nbt-state:text-is('Failed')").wait_for()
     notebook.idle()  # the card was drawn for the last time
     assert notebook.source(0) == f"%%torchjob\n{CELL}"
 

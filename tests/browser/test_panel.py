@@ -51,8 +51,8 @@ def test_a_function_is_run_from_the_panel_to_its_value(opened):
     line(notebook).get_by_text("%%torchjob --nproc-per-node 2").wait_for()
     panel(notebook).get_by_role("button", name="Run", exact=True).click()
 
-    notebook.output(0).locator(".nbtorchjob b:text-is('succeeded')").wait_for()
-    assert "Value: 42.0" in notebook.output(0).locator(".nbtorchjob").last.inner_text()
+    notebook.output(0).locator(".nbt-state:text-is('Succeeded')").wait_for()
+    assert "→ 42.0" in notebook.output(0).locator(".nbtorchjob").last.inner_text()
 
 
 def test_a_bare_magic_uses_what_the_panel_says(opened):

@@ -75,7 +75,7 @@ def test_a_job_is_cancelled_while_the_kernel_is_busy_with_its_cell(notebook, run
     notebook.sidebar.press("endless", "Cancel")
     answer(notebook.page, "Cancel Job")
 
-    notebook.output(cell).locator(".nbtorchjob b:text-is('cancelled')").wait_for()
+    notebook.output(cell).locator(".nbt-state:text-is('Cancelled')").wait_for()
     notebook.sidebar.job("endless", "Cancelled")
     notebook.idle()
     assert not gate.exists()

@@ -88,10 +88,12 @@ export function offersIn(trans: TranslationBundle) {
           'QUEUED',
           'PENDING',
           'RUNNING',
+          'CANCELLING',
+          'HUNG',
           'STALLED',
           'LEAVING',
           'DEBUGGING',
-          'CANCELLING'
+          'RETRYING'
         ]
       }
     },

@@ -22,14 +22,16 @@ export function applied(
   return after;
 }
 
-/** The jobs that were known, and have stalled since. */
+const STILL: readonly string[] = ['HUNG', 'STALLED'];
+
+/** The jobs that were known, and hang or have stalled since. */
 export function stalledBetween(
   before: ReadonlyMap<string, Job>,
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = job.status === 'STALLED' ? undefined : after.get(job.id);
-    return now?.status === 'STALLED' ? [now] : [];
+    const now = STILL.includes(job.status) ? undefined : after.get(job.id);
+    return now !== undefined && STILL.includes(now.status) ? [now] : [];
   });
 }
 

@@ -40,9 +40,17 @@ export function groupOf(listed: Listed): GroupName {
   return suspended ? 'waiting' : OF_PHASE[listed.phase];
 }
 
-/** What a job's dot shows: its group, or that it has stalled, waits in a debugger, or is about to lose a node. */
-export function lookOf(job: Job): GroupName | 'stalled' {
-  return ['STALLED', 'LEAVING', 'DEBUGGING'].includes(job.status) ? 'stalled' : groupOf(job);
+// As `state/text/facts.ATTENTION`.
+const ATTENTION: readonly string[] = ['HUNG', 'STALLED', 'LEAVING', 'DEBUGGING', 'RETRYING'];
+
+/** Whether somebody should act on a job, or know of it. */
+export function needsAttention(job: Job): boolean {
+  return ATTENTION.includes(job.status);
+}
+
+/** What a job's dot shows: its group, or that it needs attention. */
+export function lookOf(job: Job): GroupName | 'attention' {
+  return needsAttention(job) ? 'attention' : groupOf(job);
 }
 
 /** The words of a search; a job is held against all of them. */
@@ -92,7 +100,10 @@ export function grouped(
     return listed.length > 0 ? [{ name: null, listed }] : [];
   }
   const groups = new Map<GroupName, Listed[]>(GROUPS.map(name => [name, []]));
-  listed.forEach(each => groups.get(groupOf(each))?.push(each));
+  const first = (each: Listed) => !isRuns(each) && needsAttention(each);
+  [...listed.filter(first), ...listed.filter(each => !first(each))].forEach(each =>
+    groups.get(groupOf(each))?.push(each)
+  );
   return [...groups]
     .filter(([, members]) => members.length > 0)
     .map(([name, members]) => ({ name, listed: members }));

@@ -2,6 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
+import { needsAttention } from './groups';
 import type { Job } from './record';
 import { duration, stillness } from './words';
 
@@ -11,21 +12,21 @@ export function underWay(jobs: Iterable<Job>): Job[] {
 }
 
 /**
- * How many jobs run, have stalled and wait: "2 torch jobs running, 1 stalled, 1 waiting"; "" where none does.
+ * How many jobs run, need attention and wait: "2 torch jobs running, 1 needs you, 1 waiting"; "" where none does.
  * Where that is `doubtful`, as nobody answers, it claims no more than was known.
  */
 export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful = false): string {
   const going = underWay(jobs);
-  const stalled = going.filter(job => job.status === 'STALLED').length;
-  const running = going.filter(job => job.phase === 'RUNNING').length - stalled;
-  const waiting = going.length - running - stalled;
+  const attention = going.filter(needsAttention).length;
+  const running = going.filter(job => job.phase === 'RUNNING' && !needsAttention(job)).length;
+  const waiting = going.length - running - attention;
   // The first says of what there are so many.
   const told: (readonly [number, string, string])[] = [
     [running, trans._n('%1 torch job running', '%1 torch jobs running', running), ''],
     [
-      stalled,
-      trans._n('%1 torch job stalled', '%1 torch jobs stalled', stalled),
-      trans.__('%1 stalled', stalled)
+      attention,
+      trans._n('%1 torch job needs you', '%1 torch jobs need you', attention),
+      trans._n('%1 needs you', '%1 need you', attention)
     ],
     [
       waiting,
@@ -40,8 +41,11 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful
   return counts && doubtful ? trans.__('%1 when last heard of', counts) : counts;
 }
 
-/** What is said of a job that has just stalled. */
+/** What is said of a job that hangs, or has stalled, since a moment ago. */
 export function stalledLine(job: Job, elapsed: number, trans: TranslationBundle): string {
+  if (job.status === 'HUNG') {
+    return trans.__('%1 hangs', job.name);
+  }
   return trans.__('%1 has stalled: %2', job.name, stillness(job, elapsed, trans));
 }
 

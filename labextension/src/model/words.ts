@@ -25,9 +25,11 @@ function worded(status: string, trans: TranslationBundle): string {
     QUEUED: trans.__('Queued'),
     CANCELLING: trans.__('Cancelling'),
     SUSPENDED: trans.__('Suspended'),
+    HUNG: trans.__('Hung'),
     STALLED: trans.__('Stalled'),
     LEAVING: trans.__('Leaving'),
     DEBUGGING: trans.__('Debugging'),
+    RETRYING: trans.__('Retrying'),
     STOPPED: trans.__('Stopped early')
   };
   return words[status] ?? status;

@@ -4,6 +4,7 @@ import {
   type GroupName,
   groupOf,
   grouped,
+  lookOf,
   ordered,
   matches,
   wordsOf
@@ -33,6 +34,19 @@ describe('groups', () => {
       ['waiting', ['d']],
       ['failed', ['a']]
     ]);
+  });
+
+  it('have first what somebody should act on, under a look of its own', () => {
+    const jobs = [
+      aJob({ id: 'new', created: 3 }),
+      aJob({ id: 'hung', created: 2, status: 'HUNG' }),
+      aJob({ id: 'stopped', created: 1, status: 'DEBUGGING' })
+    ];
+
+    const [running] = grouped(ordered(jobs), ANY);
+
+    expect(running?.listed.map(each => each.id)).toEqual(['hung', 'stopped', 'new']);
+    expect(jobs.map(lookOf)).toEqual(['running', 'attention', 'attention']);
   });
 
   it.each([

@@ -20,10 +20,10 @@ describe('the jobs under way', () => {
     [[of('RUNNING')], '1 torch job running'],
     [[of('RUNNING'), of('RUNNING'), of('FAILED', { terminal: true })], '2 torch jobs running'],
     [[of('PENDING')], '1 torch job waiting'],
-    [[of('RUNNING', { status: 'STALLED' })], '1 torch job stalled'],
+    [[of('RUNNING', { status: 'STALLED' })], '1 torch job needs you'],
     [
       [of('RUNNING'), of('RUNNING', { status: 'STALLED' }), of('PENDING')],
-      '1 torch job running, 1 stalled, 1 waiting'
+      '1 torch job running, 1 needs you, 1 waiting'
     ],
     [[of('PENDING'), of('SUBMITTED'), of('RUNNING')], '1 torch job running, 2 waiting']
   ])('are counted in words', (jobs, words) => {

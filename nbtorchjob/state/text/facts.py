@@ -32,7 +32,6 @@ from nbtorchjob.text.words import (
     TIMES,
     clean,
     clip,
-    clock,
     count,
     duration,
     elide,
@@ -42,6 +41,9 @@ from nbtorchjob.text.words import (
 )
 
 QUEUED, STALLED, LEAVING, DEBUGGING = "QUEUED", "STALLED", "LEAVING", "DEBUGGING"
+HUNG, RETRYING = "HUNG", "RETRYING"
+# In which somebody should act or know.
+ATTENTION = frozenset((HUNG, STALLED, LEAVING, DEBUGGING, RETRYING))
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
@@ -68,13 +70,20 @@ def phase(state: JobState) -> str:
         return "SUSPENDED"
     if state.stopped:
         return DEBUGGING
+    if state.next is not None:
+        return RETRYING
     return state.phase.value if state.leaving is None else LEAVING
 
 
 def status(state: JobState, now: float) -> str:
-    """Return the phase in a word, and of a running job whether it has stalled."""
-    found = still(state, now)
-    return STALLED if found is not None and found.stalled and state.cancelled is None else phase(state)
+    """Return the phase in a word, and of a running job whether it hangs or has stalled."""
+    if state.cancelled is None and not state.stopped:
+        if hang(state, now) is not None:
+            return HUNG
+        silence = still(state, now)
+        if silence is not None and silence.stalled:
+            return STALLED
+    return phase(state)
 
 
 def where(info: JobInfo) -> str:
@@ -176,7 +185,12 @@ def leaving(state: JobState, now: float) -> str:
 def hanging(state: JobState, now: float) -> str:
     """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
     found = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
-    return f"{found.text} (seen at {clock(found.time, now)})" if found is not None else ""
+    return f"{found.text} (seen {age(found.time, now)})" if found is not None else ""
+
+
+def age(time: float, now: float) -> str:
+    """Return how long ago something was: ``17 s ago``; ``now`` within a second."""
+    return f"{duration(now - time)} ago" if now - time >= 1 else "now"
 
 
 def stops(state: JobState, now: float) -> list[str]:

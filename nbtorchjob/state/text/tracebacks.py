@@ -18,6 +18,7 @@ _PLACE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*")
 
 CONTEXT = 2  # lines around the failing one: IPython's own number
 _GUTTER = 7  # columns for the line number: IPython's own number
+ARROW = "-" * (_GUTTER - 6)  # what the line that failed begins with, however long its number is
 
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"

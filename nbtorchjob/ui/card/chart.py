@@ -66,7 +66,7 @@ class Chart(FrozenDataclass):
         """Return it as an ``<img>`` whose alt text is the title."""
         data = b64encode(self.svg.encode()).decode()
         # With its size known beforehand, a redrawn card doesn't jump.
-        size = f'width="{self.width}" height="{self.height}" style="vertical-align:top"'
+        size = f'width="{self.width}" height="{self.height}" style="display:block;width:100%;height:auto"'
         shown = f'src="data:image/svg+xml;base64,{data}" {size} alt="{escape(self.title)}"'
         return f'<img class="nbtorchjob-chart" {shown}>'
 

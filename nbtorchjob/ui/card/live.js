@@ -13,7 +13,7 @@
   const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(given.job)}`;
   const logs = {}; // by what stands first in its summary: whether it is open, how far it is scrolled
   const whole = new WeakMap(); // of a log that is searched: all its lines, whether it was open
-  let served = false, drawings = 0, drawn = -STALE_MS, focused = null;
+  let served = false, drawings = 0, drawn = -STALE_MS, focused = null, aging = 0;
 
   const send = async (method, to) => {
     const xsrf = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie)?.[1] ?? "";
@@ -27,18 +27,12 @@
   };
 
   // The bar outlives the drawings as well.
-  const make = (tag, properties, style) => {
-    const made = Object.assign(document.createElement(tag), properties);
-    made.style.cssText = `font:inherit;color:inherit;margin:2px 8px 2px 0;${style}`;
-    return made;
-  };
-  const CONTROL = "background:transparent;border:1px solid currentColor;border-radius:3px;padding:1px 8px";
-  const link = (textContent, href) =>
-    make("a", {textContent, href, target: "_blank", rel: "noopener"}, "text-decoration:underline");
-  const said = make("span", {role: "status"}, "");
-  const stale = make("span", {}, ""); // why the server draws nothing
+  const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
+  const link = (textContent, href) => make("a", {textContent, href, target: "_blank", rel: "noopener"});
+  const said = make("span", {role: "status"});
+  const stale = make("span", {}); // why the server draws nothing
   const button = (textContent, act) => {
-    const made = make("button", {type: "button", textContent}, `${CONTROL};cursor:pointer`);
+    const made = make("button", {type: "button", textContent});
     made.onclick = async () => {
       made.disabled = true;
       said.textContent = await act().catch(error => `${textContent}: ${error.message}`);
@@ -50,7 +44,8 @@
     performance.now() - drawn < STALE_MS && host.querySelector(".nbtorchjob-waited-for") !== null;
   // JupyterLab's command, with its dialog: our extension's style shows the buttons that it answers.
   const commanded = verb => {
-    const pressed = make("button", {className: "nbtorchjob-do"}, "display:none");
+    const pressed = make("button", {className: "nbtorchjob-do"});
+    pressed.style.display = "none";
     pressed.dataset.commandlinkerCommand = `nbtorchjob:${verb}`;
     pressed.dataset.commandlinkerArgs = JSON.stringify({id: given.job});
     bar.append(pressed);
@@ -75,9 +70,10 @@
     await navigator.clipboard.writeText(manifests);
     return "copied";
   });
-  const search = make("input", {type: "search", placeholder: "search in logs"}, CONTROL);
+  const search = make("input", {type: "search", placeholder: "search in logs"});
   search.setAttribute("aria-label", "search in logs");
-  const bar = make("div", {}, "");
+  const bar = make("span", {});
+  bar.style.cssText = "display:flex;flex-wrap:wrap;gap:4px";
   bar.append(...offered, detach, link("Describe", `${url}/describe`), copy, search, stale, said);
   copy.hidden = given.job.startsWith("local:"); // there is none
 
@@ -113,6 +109,14 @@
     const at = [...log.children].indexOf(element);
     return `${name(log)} ${at < 0 ? element.href : at}`;  // there may be links in its lines
   };
+  // A rank's tile leads to its log.
+  host.addEventListener("click", event => {
+    const rank = /^rank (\d+) /.exec(event.target.closest(".nbt-ranks > span")?.title ?? "")?.[1];
+    const log = rank && [...host.querySelectorAll("details")].find(log => name(log) === `rank ${rank}`);
+    if (!log) return;
+    log.open = logs[name(log)].open = true;
+    log.scrollIntoView({block: "nearest"});
+  });
   host.addEventListener("focusin", event => { focused = spot(event.target); });
   host.addEventListener("focusout", event => queueMicrotask(() => {
     // What a drawing removed was not left by the reader.
@@ -138,7 +142,13 @@
     const line = host.querySelector(".nbtorchjob-drawn");
     if (line && served) {
       line.querySelector("span")?.remove();
-      line.after(bar);
+      host.querySelector(".nbt-tools").append(bar);
+    }
+    // What is drawn each second needn't say when; once no drawing comes, it does.
+    if (line) {
+      line.hidden = waitedFor() && !line.querySelector("span");
+      clearTimeout(aging);
+      aging = setTimeout(() => { line.hidden = false; }, STALE_MS);
     }
     host.querySelectorAll("details").forEach(restore);
     refocus();
@@ -166,9 +176,10 @@
   };
   // A job that was deleted: what its card showed last stays, and claims nothing of now.
   const gone = () => {
-    const phase = host.querySelector(".nbtorchjob b"), line = host.querySelector(".nbtorchjob-drawn");
-    phase.textContent = "deleted";
-    phase.parentElement.querySelector("span").style.color = "inherit"; // the dot
+    const phase = host.querySelector(".nbt-state"), line = host.querySelector(".nbtorchjob-drawn");
+    phase.textContent = "Deleted";
+    host.querySelector(".nbtorchjob").className = "nbtorchjob nbt-quiet";
+    line.hidden = false;
     line.textContent = "This job was deleted; the card shows what was last known of it.";
     line.setAttribute("role", "status");
     host.querySelectorAll("details > a, .nbtorchjob-do").forEach(offer => offer.remove());

@@ -29,15 +29,21 @@ class Curve(FrozenDataclass):
     marks: Sequence[tuple[float, str]] = ()
 
 
-def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
-    """Return ``loss 0.41`` for each metric, at most ``most`` of them, and how many more there are.
+def newest(series: Series, *, counting: bool = True) -> list[tuple[str, str]]:
+    """Return the newest value of each metric with its name.
 
     A total isn't listed besides what counts up to it; without ``counting`` neither is.
     """
     values = latest(series)
     totals = {total for unit, names in TOTALS.items() if unit in values for total in names}
-    values = {k: v for k, v in values.items() if k not in (totals if counting else _COUNTING)}
-    shown = [f"{line(name, _MAX_NAME)} {number(values[name])}" for name in [*values][:most]]
+    left = [name for name in values if name not in (totals if counting else _COUNTING)]
+    return [(line(name, _MAX_NAME), number(values[name])) for name in left]
+
+
+def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
+    """Return ``loss 0.41`` for each of :func:`newest`, at most ``most``, and how many more there are."""
+    values = newest(series, counting=counting)
+    shown = [f"{name} {value}" for name, value in values[:most]]
     more = len(values) - len(shown)
     return [*shown, f"and {count(more, 'more metric')}"] if more > 0 else shown
 

@@ -27,6 +27,7 @@ _LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
 _SILENT_S = 10.0  # at least; 5 usual times between reports, if that is more
 _SILENT_FIRST_S = 60.0  # before anybody's second report
 _MAX_NAMES = 80
+_ROW = f"{PLAIN};display:flex;flex-wrap:wrap;align-items:center;gap:4px 10px"
 _MOST_TOLD = 16  # ranks, or groups of them, of which the legend tells
 
 # The worst first: a cell's sign and ground.
@@ -68,26 +69,48 @@ def told(state: JobState, now: float) -> list[str]:
     return [_summary(pulses, unit), *_outliers(pulses, unit)] if pulses else []
 
 
-def html(state: JobState, now: float) -> str:
-    """Return the same as :func:`told`."""
+def words(state: JobState, now: float) -> str:
+    """Return the same as :func:`told` as HTML: what stands out first."""
     summary, *outliers = told(state, now) or [""]
-    return shown(summary, SMALL) + "".join(map(shown, outliers))
+    return "".join(map(shown, outliers)) + shown(summary, SMALL)
 
 
-def strip(state: JobState, now: float) -> str:
-    """Return a strip with a cell for each rank, whose title describes it."""
+def html(state: JobState, now: float) -> str:
+    """Return the ranks as a strip of tiles, whose titles describe them, with what stands out in words.
+
+    Where there are many ranks a tile stands for some of them.
+    """
     pulses, unit = _pulses(state, now)
     if not pulses:
         return ""
     usual, per = _usual(pulses), ceil(len(pulses) / _MOST_CELLS)
-    groups = (pulses[first : first + per] for first in range(0, len(pulses), per))
-    parted = list(groups)
+    groups = [pulses[first : first + per] for first in range(0, len(pulses), per)]
     # Spaces between them let the strip wrap.
-    cells = " ".join(_cell(group, usual, unit) for group in parted)
-    return tag("div", cells, f"{PLAIN};font:12px monospace;line-height:1.7") + _legend(parted, unit)
+    tiles = " ".join(_cell(group, usual, unit) for group in groups)
+    outliers = _outliers(pulses, unit)
+    said = tag("b", escape("; ".join(outliers))) if outliers else escape(_usually(pulses, usual, unit))
+    strip = tag("span", tiles, "font:12px monospace;line-height:1.7", cls="nbt-ranks")
+    row = tag("div", f"{strip} {tag('span', said)}", _ROW)
+    return row + _legend(groups, unit, _summary(pulses, unit))
 
 
-def _legend(groups: Sequence[Sequence[Pulse]], unit: str) -> str:
+def _usually(pulses: Sequence[Pulse], usual: _Usual, unit: str) -> str:
+    """Return how fast the ranks are where none stands out."""
+    report = [pulse for pulse in pulses if pulse.at is not None]
+    if len(report) < len(pulses):
+        every = f"{len(report)} of {len(pulses)}"
+    else:
+        every = "both" if len(pulses) == 2 else f"all {len(pulses)}"
+    pace = f" at {_seconds(usual.pace)} per {unit}" if usual.pace else ""
+    return f"{every} ranks report{pace}"
+
+
+def unusual(state: JobState, now: float) -> list[int]:
+    """Return the ranks that stand out."""
+    return [pulse.rank for pulse in _pulses(state, now)[0] if pulse.word]
+
+
+def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
     """Return what the signs mean, and folded below what is known of each rank, those that stand out first."""
     odd = {each.word for group in groups for each in group}
     signs = [f"{sign} {word}" for word, (sign, _) in _LOOKS.items() if word in odd]
@@ -101,7 +124,8 @@ def _legend(groups: Sequence[Sequence[Pulse]], unit: str) -> str:
     more = len(groups) - len(lines)
     rest = [tag("div", f"… and {more} more")] if more else []
     summary = tag("span", escape(DOT.join(["each rank", *signs, *paces])), SMALL)
-    return fold(summary, tag("div", "".join([*lines, *rest]), f"{SMALL};padding-left:14px"), opened=False)
+    body = "".join([tag("div", escape(in_all)), *lines, *rest])
+    return fold(summary, tag("div", body, f"{SMALL};padding-left:14px"))
 
 
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
@@ -192,10 +216,10 @@ def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    sign, ground = _LOOKS.get(_worst(group), ("\u00a0", _heat(group, usual)))
+    sign, ground = _LOOKS.get(_worst(group), ("\u00a0\u00a0", _heat(group, usual)))
     mine = f";border-bottom:2px solid {of_rank(group[0].rank)}" if len(group) == 1 else ""
     title = escape(_title(group, unit))
-    return f'<span title="{title}" style="background-color:{ground}{mine}">{sign * 2}</span>'
+    return f'<span title="{title}" style="background-color:{ground}{mine}">{sign}</span>'
 
 
 def _worst(group: Sequence[Pulse]) -> str:

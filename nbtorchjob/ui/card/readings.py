@@ -17,12 +17,24 @@ from nbtorchjob.ui.elements import PLAIN, SMALL, fold, grid, tag
 
 _MOST = 48  # places in all charts of a card, at which their values are told
 _ROWS = 12
+_BASIS = {1: 300, 2: 260, 3: 220, 4: 380}  # px that a chart needs at least, by how many there are
 _MAX_CELL = 32
 
 
 def html(charts: Sequence[tuple[Chart, Curve]]) -> str:
     """Return the charts side by side, with the value at each place in its title."""
-    return tag("div", "\n".join(_over(*each, _MOST // len(charts)) for each in charts), PLAIN)
+    return _beside([_over(*each, _MOST // len(charts)) for each in charts])
+
+
+def plain(charts: Sequence[tuple[Chart, Curve]]) -> str:
+    """Return the charts side by side."""
+    return _beside([each.img for each, _ in charts])
+
+
+def _beside(charts: Sequence[str]) -> str:
+    style = f"position:relative;flex:1 1 {_BASIS[len(charts)]}px"
+    boxes = [tag("div", each, style + (";max-width:480px" if len(charts) > 1 else "")) for each in charts]
+    return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px")
 
 
 def _over(chart: Chart, curve: Curve, most: int) -> str:
@@ -41,7 +53,7 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
     )
     where = f"position:absolute;display:flex;top:0;height:100%;left:{left:.2f}%;width:{wide:.2f}%"
     strip = tag("span", cells, where, cls="nbtorchjob-readings")
-    return tag("span", chart.img + strip, "position:relative;display:inline-block")
+    return chart.img + strip
 
 
 def _parts(points: Sequence[XY], most: int) -> list[list[XY]]:

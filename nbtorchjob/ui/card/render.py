@@ -5,47 +5,36 @@ It is made of ``elements``. Whatever comes from outside is cut, cleaned and esca
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
-from nbtorchjob.state.progress import REPORT, progress
+from nbtorchjob.state.progress import PERCENT, REPORT, progress
 from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, rounds, usage
-from nbtorchjob.state.text.progress import progress_line, stillness
+from nbtorchjob.state.text.progress import overdue, progress_line, rate, stillness
 from nbtorchjob.state.text.tracebacks import SourceLookup, summarised
-from nbtorchjob.text.colours import shade
-from nbtorchjob.text.words import DOT, count, duration, line
-from nbtorchjob.ui.card import chart, metrics, nodes, ranks, readings, tails, traceback
+from nbtorchjob.text.words import DOT, LINE, count, duration, line, number
+from nbtorchjob.ui.card import chart, head, metrics, nodes, ranks, readings, tails, traceback
 from nbtorchjob.ui.card.tails import folds, text_tail
-from nbtorchjob.ui.elements import (
-    BOX,
-    CARD,
-    DIM,
-    PHASES,
-    PLAIN,
-    SMALL,
-    STALLED,
-    action,
-    fold,
-    pre,
-    tag,
-    titled,
-    told,
-)
+from nbtorchjob.ui.elements import BOX, DIM, PLAIN, SMALL, action, fold, pre, prose, tag, titled, told
 from nbtorchjob.ui.offers import Offers
 
 # The card stays under 48 KiB of UTF-8: fixed parts are cut to size, the logs share the rest.
 _CARD_BYTES = 46_000
 _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
+_FEW_LOGS = 4  # of more ranks only the unusual ones have their logs in the card
 _TEXT_LINES = 10
 _MAX_VALUE = 300  # characters
+_MAX_SHORT = 80  # in the head
+_MOST_TILES = 8  # of metrics
 NO_VALUE = "None"  # of a value: what a cell without one gives, which isn't worth a line
 _EARLIER = "Earlier attempts:"
 _NO_OFFERS: Offers = {}
 
-# Pixels of one chart, by how many there are: in a window of 800 a row is 758, and 796 on a screen of 1280
-# with the sidebar open.
-_CHARTS = {1: (560, 170), 2: (370, 160), 3: (240, 140), 4: (370, 140)}
+# Pixels of one chart in a card as wide as it gets, by how many there are; a page scales it to its own.
+_CHARTS = {1: (760, 170), 2: (450, 160), 3: (300, 150), 4: (450, 140)}
+_TILES = f"{PLAIN};display:flex;flex-wrap:wrap;gap:4px 20px"
 
 
 def html(
@@ -60,47 +49,117 @@ def html(
 ) -> str:
     """Return the job's card; ``now`` is in seconds since the epoch.
 
-    ``source`` finds the text of the notebook's own files, by default in ``state.info.sources``;
-    with ``expand_logs`` every rank's log is open; ``live`` means that a cell waits for the job and redraws
-    it; ``value`` is rank 0's in one line, once it has arrived (``text/values.py``); ``offers`` are what can
-    be done with the job.
+    What a person needs first comes first: a note where somebody should act, the exception of a failed job,
+    the figures of one that runs. ``source`` finds the text of the notebook's own files, by default in
+    ``state.info.sources``; with ``expand_logs`` every rank's log is open; ``live`` means that a cell waits
+    for the job and redraws it; ``value`` is rank 0's in one line, once it has arrived (``text/values.py``);
+    ``offers`` are what can be done with the job.
     """
-    curves = metrics.curves(_series(state), rounds.turns(state))
-    charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
-    images = tag("div", "\n".join(each.img for each, _ in charts), PLAIN) if charts else ""
-    head = [
-        *(_header(state, now), _drawn(state, now, live=live), _reported(state, now)),
-        *(images, ranks.html(state, now), told(usage.matters(state))),
+    tone = head.tone(state, now)
+    top = [
+        _head(state, now, tone, value, offers, live=live),
+        _note(state, now, tone),
     ]
-    above = [
-        nodes.html(state),
+    folded = state.phase.terminal
+    first = [
+        *([] if tone is head.Tone.ACT else map(told, attempts.pending(state, now))),
+        "" if folded else _tiles(state, now),
         _failure(state, source or state.info.sources.get),
+    ]
+    rows = [
+        told(usage.matters(state)),
+        nodes.html(state),
         titled(_EARLIER, attempts.past(state)),
     ]
-    below = [
+    last = [
         *map(told, labs.lines(state, now)),
         *map(told, facts.notices(state)),
-        told(_value(state, "Value", value)),
         told(facts.artifacts(state)),
+        told(_value(state, "Value", value)),
         told(facts.ships(state), SMALL),
-        _actions(state, offers, live=live),
+        _drawn(state, now, live=live),
     ]
-    room = _CARD_BYTES - sum(len(part.encode()) for part in (*head, *above, *below))
-    read = readings.html(charts) + readings.table(curves) if charts else ""
-    for at, more, instead in ((3, read, images), (5, ranks.strip(state, now), "")):
-        grows = len(more.encode()) - len(instead.encode())
-        if more and grows < room - _LOG_BYTES:
-            head[at : at + 1] = [more]
-            room -= grows
-    lead = _lead(state)
-    # A lab's rounds are its turns: of what they wrote the newest is of use.
-    logs = {rank: tail.newest if state.turns else tail for rank, tail in state.logs.items()}
-    opened = state.logs.keys() if expand_logs else _opened(state, lead)
-    # A traceback is told once: that log ends with it.
-    blamed = state.failure if state.failure and state.failure.error else None
-    silent = {lead} if blamed and blamed.rank == lead else set()
-    parts = [*head, *above, *folds(logs, lead, room, opened, silent), *below]
-    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
+    room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
+    # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
+    side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
+    curves = metrics.curves(_series(state), rounds.turns(state))
+    charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
+    drawn = ""
+    if charts:
+        read = readings.html(charts) + readings.table(curves)
+        drawn, room = _fitting(room, read, readings.plain(charts))
+    if folded and drawn:
+        drawn = fold(tag("span", "curves", SMALL), drawn)
+    logs = _logs(state, now, room + _LOG_BYTES, expand=expand_logs)
+    pictures = [drawn, side] if tone is head.Tone.RUNNING else [side, drawn]
+    body = [*first, *pictures, *rows, *logs, *last]
+    if state.phase is Phase.SUCCEEDED:
+        body = [fold("details", "\n".join(filter(None, body)))]
+    return head.card(tone, *top, tag("div", "\n".join(filter(None, body)), head.BODY, cls="nbt-body"))
+
+
+def _fitting(room: int, *ways: str) -> tuple[str, int]:
+    """Return the first of some ways to draw a thing that has room, and what it leaves."""
+    way = next((way for way in ways if len(way.encode()) <= room), "")
+    return way, room - len(way.encode())
+
+
+def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offers, *, live: bool) -> str:
+    """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
+    took = duration(state.elapsed(now))
+    said = [labs.doing(state, now) or stillness(state, now), took, facts.shape(state), facts.counts(state)]
+    if state.phase is Phase.SUCCEEDED:
+        said = [f"in {took}", *metrics.told(_series(state), 4, counting=False), facts.counts(state)]
+    elif state.phase.terminal:
+        said[1] = f"after {took}"
+    rest = escape(DOT.join(each for each in (*said, facts.where(state.info)) if each))
+    if state.phase is Phase.SUCCEEDED and value and value != NO_VALUE:
+        rest += f" \u2192 {tag('b', escape(line(value, _MAX_SHORT)))}"
+    far = None if state.phase.terminal else progress(state)
+    return head.html(
+        tone,
+        facts.status(state, now),
+        state.info.name,
+        rest,
+        tools=_actions(state, offers, live=live),
+        progress=(far.done, far.total) if far is not None and far.total is not None else None,
+    )
+
+
+def _note(state: JobState, now: float, tone: head.Tone) -> str:
+    """Return what somebody should know or do, in a state that asks for it."""
+    if tone is not head.Tone.ACT:
+        return ""
+    verdict = facts.hanging(state, now)
+    others = [reason for reason in attempts.pending(state, now) if reason != verdict]
+    lines = [verdict, *others] if verdict else others
+    if not lines:  # stalled, and nobody has looked why
+        lines = [stillness(state, now) or progress_line(state, now)]
+    return head.note(tone, *(prose(line(each, LINE)) for each in lines if each))
+
+
+def _tiles(state: JobState, now: float) -> str:
+    """Return how far a job is, how long it has left, its newest figures and its speed, a tile for each."""
+    far, tiles = progress(state), []
+    counting = far is None or far.unit == REPORT
+    if far is not None and not counting:
+        total = f" / {number(far.total)}" if far.total is not None else ""
+        tiles.append((far.unit, f"{number(far.done)}{total}" + (" %" if far.unit == PERCENT else "")))
+        left = far.left(now)
+        tiles += [("left", duration(left))] if left is not None and math.isfinite(left) else []
+    values = metrics.newest(_series(state), counting=counting)
+    tiles += values[:_MOST_TILES]
+    if len(values) > _MOST_TILES:
+        tiles.append(("more", count(len(values) - _MOST_TILES, "metric")))
+    late = overdue(far, now) if far is not None and state.phase is Phase.RUNNING else ""
+    noted = facts.status(state, now) == facts.STALLED
+    if far is not None and not late and (speed := rate(far)):
+        tiles.append(("speed", speed))
+    shown = [
+        tag("span", f"{tag('span', escape(label), DIM)} {tag('b', escape(figure))}", cls="nbt-tile")
+        for label, figure in tiles
+    ]
+    return (tag("div", " ".join(shown), _TILES) if shown else "") + told("" if noted else late, SMALL)
 
 
 def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
@@ -163,30 +222,12 @@ def last_line(state: JobState, now: float) -> str:
     return DOT.join([f"torchjob {facts.last_line(state, now)}", *rest])
 
 
-def _header(state: JobState, now: float) -> str:
-    status = facts.status(state, now)
-    colour = STALLED if status in (facts.STALLED, facts.LEAVING, facts.DEBUGGING) else PHASES[state.phase]
-    dot = tag("span", "\u25cf", f"color:{shade(colour)}")
-    phase = tag("b", status.lower())
-    name = tag("b", escape(line(state.info.name, 80)))
-    took = duration(state.elapsed(now))
-    rest = (
-        labs.doing(state, now) or stillness(state, now),
-        facts.where(state.info),
-        took,
-        facts.shape(state),
-        facts.counts(state),
-    )
-    more = tag("span", escape("".join(DOT + each for each in rest if each)), DIM)
-    return tag("div", f"{dot} {phase}{DOT}{name}{more}") + "".join(map(told, attempts.pending(state, now)))
-
-
 def _drawn(state: JobState, now: float, *, live: bool) -> str:
     """Note when the card was drawn, and what can be done; ``live.js`` replaces the latter by buttons."""
     when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
     instead = tag("span", escape(DOT.join(["", *ways])))
     cls = "nbtorchjob-drawn nbtorchjob-waited-for" if live else "nbtorchjob-drawn"
-    return tag("div", when + instead, SMALL, cls=cls) if when else ""
+    return tag("div", tag("time", when) + instead, SMALL, cls=cls) if when else ""
 
 
 def _series(state: JobState) -> Series:
@@ -200,16 +241,6 @@ def _metrics(state: JobState, now: float) -> list[str]:
     most = 16 if state.phase.terminal else 8
     newest = metrics.told(series, most, counting=found is None or found.unit == REPORT)
     return [part for part in (progress_line(state, now), *newest) if part]
-
-
-def _reported(state: JobState, now: float) -> str:
-    found = None if state.phase.terminal else progress(state)
-    bar = ""
-    if found is not None and found.total is not None:
-        full = f'max="{found.total:g}" value="{found.done:g}"'
-        bar = f'<progress {full} style="width:160px"></progress> '
-    words = escape(DOT.join(_metrics(state, now)))
-    return tag("div", bar + words, PLAIN) if words else ""
 
 
 def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
@@ -240,9 +271,25 @@ def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
     job = {"id": state.info.id}
     there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
+    first = "retry" if state.phase is Phase.FAILED else "stacks"  # what most want to do, if it is offered
+    there = dict(sorted(there.items(), key=lambda item: item[0] != first))
     # In sentence case, like the rest of the card; the page's commands are in title case.
     shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
-    return tag("div", "".join(shown)) if shown else ""
+    return "".join(shown)
+
+
+def _logs(state: JobState, now: float, room: int, *, expand: bool) -> list[str]:
+    """Return the ends of the ranks' logs, folded, the most telling one first."""
+    lead = _lead(state)
+    # A lab's rounds are its turns: of what they wrote the newest is of use.
+    logs = {rank: tail.newest if state.turns else tail for rank, tail in state.logs.items()}
+    unusual = {lead, state.info.speaker, *ranks.unusual(state, now), *(e.rank for e in state.errors)}
+    few = logs if expand or len(logs) <= _FEW_LOGS else {r: tail for r, tail in logs.items() if r in unusual}
+    opened = logs.keys() if expand else _opened(state, lead)
+    # A traceback is told once: that log ends with it.
+    blamed = state.failure if state.failure and state.failure.error else None
+    silent = {lead} if blamed and blamed.rank == lead else set()
+    return folds(few, lead, room, opened, silent, total=len(logs))
 
 
 def _lead(state: JobState) -> int:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
 from nbtorchjob.machine.transfers import newest
-from nbtorchjob.state import Phase
-from nbtorchjob.text.colours import shade
 from nbtorchjob.text.words import DOT, duration, line, size
-from nbtorchjob.ui.elements import CARD, DIM, PHASES, SMALL, tag, told
+from nbtorchjob.ui.card import head
+from nbtorchjob.ui.card.head import Tone
+from nbtorchjob.ui.elements import SMALL, tag, told
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -25,6 +25,7 @@ _SLOW_S = 2.0  # for a small payload, whose packing takes no time: a cluster may
 _BIG = 1_000_000
 _PERIOD_S, _SAID_S = 1.0, 10.0
 _NOW, _DONE, _FAILED = "submitting", "submitted", "not submitted"
+_TONES = {_NOW: Tone.RUNNING, _DONE: Tone.QUIET, _FAILED: Tone.FAILED}
 _DOING = {_NOW: "packing and sending", _DONE: "packed and sent", _FAILED: "stopped packing and sending"}
 
 
@@ -98,10 +99,8 @@ def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
     stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
     what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
     what += f"{DOT}{duration(took)}"
-    dot = tag("span", "\u25cf", f"color:{shade(PHASES[Phase.SUBMITTED])}")
-    name = tag("b", escape(line(call.label, 80)))
-    head = tag("div", f"{dot} {tag('b', phase)}{DOT}{name}{tag('span', escape(DOT + what), DIM)}")
-    html = tag("div", head + told(ships, SMALL), CARD, cls="nbtorchjob")
+    body = tag("div", told(ships, SMALL), head.BODY, cls="nbt-body")
+    html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
     return {"text/html": html, "text/plain": f"torchjob {call.label} {phase.upper()}{DOT}{what}"}
 
 

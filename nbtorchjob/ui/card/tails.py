@@ -92,11 +92,18 @@ def others(logs: Mapping[int, LogTail], name: str) -> list[str]:
 
 
 def folds(
-    logs: Mapping[int, LogTail], lead: int, room: int, opened: Collection[int], silent: Collection[int] = ()
+    logs: Mapping[int, LogTail],
+    lead: int,
+    room: int,
+    opened: Collection[int],
+    silent: Collection[int] = (),
+    *,
+    total: int | None = None,
 ) -> list[str]:
     """Return the ranks' logs as HTML in at most ``room`` bytes: the ``lead``'s first, and most of it.
 
     Those of the ranks in ``opened`` are unfolded; the last line of those in ``silent`` stands elsewhere.
+    ``total`` is how many ranks have a log, by default as many as ``logs`` has.
     """
     order = sorted(logs, key=lambda rank: (rank != lead, rank))
     shown = order[: max(1, min(_MAX_RANKS, room // _LEAST_BYTES))]
@@ -109,7 +116,7 @@ def folds(
         told_last = rank in opened or rank in silent
         tail = html_tail(logs[rank], lines, most)
         out.append(_folded(rank, tail, opened=rank in opened, told_last=told_last))
-    more = len(order) - len(shown)
+    more = (len(order) if total is None else total) - len(shown)
     return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
 
 

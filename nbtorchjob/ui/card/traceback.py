@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from nbtorchjob.runtime.errors import Error
 from nbtorchjob.state.text import failures
-from nbtorchjob.state.text.tracebacks import SourceLookup, pieces
+from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces
 from nbtorchjob.text.words import LINE, clip, count, fit, line
 from nbtorchjob.ui.elements import BOX, SMALL, fold, preformatted, tag
 
@@ -24,7 +24,7 @@ def html(error: Error, source: SourceLookup) -> str:
     lines: list[str] = []
     found: dict[int, Variables] = {}  # by the last line of their frame
     for text, frame in pieces(error, source):
-        lines += [escape(clip(each, LINE), quote=False) for each in text.split("\n")]
+        lines += [_marked(escape(clip(each, LINE), quote=False)) for each in text.split("\n")]
         if frame is not None and frame.variables:
             found[len(lines) - 1] = frame.variables
     shown = fit(lines, failures.MOST_BYTES)
@@ -33,6 +33,11 @@ def html(error: Error, source: SourceLookup) -> str:
         out += [preformatted(shown[begin : at + 1]), drawn]
         begin = at + 1
     return tag("div", "".join([*out, preformatted(shown[begin:])]), BOX)
+
+
+def _marked(line: str) -> str:
+    """Return a line of HTML, with a class where it is the one that failed."""
+    return tag("span", line, cls="nbt-line") if line.startswith(ARROW) else line
 
 
 def _moved(found: Mapping[int, Variables], lines: list[str], shown: list[str]) -> dict[int, Variables]:

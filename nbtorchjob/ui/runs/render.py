@@ -15,8 +15,8 @@ from nbtorchjob.text import words
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, count, duration, line
-from nbtorchjob.ui.card import chart, metrics
-from nbtorchjob.ui.elements import CARD, DIM, PHASES, PLAIN, SMALL, action, tag, told
+from nbtorchjob.ui.card import chart, head, metrics
+from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, told
 from nbtorchjob.ui.runs import parallel
 from nbtorchjob.ui.runs.phases import CALLED, counted, phase, word
 
@@ -44,19 +44,18 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
     """Return a group's card; ``live`` means that a cell waits for it."""
     phases = [word(state) for state in states]
     stands = phase(phases)
-    dot = tag("span", "\u25cf", f"color:{shade(PHASES[stands])}")
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
-    more = tag("span", escape("".join(DOT + each for each in (*rest, facts.where(states[0].info)))), DIM)
-    head = f"{dot} {tag('b', stands.value.lower())}{DOT}{tag('b', escape(line(name, 80)))}{more}"
+    said = escape(DOT.join((*rest, facts.where(states[0].info))))
+    tone = head.of_phase(stands)
     parts = [
-        tag("div", head),
         _bar(states),
         *_charts(states),
         parallel.html(states, _metric(states)),
         _table(states, now),
         _more(name, states, live=live),
     ]
-    return tag("div", "\n".join(part for part in parts if part), CARD, cls="nbtorchjob")
+    body = tag("div", "\n".join(part for part in parts if part), head.BODY, cls="nbt-body")
+    return head.card(tone, head.html(tone, stands.value, name, said), body)
 
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:

@@ -59,7 +59,7 @@ def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
     assert text.endswith(": node 1 (host-11) is about to end: its host has the taint spot")
 
     state = job(*told, *evicted(1, 1000.0))
-    assert facts.phase(state) == "PENDING"
+    assert facts.phase(state) == facts.RETRYING
     assert attempts.coming(state, 1008.0) == (
         f"attempt 2 starts in 8.0 s: saved at step 1,204; {EVICTED}; uses preemption 1 of 3"
     )

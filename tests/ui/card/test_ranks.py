@@ -37,7 +37,7 @@ def together(many, *, but=()):
 
 def cells(state, now=1010.0):
     """Return the title of each cell, and what stands in it."""
-    return re.findall('<span title="([^"]*)"[^>]*>(..)</span>', ranks.strip(state, now))
+    return re.findall('<span title="([^"]*)"[^>]*>(..?)</span>', ranks.html(state, now))
 
 
 def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
@@ -50,12 +50,25 @@ def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
     ]
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (together(2), "both ranks report at 0.5 s per step"),
+        (together(4), "all 4 ranks report at 0.5 s per step"),
+        (together(4, but={3: []}), "3 of 4 ranks report at 0.5 s per step"),
+        (together(4, but={2: steps(2, 7, pace=1.5)}), "<b>rank 2 slow: 1.5 s per step, the others 0.5 s</b>"),
+    ],
+)
+def test_what_stands_out_is_said_beside_the_strip_and_else_how_fast_they_are(state, said):
+    assert f"</span> <span>{said}</span>" in ranks.html(state, 1010.0)
+
+
 def test_a_straggler_is_named_and_marked():
     state = together(4, but={2: steps(2, 7, pace=1.5)})
 
     assert ranks.told(state, 1010.0)[1:] == ["rank 2 slow: 1.5 s per step, the others 0.5 s"]
     title, sign = cells(state)[2]
-    assert (title.rpartition(" · ")[2], sign) == ("slow", "!!")
+    assert (title.rpartition(" · ")[2], sign) == ("slow", "!")
 
 
 def test_of_two_ranks_the_slower_is_the_straggler():
@@ -68,7 +81,7 @@ def test_a_rank_that_says_nothing_while_the_others_go_on_is_silent():
     state = together(3, but={1: steps(1, 5), 0: steps(0, 40), 2: steps(2, 40)})
 
     assert ranks.told(state, 1020.0)[1:] == ["rank 1 silent: no report for 18 s, after 5 steps"]
-    assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "??", "\u00a0\u00a0"]
+    assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "?", "\u00a0\u00a0"]
 
 
 def test_where_all_wait_for_one_it_is_the_one_that_is_behind():
@@ -115,7 +128,7 @@ def test_epochs_count_where_steps_begin_anew_and_reports_where_nothing_counts():
 def test_a_rank_that_failed_is_marked():
     state = all_of(together(2), ev.RankExited(1010.0, 0, 1, 0, 0, code=3))
 
-    assert cells(state)[1][1] == "××"
+    assert cells(state)[1][1] == "×"
 
 
 def test_a_rank_without_a_report_in_this_round_says_so():
@@ -135,7 +148,7 @@ def test_a_lost_node_is_lost_and_who_failed_of_that_hasnt_failed():
     state = all_of(begun, ev.RankFailed(1010.0, 0, 0, 0, 0, lost), ev.NodeExited(1010.2, 1, signal=9))
 
     assert lost.lost_peer
-    assert [sign for _, sign in cells(state)] == ["\u00a0\u00a0", "∅∅"]
+    assert [sign for _, sign in cells(state)] == ["\u00a0\u00a0", "∅"]
 
 
 def test_a_node_that_finished_isnt_called_silent():
@@ -156,7 +169,7 @@ def test_a_node_that_finished_isnt_called_silent():
 )
 def test_there_is_no_strip_where_it_has_nothing_to_compare(state):
     assert ranks.told(state, 1010.0) == []
-    assert ranks.strip(state, 1010.0) == ranks.html(state, 1010.0) == ""
+    assert ranks.html(state, 1010.0) == ranks.words(state, 1010.0) == ""
 
 
 def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
@@ -164,8 +177,8 @@ def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
     seen = cells(state)
 
     assert len(seen) <= 64
-    assert len(ranks.strip(state, 1010.0).encode()) < 13_000
-    (odd,) = [title for title, sign in seen if sign == "!!"]
+    assert len(ranks.html(state, 1010.0).encode()) < 13_000
+    (odd,) = [title for title, sign in seen if sign == "!"]
     assert re.match(r"ranks 688-703 · 7 to 20 steps · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
     assert ranks.told(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s per step, the others 0.5 s"]
 
@@ -174,4 +187,4 @@ def test_numbers_that_are_none_are_drawn_too():
     for odd in (float("nan"), float("inf"), -float("inf"), 10**400):
         weird = [ev.Reported(1000.0, rank, 0, 0, {"step": odd}) for rank in (0, 1)]
 
-        assert ranks.strip(all_of(running(2), *weird), 1010.0)
+        assert ranks.html(all_of(running(2), *weird), 1010.0)

@@ -86,7 +86,9 @@ _JOB = _object(
     where=_TEXT,
     phase=ref("Phase"),
     status=_said(
-        _TEXT, 'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STALLED", "STOPPED"'
+        _TEXT,
+        'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", and where somebody '
+        'should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"',
     ),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),

@@ -146,7 +146,7 @@ async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, han
 
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert "<b>succeeded</b>" in answer.body.decode()
+    assert ">Succeeded</b>" in answer.body.decode()
     assert "nbtorchjob:attach" in running
     assert "<script" not in running
 
