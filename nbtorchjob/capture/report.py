@@ -87,7 +87,7 @@ def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
     code = [ship.name for ship in mine if ship.type in _CODE]
     data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)
     words = [*code, *map(_word, data), *_modules(files)]
-    return _bounded(words) if words else "ships the code alone"
+    return _bounded(words) if words else "sent with the cell: nothing but its code"
 
 
 def type_name(value: Any) -> str:

@@ -87,4 +87,4 @@ def test_the_line_is_bounded():
     assert len(text) <= 160
     assert text.endswith(" more")
     assert len(report.line([Ship("v" * 500, "list", 1)], [])) <= 160
-    assert report.line([], []) == "ships the code alone"
+    assert report.line([], []) == "sent with the cell: nothing but its code"

@@ -78,11 +78,11 @@ ENDS = [
     (told("OOMKilled", "its limit was 8Gi"), Cause.USER, "more memory than its limit", "Raise --memory"),
     (told("OOMKilled", "its limit was 8Gi", 1), Cause.USER, "its limit was 8Gi", "Raise --memory"),
     (told("OOMKilled", failure.NO_LIMIT), Cause.USER, "the memory of its host", "--memory"),
-    ((KILLED,), Cause.UNKNOWN, "killed by SIGKILL", "It isn't known by whom; most likely"),
+    ((KILLED,), Cause.UNKNOWN, "killed by SIGKILL", "Killed from outside, most likely"),
     (taken(ev.DELETED, KILLED), Cause.INFRA, "its pod was deleted", "run it again"),
-    (told("ContainerStatusUnknown", LOST, None), Cause.INFRA, "nobody saw how it ended", "run it again"),
-    (told("", "", None), Cause.INFRA, "nobody saw how", "run it again"),
-    (code(247), Cause.UNKNOWN, "killed by SIGKILL (exit code 247)", "It isn't known by whom; most likely"),
+    (told("ContainerStatusUnknown", LOST, None), Cause.INFRA, "lost (killed)", "run it again"),
+    (told("", "", None), Cause.INFRA, "disappeared (killed)", "run it again"),
+    (code(247), Cause.UNKNOWN, "killed by SIGKILL (exit code 247)", "Killed from outside, most likely"),
     ((ENDED,), Cause.USER, "ended by SIGTERM", "from the job, or by hand"),
     (taken("EvictionByEvictionAPI", ENDED), Cause.INFRA, "evicted", "run it again"),
     (code(134), Cause.USER, "aborted by SIGABRT", "most likely a collective timed out"),
@@ -136,7 +136,7 @@ def test_an_exit_code_is_explained_by_the_exception_that_was_told():
 def test_a_pod_that_vanished_isnt_the_codes_fault():
     assert (failure.of_gone().cause, failure.of_gone().line) == (
         Cause.INFRA,
-        "its pod is gone, and nobody saw how it ended",
+        "its pod disappeared (killed)",
     )
 
 

@@ -13,7 +13,7 @@ def test_each_phase_has_a_colour_and_the_extension_s_style_knows_no_other_state(
     named = re.findall(r"data-nbtorchjob-state='(\w+)'", STATES.read_text())
 
     assert PHASES.keys() == {*Phase}
-    assert {name.upper() for name in named} - {"WAITING", "SUSPENDED", "STALLED"} <= {
+    assert {name.upper() for name in named} - {"WAITING", "SUSPENDED", "ATTENTION"} <= {
         phase.value for phase in Phase
     }
     assert {"running", "failed", "succeeded"} < {*named}

@@ -31,7 +31,7 @@ _GREEDY = (
 )
 _LATER = "Raise --active-deadline-seconds, or make the work smaller."
 _MEMORY = "Use a smaller batch or fewer ranks; on a cluster raise --memory."
-_KILLED = f"It isn't known by whom; most likely memory ran out. {_MEMORY}"
+_KILLED = f"Killed from outside, most likely because memory ran out. {_MEMORY}"
 _ACCELERATOR = "The accelerator's memory ran out: use a smaller batch, or more nodes."
 _SHM = "Raise --shm (on this machine /dev/shm), or use fewer DataLoader workers."
 _DISK = "Write less, or ask for more with --limit ephemeral-storage=SIZE."
@@ -103,7 +103,7 @@ TAKEN = (
     Row("DeletionByPodGC", _INFRA, "lost with its host, which no longer exists", _AGAIN),
     Row("TerminationByKubelet", _INFRA, "ended by a host that ran short of something or shuts down", _AGAIN),
     Row(DELETED, _INFRA, "its pod was deleted", _AGAIN),
-    Row(VANISHED, _INFRA, "its pod is gone, and nobody saw how it ended", _AGAIN),
+    Row(VANISHED, _INFRA, "its pod disappeared (killed)", _AGAIN),
     Row(".*", _INFRA, "its pod was taken away ({word})", _AGAIN),
 )
 
@@ -177,7 +177,7 @@ ENDS = (
     Row("OOMKilled", _USER, "used more memory than its limit (OOMKilled): {text}",
         "Raise --memory, or use a smaller batch or fewer ranks.", crash=True),
     # Also of every pod that is deleted before its container started.
-    Row("ContainerStatusUnknown", _INFRA, "its container was lost, and nobody saw how it ended", _AGAIN),
+    Row("ContainerStatusUnknown", _INFRA, "its container was lost (killed)", _AGAIN),
     Row("StartError|ContainerCannotRun", _CONFIG, "its container can't start: {text}", _PYTHON),
     Row(INIT_FAILED, _CONFIG, "failed before its start: {text}", "See the init container's log."),
     Row(".+", _UNKNOWN, "ended, and its cluster says no more than {word}: {text}"),
@@ -214,7 +214,7 @@ CODES = (
     Row("126|127|128", _CONFIG, "its command can't be run (exit code {word})", _COMMAND),
     # -9, as some runtimes write it.
     Row("247", _UNKNOWN, "killed by SIGKILL (exit code 247)", _KILLED, crash=True),
-    Row("None", _INFRA, "ended, and nobody saw how", _AGAIN),
+    Row("None", _INFRA, "disappeared (killed)", _AGAIN),
     Row(".*", _USER, "exited with code {word}"),
 )
 
@@ -258,7 +258,7 @@ AGENT_ERRORS = (
 
 # The exit code of a rank that told of no exception.
 RANK_CODES = (
-    Row(str(exits.UNSEEN), _UNKNOWN, "ended, and nobody saw how",
+    Row(str(exits.UNSEEN), _UNKNOWN, "disappeared (killed)",
         f"The process that started it was killed. {_KILLED}", crash=True),
     Row(".*", _USER, "exited with code {word}", _LEFT),
 )

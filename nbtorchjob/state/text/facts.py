@@ -326,14 +326,23 @@ def heading(failure: Failure, state: JobState) -> str:
 
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
-    whose = failure.reason.cause
-    named = {Cause.USER: "the code", Cause.CANCELLED: "from outside"}.get(whose, whose.value)
-    parts = [] if whose is Cause.CANCELLED and state.phase is not Phase.FAILED else [named]
-    if failure.rank is not None and failure.node is not None and len(state.nodes) > 1:
-        parts.append(f"on {_blamed(failure.node, failure, state)}")
-    told = f"Cause: {DOT.join(parts)}." if parts else ""
-    words = (told, failure.reason.hint, usage.before(failure, state), _again(failure, state))
+    again = _again(failure, state)
+    told = _whose(failure, state, certain=not again)
+    words = (told, failure.reason.hint, usage.before(failure, state), again)
     return line(" ".join(each for each in words if each), _MAX_TEXT)
+
+
+def _whose(failure: Failure, state: JobState, *, certain: bool) -> str:
+    """Return a sentence on whose fault a failure was, where the exception doesn't say it, and on which node."""
+    many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
+    where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
+    whose = failure.reason.cause
+    if whose is Cause.USER and failure.error is not None and not failure.reason.hint and certain:
+        return f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
+    if whose in (Cause.USER, Cause.UNKNOWN) or (whose is Cause.CANCELLED and state.phase is not Phase.FAILED):
+        return f"{where.capitalize()}." if where else ""
+    named = "from outside" if whose is Cause.CANCELLED else whose.value
+    return f"Cause: {DOT.join(filter(None, (named, where)))}."
 
 
 def _again(failure: Failure, state: JobState) -> str:

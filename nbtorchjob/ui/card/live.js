@@ -94,6 +94,8 @@
     const mine = logs[name(log)] ??= {};
     const rank = /^rank (\d+)$/.exec(name(log))?.[1];
     log.open = mine.open ?? log.open;
+    // The last drawing folds all of a job that succeeded, but not what is being read.
+    if (mine.open) log.parentElement.closest("details")?.setAttribute("open", "");
     if (rank) filter(log, box.querySelector("pre"));
     if (rank && served && log.children.length === 2) box.after(link("full log", `${url}/logs/${rank}`));
     box.scrollTop = mine.top ?? 0;
