@@ -173,7 +173,7 @@ def test_the_detach_button_stops_the_wait_and_leaves_the_job(running):
     card(running).get_by_role("button", name="Detach").click()
     running.output(1).get_by_text("Detached from").wait_for()
 
-    assert "<b>running</b>" in running.saved().cells[1].outputs[0].data["text/html"]
+    assert ">Running</b>" in running.saved().cells[1].outputs[0].data["text/html"]
 
 
 def test_the_search_shows_the_lines_that_match_and_keeps_the_focus_while_the_card_is_drawn(running, gate):

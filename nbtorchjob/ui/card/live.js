@@ -104,8 +104,9 @@
     summary.onpointerdown = summary.onclick = () => { mine.open = !log.open; };
   };
 
-  // Where the focus was: a part of the bar, or the place in a log that every drawing has anew.
+  // Where the focus was: a part of the bar, or a button or the place in a log that every drawing has anew.
   const spot = element => {
+    if (element.matches(".nbtorchjob-do")) return `do ${element.title}`;
     const log = element.closest("details");
     if (!log) return element;
     const at = [...log.children].indexOf(element);

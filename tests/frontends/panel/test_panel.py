@@ -420,7 +420,7 @@ def test_a_run_that_fails_shows_why(screen, cell):
 
     screen.click("Run")
 
-    until(lambda: ">failed<" in card(screen) and "boom" in card(screen))
+    until(lambda: ">Failed<" in card(screen) and "boom" in card(screen))
     assert screen.panel.job.state.phase is Phase.FAILED
 
 
