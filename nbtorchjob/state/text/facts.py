@@ -333,7 +333,7 @@ def cause(failure: Failure, state: JobState) -> str:
 
 
 def _whose(failure: Failure, state: JobState, *, certain: bool) -> str:
-    """Return a sentence on whose fault a failure was, where the exception doesn't say it, and on which node."""
+    """Return whose fault a failure was, where the exception doesn't say it, and on which node it was."""
     many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
     where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
     whose = failure.reason.cause
