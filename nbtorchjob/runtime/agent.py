@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from multiprocessing import connection
 from typing import Any, ContextManager, Dict, Iterator, Optional, Sequence, Set, Tuple
 
@@ -391,7 +391,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         ended = self._peers.pulse(self._shutdown_timeout + LIMIT_S)
         if ended is not None:
             self._give_up(self.code or ended.code, str(ended) or "another node of the job has ended")
-        self._meter.look()
+        with suppress(OSError):  # a full disk
+            self._meter.look()
 
     def _on_stuck(self) -> None:
         codes = self._ended()

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Set
 
 EVENTS = "NBTORCHJOB_EVENTS"
 LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
@@ -18,6 +18,7 @@ LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _fds: Dict[str, int] = {}
+_torn: Set[str] = set()  # files in which a full disk may have left half a line
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -31,16 +32,26 @@ def emit(event: str, **fields: Any) -> None:
 def append(path: str, record: Dict[str, Any]) -> None:
     """Append one record to ``path``; a full disk is met by giving up the job's ballast file."""
     line = json.dumps(record).encode() + b"\n"
+    if path in _torn:
+        line = b"\n" + line
     if path not in _fds:
         # Whoever puts a pipe in its place mustn't hold up who tells.
         _fds[path] = os.open(path, _APPEND, 0o600)
     try:
         if os.write(_fds[path], line) == len(line):
+            _torn.discard(path)
             return
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+    _torn.add(path)
     _append_on_a_full_disk(path, line)
+    _torn.discard(path)
+
+
+def tear() -> None:
+    """Begin the next fact on a line of its own, as another process may have left half of one."""
+    _torn.add(os.environ.get(EVENTS, ""))
 
 
 def renew() -> None:
@@ -61,4 +72,6 @@ def _append_on_a_full_disk(path: str, line: bytes) -> None:
     except FileNotFoundError:
         pass
     # A write into the file's last page may have left half a line: start on a fresh one.
-    os.write(_fds[path], b"\n" + line)
+    line = b"\n" + line
+    if os.write(_fds[path], line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)

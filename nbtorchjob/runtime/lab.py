@@ -16,7 +16,7 @@ import os
 import queue
 import time
 from collections import OrderedDict, deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import (
     Any,
@@ -31,11 +31,12 @@ from typing import (
     Optional,
     Sequence,
     Set,
+    Tuple,
 )
 
-from . import needed, turns
+from . import needed, shortage, turns
 from .answering import Handler, Question, Refused
-from .emit import emit
+from .emit import emit, tear
 from .errors import from_exception
 from .lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from .payload import FILES, Payload, PayloadError
@@ -50,6 +51,7 @@ _KNOWN = 1024  # turns that are known again when they are sent twice
 _WAITING = 1000  # turns
 _BROUGHT = 64  # payloads that are there before the lead has named them
 _BROUGHT_S = 600.0
+_ROOM_S = 1.0  # between two looks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
 _ENDS = "the lab is ending"
 
@@ -118,6 +120,7 @@ class Lab:
         self._here: Optional[_Here] = None
         self._running: Optional[_Turn] = None
         self._line: Deque[_Turn] = deque()
+        self._untold: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
         self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
@@ -240,7 +243,7 @@ class Lab:
     def _received(self, asked: Question, path: str) -> Payload:
         """Take in a payload."""
         left = int(asked["size"])
-        with open(path, "xb") as file:
+        with _room_for(path), open(path, "xb") as file:
             while left > 0:
                 said = asked.hear(_HEAR_S)
                 if not isinstance(said, bytes):
@@ -355,6 +358,9 @@ class Lab:
         here.left.discard(rank)
         if record.get("failed"):
             here.failed.append(rank)
+        if "error" in record:
+            tear()
+            self._tell_failed(self._node, here.round, [rank], record["error"])
         if not here.left:
             self._here = None
             self._over_here(here)
@@ -362,7 +368,7 @@ class Lab:
     def _over_here(self, here: _Here) -> None:
         self.agent.leave_turn()
         if here.done:
-            emit("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
+            self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
         self._unlink(here.number)
         news, self._news = self._news, {}
         if isinstance(self._relay, Follower):
@@ -465,12 +471,36 @@ class Lab:
             self._standing.tell(rank, {**told, "path": path})
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
-        error = from_exception(exc).to_json()
+        self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
+
+    def _tell_failed(self, node: int, round_: int, ranks: Sequence[int], error: Dict[str, Any]) -> None:
         for rank in ranks:
-            emit("RankFailed", node=node, rank=rank, restart=0, round=round_, error=error, stays=True)
+            self._tell("RankFailed", node=node, rank=rank, restart=0, round=round_, error=error, stays=True)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """Tell a fact, behind those before; on a full disk as soon as there is room again."""
+        self._untold.append((event, {**fields, "time": time.time()}))
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            event, fields = self._untold[0]
+            try:
+                emit(event, **fields)
+            except OSError as exc:
+                if shortage.number_of(exc) not in shortage.FULL:
+                    raise
+                return
+            self._untold.popleft()
 
     def _due(self) -> Optional[float]:
-        """End a lab that has been idle for as long as it may; return when to look again."""
+        """Do what is due; return in how many seconds to look again."""
+        self._tell_all()
+        idle = self._end_idle()
+        return idle if not self._untold else min(_ROOM_S, idle or _ROOM_S)
+
+    def _end_idle(self) -> Optional[float]:
+        """End a lab that has been idle for as long as it may; return in how many seconds to look again."""
         limit = float(self._settings["idle"] or 0)
         busy = self._running or self._line or self._coming or self._why
         if busy or not limit or self._base is None:
@@ -479,7 +509,7 @@ class Lab:
         if left > 0:
             return left
         self._why = _ENDS
-        emit("LabEnds", node=self._node, why="idle")
+        self._tell("LabEnds", node=self._node, why="idle")
         self._let_all_go()
         return None
 
@@ -563,7 +593,8 @@ class Lab:
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
         self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
-        self._tell_taken(base, turn, asked["id"], words)
+        with _room_for(self._folder):
+            self._tell_taken(base, turn, asked["id"], words)
         self._taken[asked["id"]] = answer
         while len(self._taken) > _KNOWN:
             self._taken.popitem(last=False)
@@ -601,7 +632,7 @@ class Lab:
         for node in turn.nodes:
             ranks = [rank for rank in turn.ranks if self._base.where[rank] == node]
             self._fail(node, turn.round, ranks, KeyboardInterrupt())
-            emit("TurnEnded", node=node, round=turn.round, failed=ranks)
+            self._tell("TurnEnded", node=node, round=turn.round, failed=ranks)
         self._say({"drop": turn.number})
         self._unlink(turn.number)
 
@@ -609,9 +640,21 @@ class Lab:
         if self._why != _ENDS:
             self._check(asked)
             self._why = _ENDS
-            emit("LabEnds", node=self._node, why="asked")
+            self._tell("LabEnds", node=self._node, why="asked")
             self._next()
         return {"ends": True}
+
+
+@contextmanager
+def _room_for(path: str) -> Iterator[None]:
+    """Refuse a turn for which a disk has no room."""
+    try:
+        yield
+    except OSError as exc:
+        if shortage.number_of(exc) not in shortage.FULL:
+            raise
+        exc.filename = exc.filename or path
+        raise Refused("%s: %s" % (exc.strerror, shortage.limit_met(exc))) from exc
 
 
 def _words(ahead: Sequence[_Turn]) -> List[Dict[str, Any]]:

@@ -24,7 +24,7 @@ from .meter import HERE, Memory, Roots, cgroups
 _IN_TEXT = re.compile(r"\berrno: (\d+)")
 _WORDS = {os.strerror(number): number for number in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)}
 _WORDS["can't start new thread"] = errno.EAGAIN  # CPython's own (3.14)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def number_of(exc: Optional[BaseException]) -> int:
@@ -81,7 +81,7 @@ def _limit_met(exc: BaseException, roots: Roots) -> str:
         return "no more processes or threads may be started: " + "; ".join(_processes(roots))
     if number == errno.ENOMEM:
         return "there is no memory for it: " + "; ".join(_memory(roots))
-    if number in _FULL:
+    if number in FULL:
         return _disk(_path(exc) or tempfile.gettempdir())
     if number == errno.EROFS:
         return "%s is read-only" % (_path(exc) or tempfile.gettempdir())

@@ -45,10 +45,11 @@ from . import (
     rebuilt,
     report,
     settings,
+    shortage,
     streams,
     worker,
 )
-from .errors import users_traceback
+from .errors import from_exception, users_traceback
 from .injected import STREAM
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
@@ -165,7 +166,7 @@ class _Turns:
             told = self._wait()
             if "end" in told:
                 return
-            self._line.say({"done": told["round"], "failed": self._turn(told), **self._news()})
+            self._line.say({"done": told["round"], **self._outcome(told), **self._news()})
 
     def _wait(self) -> Dict[str, Any]:
         self._of.sampler.note = WAITS
@@ -177,6 +178,16 @@ class _Turns:
                 raise
             except Exception:  # a handler's of the code's, such as for an alarm that it has left
                 traceback.print_exc()
+
+    def _outcome(self, told: Dict[str, Any]) -> Dict[str, Any]:
+        """Run a turn; return how it went, with what couldn't be told of it as a disk is full."""
+        try:
+            return {"failed": self._turn(told)}
+        except OSError as exc:
+            if shortage.number_of(exc) not in shortage.FULL:
+                raise
+            exc.filename = exc.filename or self._home
+            return {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
 
     def _turn(self, told: Dict[str, Any]) -> bool:
         """Run a turn, and tell of it; return whether it failed."""
@@ -256,6 +267,8 @@ class _Turns:
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
         _without_handler(exc)
+        if shortage.number_of(exc) in shortage.FULL:
+            exc.__notes__ = [*getattr(exc, "__notes__", ()), shortage.limit_met(exc)]  # type: ignore[attr-defined]
         streams.flush()
         error, said = worker.described(exc, self._of.header, log)
         worker.tell(exc, error, said, self._rank, round_, stays=True)

@@ -36,11 +36,17 @@ def packed(call, *, push=(), all_ranks=False, key=KEY):
     return file.getvalue()
 
 
+def parsed(line):
+    """Return a fact; None for half of one, as a full disk leaves it."""
+    with suppress(ValueError):
+        return json.loads(line)
+
+
 class Lab:
     """A lab whose own call is the cell ``text``, on ``nodes`` nodes."""
 
-    def __init__(self, text="pass", *, nodes=1, nproc=1, idle=0, attempt=1, **options):
-        self.folder = Path(tempfile.mkdtemp(prefix="lab-"))  # short: multiprocessing binds sockets below it
+    def __init__(self, text="pass", *, nodes=1, nproc=1, idle=0, attempt=1, folder=None, **options):
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="lab-"))
         self.events = self.folder / "events.jsonl"
         restarts, nnodes = options.pop("max_restarts", 0), options.pop("nnodes", nodes)
         elastic = Elastic(nnodes, nproc_per_node=nproc, max_restarts=restarts, start_method="forkserver")
@@ -103,7 +109,7 @@ class Lab:
         """Return the facts of a kind that have been told, as records."""
         with suppress(FileNotFoundError):
             lines = self.events.read_bytes().split(b"\n")[:-1]
-            found = [json.loads(line) for line in lines]
+            found = [record for line in lines if (record := parsed(line))]
             return [
                 each
                 for each in found

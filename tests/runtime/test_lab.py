@@ -2,7 +2,9 @@
 
 import os
 import random
+import re
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -371,3 +373,50 @@ def test_what_is_left_of_an_elastic_lab_begins_anew():
         assert base > running
         assert lab.names(["mine"])["has"] == []
         assert lab.gives("2") == 2
+
+
+@pytest.fixture
+def small_disk(folder):
+    """Return a folder with room for 8 MB."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", folder], check=False)
+    if done.returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+FILLS = """
+import os
+def fill(room):
+    with open(os.path.join(os.environ["NBTORCHJOB_FOLDER"], "filler"), "wb", buffering=0) as file:
+        free = os.statvfs(file.fileno())
+        file.write(bytes((free.f_bavail - room) * free.f_bsize))
+kept = [os.getpid()]
+"""
+
+
+def test_a_full_disk_costs_a_lab_turns_and_no_rank(small_disk):
+    with Lab(FILLS, folder=small_disk) as lab:
+        (lab.folder / "ballast").write_bytes(bytes(65_536))
+        lab.base()
+        kept = lab.gives("kept")
+        said = []
+        for room in range(9):  # pages: for none, some or all of a turn's files
+            (lab.folder / "node-0" / "filler").unlink(missing_ok=True)
+            lab.over(lab.take(lab.cell(f"fill({room})"))["round"])
+            try:
+                round_ = lab.take(lab.cell("print('x' * 5000)\n'y' * 5000"))["round"]
+            except AskError as exc:
+                said.append(str(exc))
+                continue
+            finally:
+                (lab.folder / "node-0" / "filler").unlink()
+            if lab.over(round_):
+                error = lab.facts("RankFailed", round=round_)[-1]["error"]
+                said.append(f"{error['message']}: {' '.join(error['notes'])}")
+
+        assert [text for text in said if not re.search(r"is full: .* of 8.39 MB are free", text)] == []
+        assert said
+        assert lab.gives("kept") == kept
+        assert not [each for each in lab.facts("RankFailed") if not each["stays"]]
+        assert not lab.facts("RankExited")
