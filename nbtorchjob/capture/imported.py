@@ -41,28 +41,101 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     if type(module.__loader__) is SourceFileLoader and _edited(module, code):
         yield f"{name} was edited after it was imported here: ranks run its new text"
         return
-    bound = [
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
-    for key, value in _literals(tree).items():
-        here = vars(module).get(key, value)
-        if bound.count(key) == 1 and (type(here) is not type(value) or here != value):
-            yield (
-                f"{module.__name__}.{key} is {values.short(here)} here, and {values.short(value)} on ranks: "
-                f"they import {name} anew"
-            )
+    for owner, space, body in _spaces(module, tree):
+        yield from _set_here(owner, space, body, path, name, tree)
 
 
-def _literals(tree: ast.Module) -> dict[str, Any]:
-    """Return what the module sets to plain values."""
-    found = {}
+_Body = list[ast.stmt]
+
+
+def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping[str, Any], _Body]]:
+    """Yield what a module, and each class that it defines, is called and holds, with its statements."""
+    yield module.__name__, importable.attributes(module), tree.body
     for stmt in tree.body:
-        if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Name):
+        cls = importable.attributes(module).get(stmt.name) if isinstance(stmt, ast.ClassDef) else None
+        if isinstance(stmt, ast.ClassDef) and type(cls) is type and not stmt.decorator_list:
+            yield f"{module.__name__}.{stmt.name}", vars(cls), stmt.body
+
+
+def _set_here(
+    owner: str, space: Mapping[str, Any], body: _Body, path: Path, name: str, tree: ast.Module
+) -> Iterator[str]:
+    """Describe what a module's or a class's namespace has that its text doesn't give it."""
+    anew = f"on ranks: they import {name} anew"
+    bound = _bound(tree)
+    literals = _literals(body)
+    defined = {stmt.name: stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for key, here in [*space.items()]:
+        if key in literals and bound.count(key) == 1:
+            value = literals[key]
+            if type(here) is not type(value) or here != value:
+                yield f"{owner}.{key} is {values.short(here)} here, and {values.short(value)} {anew}"
+            continue
+        function = here.__func__ if isinstance(here, staticmethod | classmethod) else here
+        code = function.__code__ if isinstance(function, FunctionType) else None
+        replaced = code is not None and key in defined and not _decorated(defined[key])
+        if getattr(here, "__module__", None) == "__main__" or type(here).__module__ == "__main__":
+            yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
+        elif replaced and code is not None and (code.co_name, code.co_filename) != (key, str(path)):
+            yield f"{owner}.{key} was replaced here, which isn't so {anew}"
+        elif _is_new(key, here, bound):
+            yield f"{owner}.{key} was set here, and isn't there {anew}"
+
+
+def _decorated(function: ast.stmt) -> bool:
+    return bool(getattr(function, "decorator_list", ()))
+
+
+def _is_new(key: str, here: Any, bound: list[str]) -> bool:
+    """Whether plain data lies under a name that the module's text never sets, and can't compute."""
+    plain = here is None or type(here) in (bool, int, float, complex, str, bytes, tuple, list, dict, set)
+    return plain and not (key.startswith("__") or key in bound or "*" in bound)
+
+
+def _bound(tree: ast.Module) -> list[str]:
+    """Return the names that a module's text sets anywhere, as often as it does; ``*`` if it may set any."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.append(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Name) and node.id in ("globals", "vars", "setattr", "exec", "locals"):
+            found.append("*")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found += [(each.asname or each.name).partition(".")[0] for each in node.names]
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            found.append(getattr(node.value, "id", getattr(node.value, "attr", "")))  # an entry of a registry
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in _CHANGE:
+                found.append(getattr(node.func.value, "id", getattr(node.func.value, "attr", "")))
+        elif isinstance(getattr(node, "name", None), str) and not isinstance(node, ast.alias):
+            found.append(getattr(node, "name", ""))  # a definition, an exception, a pattern
+    return found
+
+
+_CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "sort")
+
+
+def _literals(body: _Body) -> dict[str, Any]:
+    """Return what the statements set to plain values."""
+    found = {}
+    for stmt in body:
+        target = stmt.targets[0] if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 else None
+        target = stmt.target if isinstance(stmt, ast.AnnAssign) else target
+        value = stmt.value if isinstance(stmt, ast.Assign | ast.AnnAssign) else None
+        if isinstance(target, ast.Name) and value is not None:
             try:
-                found[stmt.targets[0].id] = ast.literal_eval(stmt.value)
+                found[target.id] = _literal(value)
             except (ValueError, TypeError):
                 continue
     return found
+
+
+def _literal(value: ast.expr) -> Any:
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+        if value.args or not all(word.arg for word in value.keywords):
+            raise ValueError
+        return {str(word.arg): ast.literal_eval(word.value) for word in value.keywords}
+    return ast.literal_eval(value)
 
 
 def _edited(module: ModuleType, code: CodeType) -> bool:
