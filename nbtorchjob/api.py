@@ -22,7 +22,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import profiles, site
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.early import Early
-from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
+from nbtorchjob.spec.jobspec import BACKENDS, JobSpec, job_name
 from nbtorchjob.state import JobInfo, JobState, turns
 from nbtorchjob.text.hints import hint
 
@@ -101,8 +101,8 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
     job = attach(name, trust=trust)
     chosen, info = backend(job.info.backend), job.info
-    if info.name == name and (info.lab is None or Lab(chosen, info).state.phase.terminal):
-        info = chosen.info(submission.newest_run(chosen, name).info.address)
+    if info.name == _spelled(name) and (info.lab is None or Lab(chosen, info).state.phase.terminal):
+        info = chosen.info(submission.newest_run(chosen, info.name).info.address)
     if info.lab is None:
         raise SpecError("on", name, "a lab, as --keep NAME starts it: this job's ranks don't stay")
     return Lab(chosen, info, trust=trust)
@@ -120,7 +120,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
 
     asked, _, address = name.partition(":")
     # All of them: an address may lead where this user never sent a job.
-    for each, known_as in [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]:
+    doors = [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]
+    for each, known_as in dict.fromkeys([*doors, *((each, _spelled(known_as)) for each, known_as in doors)]):
         try:
             there = backend_of(each, known_as)
             return Job(there, there.info(known_as), trust=trust)
@@ -134,6 +135,15 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     if name in known:  # and not where the settings say
         others = "there is one in another namespace than that of the settings, called NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
+
+
+def _spelled(address: str) -> str:
+    """Return an address with the job's name as a spec would have it: ``l1`` for ``L1``."""
+    where, slash, name = address.rpartition("/")
+    try:
+        return where + slash + job_name(name)
+    except SpecError:
+        return address
 
 
 def retry(name: str) -> Job[Any]:
@@ -285,6 +295,7 @@ def group(name: str, *, trust: bool = False) -> Runs[Any]:
     from nbtorchjob.runs import Runs  # late, as above
 
     jobs = grouped(name, trust=trust)
+    name = jobs[0].info.group
     newest = {job.info.number: job for job in sorted(jobs, key=lambda job: job.info.created)}
     return Runs(name, backend(jobs[0].info.backend), [newest[number] for number in sorted(newest)])
 
@@ -293,6 +304,7 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
     """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``."""
     from nbtorchjob.job import Job  # late, as above
 
+    name = _spelled(name)
     for each in backends.used():
         infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
         found: list[Job[Any]] = [Job(each, info, trust=trust) for info in infos if info.group == name]

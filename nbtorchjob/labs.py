@@ -427,7 +427,8 @@ class Lab:
                 return state
             if not said and time.monotonic() > began + _QUIET_S:
                 said = True
-                say(f"Waiting for {self.name}, which is {state.phase.value}")
+                anew = turns.ranks(state) and state.nodes
+                say(f"Waiting for {self.name}, which {'begins anew' if anew else f'is {state.phase.value}'}")
             time.sleep(_LOOK_S)
 
     def _check(self, state: JobState) -> None:

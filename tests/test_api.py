@@ -230,6 +230,15 @@ def test_a_made_up_name_that_is_taken_is_made_up_anew(monkeypatch):
     assert [nbtorchjob.submit(world).name for _ in range(2)] == ["twin-2222", "twin-3333"]
 
 
+def test_a_job_is_found_by_its_name_as_it_was_asked_for(empty):
+    acted = Acted("l-1")
+    for name in ("l-1", "L_1", "local:L 1"):
+        assert api.attach(name).name == "l-1"
+    with pytest.raises(SpecError, match="a lab, as --keep NAME starts it"):
+        api.lab("L_1")
+    acted.remove()
+
+
 def test_attaching_where_there_is_no_job_says_so(empty):
     with pytest.raises(JobNotFoundError) as caught:
         nbtorchjob.attach("train-2222")

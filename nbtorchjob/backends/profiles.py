@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,14 +62,21 @@ def take_memory(backend: Backend, state: JobState, rank: int, seconds: float, fo
     return MemoryProfile(rank, path, asked, events, held)
 
 
-def _records(
-    backend: Backend, state: JobState, rank: int, seconds: float, folder: Path, *, memory: bool
-) -> Sequence[Mapping[str, Any]]:
-    """Return what the rank's node answers."""
+def check(seconds: float, folder: Path) -> None:
+    """Raise ``SpecError`` for what can't be profiled, or written, before anything is."""
     if not 0 < seconds <= LONGEST_S:
         raise SpecError("seconds", seconds, f"more than 0, and {LONGEST_S:.0f} at most")
     if not folder.is_dir():
         raise SpecError("folder", str(folder), "a folder that exists")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SpecError("folder", str(folder), "a folder that you may write to")
+
+
+def _records(
+    backend: Backend, state: JobState, rank: int, seconds: float, folder: Path, *, memory: bool
+) -> Sequence[Mapping[str, Any]]:
+    """Return what the rank's node answers."""
+    check(seconds, folder)
     if state.phase.terminal:
         raise JobEndedError(f"{state.info.name} has ended: its ranks can't be profiled any more")
     node, sample = _found(backend, state, rank)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, capture
@@ -131,6 +132,9 @@ def profile(given: Given, find: Find) -> Answers:
         seconds = float(asked)
     except ValueError:
         raise LineError(f"{hint('profile')}: --seconds needs a number, got {asked!r}") from None
+    from nbtorchjob.backends import profiles  # late: most lines profile nothing
+
+    profiles.check(seconds, Path(given.options.get("folder", ".")))
     what = "memory of " if memory else ""
     yield Answer(f"Profiling {what}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
     take = job.profile_memory if memory else job.profile

@@ -216,7 +216,7 @@ class JobSpec:
             raise SpecError("backend", self.backend, f"{ours}; {torchs}, without GPUs 'gloo'")
         one_of("backend", self.backend, BACKENDS)
         if self.name is not None:
-            object.__setattr__(self, "name", _name(self.name))
+            object.__setattr__(self, "name", job_name(self.name))
         object.__setattr__(self, "env", _env(self.env))
         object.__setattr__(self, "ship", _ship(self.ship))
         instance(Cluster, "cluster", self.cluster)
@@ -347,8 +347,11 @@ def _check_retry(retry: object, launch: Launch) -> None:
         raise SpecError("backoff_limit", launch.run_policy.backoff_limit, others, Shape.CONFLICT)
 
 
-def _name(value: object) -> str:
-    """Return a job's name for ``My_Job``: what isn't allowed in it gives way, as where one is made up."""
+def job_name(value: object) -> str:
+    """Return a job's name for ``My_Job``: what isn't allowed in it gives way, as where one is made up.
+
+    Raises ``SpecError``.
+    """
     text = value if isinstance(value, str) else ""
     for name in (text, re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")):
         if _NAME.fullmatch(name):

@@ -193,9 +193,12 @@ def ends_at(lab: JobState) -> float | None:
 
 
 def lead(lab: JobState) -> int | None:
-    """Return the node that takes turns: the one of rank 0; None while the lab has no ranks."""
+    """Return the node that takes turns: the one of rank 0; None while the lab has no ranks.
+
+    Between two attempts a node that has ended still counts as one of its last round.
+    """
     for node in lab.members:
-        if node.working and 0 in node.ranks:
+        if node.working and not node.life.over and 0 in node.ranks:
             return node.index
     return None
 

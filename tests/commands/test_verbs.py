@@ -8,7 +8,7 @@ import pytest
 
 from nbtorchjob.backends.artifacts import Artifact
 from nbtorchjob.commands.table import VERBS
-from nbtorchjob.errors import LineError
+from nbtorchjob.errors import LineError, SpecError
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text.profile import MemoryProfile
 
@@ -41,7 +41,9 @@ class Profiled:
         ),
     ],
 )
-def test_a_profile_says_first_how_long_it_takes(words, asked, aside):
+def test_a_profile_says_first_how_long_it_takes(words, asked, aside, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "there").mkdir()
     job: Any = Profiled()
     verb = VERBS["profile"]
     assert verb.answers is not None
@@ -61,6 +63,17 @@ def test_the_seconds_of_a_profile_are_a_number():
 
     with pytest.raises(LineError, match="--seconds needs a number, got 'x'"):
         [*verb.answers(verb.given(["--seconds", "x"]), lambda name: found)]
+    assert job.asked == []
+
+
+def test_a_profile_that_could_not_be_written_is_refused_before_anything_is_said_or_done(folder):
+    verb, job = VERBS["profile"], Profiled()
+    found: Any = job
+    assert verb.answers is not None
+    for wrong in ("missing", "file"):
+        (folder / "file").touch()
+        with pytest.raises(SpecError, match="a folder that exists"):
+            next(iter(verb.answers(verb.given(["--folder", str(folder / wrong)]), lambda name: found)))
     assert job.asked == []
 
 

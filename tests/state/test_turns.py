@@ -147,6 +147,17 @@ def test_a_rank_that_dies_in_a_turn_fails_it_and_what_it_held_is_said_to_be_gone
     assert [notice.text for notice in state.notices] == [turns.GONE]
 
 
+def test_between_two_attempts_no_node_takes_turns_until_the_next_one_has_ranks():
+    state = known(*FIRST)
+    assert turns.lead(state) == 0
+    died = [ev.NodeExited(3.0, node, 137, pod=f"p{node}") for node in (0, 1)]
+    between = known(*FIRST, *died)
+    assert (between.phase.terminal, turns.lead(between)) == (False, None)
+    again = [ev.NodeStarted(5.0, node, f"host{node}", 20 + node, pod=f"q{node}") for node in (0, 1)]
+    ranks = [ev.WorkersStarted(6.0, node, 0, 9, (node,), 2, pod=f"q{node}") for node in (0, 1)]
+    assert turns.lead(known(*FIRST, *died, *again, *ranks)) == 0
+
+
 def test_a_turn_that_was_over_knows_nothing_of_what_came_later():
     later = [ev.CancelRequested(9.0), ev.NodeExited(9.5, 0, 202, pod="p0"), ev.Closed(10.0)]
 

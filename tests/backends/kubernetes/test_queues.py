@@ -1,13 +1,16 @@
 """Jobs in queues of Kueue's: what is said of them, and what is done to them holds."""
 
 import time
+from urllib.error import HTTPError
 
 import pytest
+import yaml
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.control import cleanup, follow
 from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.kinds import KINDS as CLUSTER_KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.rights import Right
 from nbtorchjob.commands.table import VERBS
@@ -20,12 +23,13 @@ from nbtorchjob.state.text.queueing import held
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
 from tests.backends.kubernetes.mortal import Kernel
-from tests.backends.kubernetes.stage import running, until
+from tests.backends.kubernetes.stage import collection, running, until
 from tests.patience import LIMIT
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 TRAINJOBS = "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"
 QUEUED = ("indexedjob", "pytorchjob", "trainjob")
+KINDS_OF = {kind: collection(CLUSTER_KINDS[kind].api) for kind in QUEUED}
 ENDS = "begin()\nwait('go')\nvalue(1)"
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
 TAKES = """
@@ -455,3 +459,29 @@ def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queue
     assert (urgent.result(LIMIT), job.result(LIMIT)) == (1, 1)
     assert [spent.used for spent in job.state.budgets] == [0, 1]
     assert "preempted by a job of higher priority" in job.state.attempts[0].failure.reason.line
+
+
+def test_what_is_exported_of_a_queued_job_can_be_applied_whatever_webhooks_have_added(queues, tmp_path):
+    for kind in QUEUED:
+        job = submit(queues, kind, cell=f"'{kind}'")
+        path = KINDS_OF[kind].format(f"namespaces/{queues.namespace}")
+        live = queues.cluster.request("GET", f"/{path}/{job.name}")
+        written = [each for each in job.export(tmp_path / kind) if each.suffix == ".yaml"]
+        files = [yaml.safe_load(each.read_text()) for each in written]
+        assert {each["metadata"]["namespace"] for each in files} == {queues.namespace}
+        if kind == "trainjob":  # as it is on the cluster nobody can create it once more
+            meta = {"name": "copy", "namespace": queues.namespace, "labels": live["metadata"]["labels"]}
+            with pytest.raises(HTTPError, match="422"):
+                queues.cluster.request("POST", f"/{path}", {**live, "metadata": meta})
+        job.delete()
+        until(lambda kind=kind: not queues.objects(KINDS_OF[kind]))
+        for body in files:
+            queues.cluster.request("POST", queues.cluster.collection(body), body)
+
+        assert files[-1]["spec"] != live["spec"]
+        assert "kueue.x-k8s.io/manager" not in str(files)
+        again = running(api.attach(job.info.address))
+        queues.sign("go")
+        assert again.result(LIMIT) == 1
+        (queues.signs / "go").unlink()
+        again.delete()

@@ -81,7 +81,9 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
         packed = replace(packed, limit=secrets.APPLIED_BYTES)
     draft = await _draft(job, packed, info.sent_again())
     policies = [] if info.asked.cluster.network_policy else [network_policy.policy(draft.submission)]
-    return [*policies, *draft.secrets[1:], *_in_order(draft)]
+    namespace = {"namespace": draft.scope.namespace}
+    parts = [{**each, "metadata": {**each["metadata"], **namespace}} for each in draft.secrets[1:]]
+    return [*policies, *parts, *_in_order(draft)]
 
 
 async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:

@@ -15,7 +15,7 @@ def default(resource: Resource, obj: Object, *, queues: bool) -> None:
     if resource.qualified == VOLCANO_JOB:
         volcano.default(obj["spec"])
     elif resource.plural == "trainjobs":
-        trainjob.default(obj["spec"])
+        trainjob.default(resource, obj)
 
 
 def validate(resource: Resource, obj: Object, store: Store, warnings: list[str]) -> None:

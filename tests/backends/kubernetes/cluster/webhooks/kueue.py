@@ -3,7 +3,7 @@
 from tests.backends.kubernetes.cluster.refusals import webhook
 from tests.backends.kubernetes.cluster.resources import Object, Resource
 
-QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE, MANAGER = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/manager"
 # Where each kind is suspended, and the webhook that looks after it.
 KINDS = {
     "jobs.batch": (("spec", "suspend"), "vjob.kb.io"),
@@ -13,8 +13,11 @@ KINDS = {
 
 
 def default(resource: Resource, obj: Object) -> None:
-    """Suspend a new job that names a queue."""
+    """Suspend a new job that names a queue; a TrainJob gets a patch of Kueue's own, whatever it has (recorded)."""
     if resource.qualified in KINDS and _queue(obj):
+        if resource.plural == "trainjobs":
+            own = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {}}}}
+            obj["spec"].setdefault("runtimePatches", []).append(own)
         part, (*path, last) = obj, KINDS[resource.qualified][0]
         for name in path:
             part = part.setdefault(name, {})

@@ -3,8 +3,8 @@
 import json
 import re
 
-from tests.backends.kubernetes.cluster.refusals import webhook
-from tests.backends.kubernetes.cluster.resources import Object
+from tests.backends.kubernetes.cluster.refusals import invalid, webhook
+from tests.backends.kubernetes.cluster.resources import Object, Resource
 from tests.backends.kubernetes.cluster.store import Store
 
 TRAINJOB, DEFAULTER = "validator.trainjob.trainer.kubeflow.org", "defaulter.trainjob.trainer.kubeflow.org"
@@ -12,8 +12,15 @@ RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADD
 OWN_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
 
 
-def default(spec: Object) -> None:
+def default(resource: Resource, obj: Object) -> None:
     """Refuse what can't be read at all: the defaulting webhook comes before the schema."""
+    spec, managers = obj["spec"], list[str]()
+    for index, patch in enumerate(spec.get("runtimePatches") or ()):  # a map by manager, in its schema
+        if patch.get("manager") in managers:
+            shown = json.dumps({"manager": patch["manager"]}, separators=(",", ":"))
+            cause = ("FieldValueDuplicate", f"Duplicate value: {shown}", f"spec.runtimePatches[{index}]")
+            raise invalid(resource, obj["metadata"]["name"], [cause])
+        managers.append(patch.get("manager"))
     given = (spec.get("trainer") or {}).get("numProcPerNode", 0)
     if isinstance(given, str):
         field = "Go struct field Trainer.spec.trainer.numProcPerNode of type int32"
