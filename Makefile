@@ -19,7 +19,7 @@ BIG := sed --unbuffered --quiet --regexp-extended \
   -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-[^ ]* \(([0-9]{2,}\.[0-9] MB|[0-9.]+ GB)\)$$/  \2 \3, \4/p' \
   -e 's/^Installing collected packages: .*/  unpacking/p'
 
-.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks bench clean
+.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks pythons bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -71,6 +71,10 @@ browser: $(STAMP)
 frameworks: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group tried
 	$(BIN)/python -m tests.frameworks $(ONLY)
+
+# Cells captured by each interpreter of this machine, run by each other one: some 20 s a pair.
+pythons: $(STAMP)
+	$(BIN)/python -m tests.capture.pythons
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)

@@ -256,7 +256,9 @@ class Lab:
         if found.absent:
             lacks = self._ask({"question": "lacks", "of": found.absent})["lacks"]
             found = found.without({*found.absent} - {*lacks})
-        if refusal := found.refusal(self.name, strict=bool(self._spec.strict), add=_ANEW):
+        if refusal := found.refusal(
+            self.name, strict=bool(self._spec.strict), add=_ANEW, uncompilable=call.uncompilable
+        ):
             raise LackingError(refusal)
         return [f"{self.name} {found.line}"] if found.line else []
 
@@ -276,7 +278,9 @@ class Lab:
         value is returned, as always where the lab's spec says so.
         """
         written, all_ranks = written or Origin(), all_ranks or self._spec.all_ranks
-        call = replace(call, by=identity.whose(call, written))
+        there = self._there()
+        sourced = there is None or there.minor != capture.PYTHON
+        call = replace(call, by=identity.whose(call, written), sourced=sourced)
         file = io.BytesIO()
         spec = replace(self._spec, all_ranks=all_ranks)
         size = archive.write_turn(
@@ -435,7 +439,7 @@ class Lab:
         here = capture.PYTHON
         if state.phase.terminal:
             raise self._ended(state)
-        if self.info.python not in ("", here):
+        if self.info.backend == "local" and self.info.python not in ("", here):
             raise SubmitError(f"{self.name} runs Python {self.info.python}, and this is Python {here}")
         if state.suspended:
             raise SubmitError(f"{self.name} is suspended: {hint('resume', self.name)} first")

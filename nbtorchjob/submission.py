@@ -100,6 +100,10 @@ def prepare(call: Call, plan: Plan) -> Submission:
     """
     call = _with_files(call, plan)
     differences = _differences(call, plan)
+    known = [contents.environment.minor for contents in plan.backend.there(plan.spec)]
+    # Where each image has this Python its bytecode is enough.
+    same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
+    call = dataclasses.replace(call, sourced=not same)
     return Submission(call, plan, (*call.notes, *differences, *missing_files(call, plan.spec)))
 
 
@@ -183,7 +187,8 @@ def send_runs(
     spec, chosen = sub.plan.spec, sub.plan.backend
     with interrupts.told(interrupts.NOTHING):
         call = _provided(sub.call, spec)
-        pickles = [varying.pickled(row) for row in rows]
+        sourced = call.sourced and spec.backend != "local"
+        pickles = [varying.pickled(row, sourced=sourced) for row in rows]
         own = call.given
         shared = tuple(ship for ship in call.ships if ship.name not in own)
         first = describe(dataclasses.replace(call, ships=shared), spec, origin)
@@ -312,7 +317,9 @@ def _needs(call: Call, plan: Plan) -> list[str]:
         if comparison.rows:
             lines.append(f"# needs{unknown if comparison.there is None else ':'}")
         lines += [f"#   {row}" for row in comparison.lines()]
-        refusal = comparison.refusal(comparison.image, strict=bool(plan.spec.strict))
+        refusal = comparison.refusal(
+            comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
+        )
         lines += [f"# wouldn't be sent: {refusal}"] if refusal else []
     return lines
 
@@ -349,7 +356,9 @@ def _differences(call: Call, plan: Plan) -> list[str]:
     spec, notes = plan.spec, []
     for contents in plan.backend.there(spec):
         comparison = _compared(call.needs, contents, spec, call.text)
-        refusal = comparison.refusal(f"the image {contents.image}", strict=bool(spec.strict))
+        refusal = comparison.refusal(
+            f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
+        )
         if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
             refusal = f"the image {contents.image} {why}"
         if refusal:

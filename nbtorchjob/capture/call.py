@@ -45,7 +45,7 @@ from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime import pickler
-from nbtorchjob.runtime.loading import ANCHOR
+from nbtorchjob.runtime.sources import ANCHOR, Codes, SourceError, check
 
 _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -62,7 +62,8 @@ class Call(FrozenDataclass):
     in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
     ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
     ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them. ``given`` are the names whose values each run of a group has of its own.
+    them. ``given`` are the names whose values each run of a group has of its own. ``code`` is all code in the
+    pickle; it is ``sourced`` where its sources go along, as a node may have another Python.
     """
 
     label: str
@@ -86,11 +87,26 @@ class Call(FrozenDataclass):
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: _NONE)
     shipped: tuple[ShippedFile, ...] = ()
     given: frozenset[str] = frozenset()
+    code: Codes = field(default_factory=Codes)
+    sourced: bool = True
+
+    @cached_property
+    def table(self) -> Mapping[str, Any]:
+        """Where the source of its code is, for another Python; made once somebody asks, as ``needs`` is."""
+        return self.code.table(*([(self.filename, self.text)] if self.text else []))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
         """What it needs of distributions, by module; found once somebody asks: that takes milliseconds."""
         return needs(self.imports, self.files)
+
+    def uncompilable(self, python: str) -> str:
+        """Say why a ``python`` ("3.12") can't compile its code, as far as that is known here; else ""."""
+        try:
+            check(dict(self.table), python)
+        except SourceError as exc:
+            return str(exc)
+        return ""
 
     @property
     def size(self) -> int:
@@ -432,6 +448,7 @@ def _take(
         stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
         imports=Imports(frozenset(pickled.seen.surely), named, texts),
         codes=tuple(pickled.seen.codes),
+        code=pickled.seen.code,
         paths={name: value for name, value in taken.items() if isinstance(value, str | PurePath)},
     )
 

@@ -10,25 +10,31 @@ from typing import Any
 
 from nbtorchjob.capture import pickling, unpicklable
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime import sources
 from nbtorchjob.text import values, words
 
 _MOST_BYTES = 16 * 1024  # each run's record holds its own, and a list of a cluster's jobs carries them all
 _MOST_TEXT = 80
 
 
-def pickled(given: Mapping[str, Any]) -> bytes:
-    """Pickle what one run is given; raises ``CaptureError`` for what can't travel, or is too big."""
+def pickled(given: Mapping[str, Any], *, sourced: bool = False) -> bytes:
+    """Pickle what one run is given; raises ``CaptureError`` for what can't travel, or is too big.
+
+    What is ``sourced`` has the sources of its code along, for another Python.
+    """
     try:
         found = pickling.dump({"given": dict(given)})
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise unpicklable.explain(dict(given), exc) from exc
-    size = len(found.data) + sum(view.nbytes for view in found.buffers)
+    code = found.seen.code.table() if sourced else {"places": []}
+    data = (sources.front(code) if code["places"] else b"") + found.data
+    size = len(data) + sum(view.nbytes for view in found.buffers)
     if found.buffers or size > _MOST_BYTES:
         raise CaptureError(
             f"{', '.join(given)}: what one run is given takes {words.size(size)}, and may take "
             f"{words.size(_MOST_BYTES)}: make a variable of all of it, and vary the index into that"
         )
-    return found.data
+    return data
 
 
 def modules(given: Mapping[str, Any]) -> frozenset[str]:

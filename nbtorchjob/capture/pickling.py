@@ -21,6 +21,7 @@ from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime import importable, pickler
+from nbtorchjob.runtime.sources import Codes
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -41,8 +42,8 @@ class Seen:
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
     isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
-    have, which code finds there. ``codes`` are those of the notebook's functions, and ``stops`` is whether
-    one may stop in a debugger.
+    have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that the
+    pickle holds, and ``stops`` is whether one may stop in a debugger.
     """
 
     namespace: Mapping[str, Any]
@@ -55,6 +56,7 @@ class Seen:
     names: list[tuple[str, Any]] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
     codes: list[CodeType] = field(default_factory=list)
+    code: Codes = field(default_factory=Codes)
     stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
@@ -106,6 +108,7 @@ class Pickler(pickler.Pickler):
     ) -> None:
         super().__init__(file, buffer_callback)
         self.seen = seen if seen is not None else Seen(_EMPTY)
+        self.codes = self.seen.code
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
 
     def _reducer(self, type_: type) -> Callable[[Any], Any]:

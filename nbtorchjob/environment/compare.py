@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
 HEAD = ("module", "distribution", "here", "there", "verdict")
+OLDEST_PYTHON = (3, 8)  # of a node: as in ``runtime/main.py``
 _OTHERS = "another's"  # a distribution of another name has the module
 
 _named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
@@ -58,7 +59,7 @@ class Comparison(FrozenDataclass):
         return " and ".join(parts)
 
     def _platform(self) -> list[str]:
-        """Return what of a Python and a machine bytecode and binaries don't survive, where that differs."""
+        """Return the Python and the machine, where they differ."""
         if self.there is None:
             return []
         found = [("Python", self.here.minor, self.there.minor)]
@@ -67,16 +68,28 @@ class Comparison(FrozenDataclass):
             f"{name} {there} (here {here})".strip() for name, here, there in found if there not in ("", here)
         ]
 
-    def refusal(self, image: str, *, strict: bool, add: str = "add") -> str:
+    def refusal(
+        self,
+        image: str,
+        *,
+        strict: bool,
+        add: str = "add",
+        uncompilable: Callable[[str], str] = lambda python: "",
+    ) -> str:
         """Return why the call can't run there, and what mends it; "" where it may.
 
-        ``add`` is what to do with the options that do.
+        ``add`` is what to do with the options that do. ``uncompilable`` says why another Python can't compile
+        the call's code.
         """
         if self.there is None:
             return ""
-        if self.there.minor not in ("", self.here.minor):
+        minor = self.there.minor
+        if minor and tuple(map(int, minor.split("."))) < OLDEST_PYTHON:
+            needs = "{}.{} or later".format(*OLDEST_PYTHON)
+            return f"{image} has Python {self.there.python}: use one with Python {needs}"
+        if minor not in ("", self.here.minor) and (why := uncompilable(minor)):
             has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
-            return f"{has}: use an image with Python {self.here.minor}"
+            return f"{has}, and {why}: use an image with Python {self.here.minor}"
         if torch := self._torch():
             return f"{image} {torch}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]

@@ -82,6 +82,7 @@ def _members(call: Call, *, far: bool) -> dict[str, bytes]:
     return {
         wire.CALL: call.pickle,
         wire.SOURCES: json.dumps(dict(call.sources)).encode(),
+        **({wire.CODE: json.dumps(call.table).encode()} if far and call.sourced else {}),
         **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
     }
 

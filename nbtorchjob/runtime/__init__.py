@@ -20,7 +20,7 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     what it calls   ``rank_api``, ``report``, ``frameworks``, ``checkpoints``, ``mirror``,
                     ``artifacts``
     objects         ``pickler``, ``importable``, ``memory``, ``rebuilt``, ``loading``: out of one process,
-                    into another
+                    into another; ``sources`` and ``generated``: into another Python
     values          ``codec``, ``wire``, ``store``
     what is told    ``emit``, ``errors``, ``locals``, ``described``, ``samples``, ``usage``, ``lastwords``,
                     ``stream``, ``frames``; to Kubeflow's trainer, too: ``trainerstatus``

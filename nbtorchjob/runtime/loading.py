@@ -7,7 +7,7 @@ import pickle
 import types
 from typing import Any, Callable, List, Sequence
 
-ANCHOR = "<cell>"  # the function whose globals are what a cell reads
+from . import sources
 
 
 class RebuildError(Exception):
@@ -25,6 +25,7 @@ def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] =
         return load(data, buffers=buffers)
     except Exception as exc:  # whatever a user's __setstate__ raises
         name = _reached(data, buffers)
+        sources.forget()
         if not name:
             raise
         raise RebuildError(
@@ -44,6 +45,11 @@ def _reached(data: bytes, buffers: Sequence[memoryview]) -> str:
     # that it reads. What a value is made of may lie behind its name.
     stacks: List[List[Any]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
     functions = [each for stack in stacks for each in stack if isinstance(each, types.FunctionType)]
-    read = {name for each in functions if each.__code__.co_name == ANCHOR for name in each.__code__.co_names}
+    read = {
+        name
+        for each in functions
+        if each.__code__.co_name == sources.ANCHOR
+        for name in each.__code__.co_names
+    }
     found = [name for stack in stacks for name in stack if isinstance(name, str) and name in read]
     return found[-1] if found else ""

@@ -17,11 +17,11 @@ import json
 import linecache
 import mmap
 import os
-import sys
 import zipfile
 import zlib
 from typing import Any, Dict, List, Optional
 
+from . import sources
 from .wire import WireError, sign
 
 FORMAT = 2
@@ -29,6 +29,7 @@ HEADER = "header.json"
 MARK = 32  # bytes of the signature, in front of the archive
 CALL = "call.pkl"
 SOURCES = "sources.json"
+CODE = "code.json"  # see ``sources.py``; only where a node may have another Python
 FILES = "files/"
 SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
 
@@ -70,6 +71,21 @@ class Payload:
         with open(self.path, "rb") as file:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return [mapped[at["offset"] : at["offset"] + at["size"]] for at in buffers]
+
+    def call(self) -> bytes:
+        """Return the pickle of the call, with the sources of its code where this is another Python."""
+        sources.home = self._python
+        if self._python == sources.HERE:
+            return self.read(CALL)
+        return sources.front(self._code()) + self.read(CALL)
+
+    @property
+    def _python(self) -> str:
+        return "%d.%d" % tuple(self.header["python"])
+
+    def _code(self) -> Dict[str, Any]:
+        found: Dict[str, Any] = json.loads(self.read(CODE).decode())
+        return found
 
     def sources(self) -> Dict[str, str]:
         """Return the texts of the notebook cells whose code travels, by file name."""
@@ -122,9 +138,14 @@ class Payload:
 
     def _verify_python(self) -> None:
         # Code objects are bytecode: it differs between minor versions, and loading it may crash.
-        packed, here = tuple(self.header["python"]), tuple(sys.version_info[:2])
-        if packed != here:
+        if self._python == sources.HERE:
+            return
+        try:
+            if CODE not in self._zip.namelist():  # the image had the notebook's Python when the job was sent
+                raise sources.SourceError("the code was sent as bytecode alone")
+            sources.check(self._code())
+        except sources.SourceError as exc:
             raise PayloadError(
-                "the notebook runs Python %d.%d and this node Python %d.%d; use an image or "
-                "environment with Python %d.%d" % (packed + here + packed)
-            )
+                "the notebook runs Python %s and this node Python %s, and %s; use an image or environment "
+                "with Python %s" % (self._python, sources.HERE, exc, self._python)
+            ) from exc

@@ -13,6 +13,7 @@ import ast
 import builtins
 import collections
 import copyreg
+import dataclasses
 import dis
 import enum
 import functools
@@ -28,7 +29,7 @@ from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import cloudpickle
 
-from . import importable, memory, rebuilt
+from . import generated, importable, memory, rebuilt, sources
 from .importable import made_by_hand
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
@@ -38,9 +39,16 @@ _read_by: Any = weakref.WeakKeyDictionary()
 
 
 def dumps(
-    value: Any, make: Callable[[Any, Any], Pickler], out_of_band: Callable[[pickle.PickleBuffer], Any]
+    value: Any,
+    make: Callable[[Any, Any], Pickler],
+    out_of_band: Callable[[pickle.PickleBuffer], Any],
+    *,
+    sourced: bool = False,
 ) -> bytes:
-    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``out_of_band`` gets its buffers."""
+    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``out_of_band`` gets its buffers.
+
+    What is ``sourced`` has the sources of its code along, for another Python.
+    """
     file = io.BytesIO()
     later: List[pickle.PickleBuffer] = []
 
@@ -55,7 +63,8 @@ def dumps(
     begin = pickler.memory.begin(out_of_band)  # its buffers are the first to be loaded
     for buffer in later:
         out_of_band(buffer)
-    return begin + file.getvalue()
+    table = pickler.codes.table() if sourced else {"places": []}
+    return (sources.front(table) if table["places"] else b"") + begin + file.getvalue()
 
 
 class Pickler(pickle.Pickler):
@@ -66,6 +75,7 @@ class Pickler(pickle.Pickler):
         # cloudpickle's is a chain of its own and copyreg's, in which each object's type is looked up anew.
         self.dispatch_table = dict(cloudpickle.Pickler.dispatch_table)
         self.memory = memory.Memory()
+        self.codes = sources.Codes()
         self._reducers: Dict[type, Callable[[Any], Any]] = {}
         self._spaces: Dict[int, Dict[str, Any]] = {}  # by the functions' globals
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
@@ -101,6 +111,8 @@ class Pickler(pickle.Pickler):
         return self._reducer_of_object(type_)
 
     def _reducer_of_object(self, type_: Any) -> Callable[[Any], Any]:
+        if type_ in _OF_PYTHON:
+            return _OF_PYTHON[type_]
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and type_ is numpy.ndarray:
             return functools.partial(memory.reduce_array, self.memory)
@@ -136,7 +148,9 @@ class Pickler(pickle.Pickler):
     def reduce_function(self, function: Any) -> Any:
         """Reduce a function: by name where its module has it, else by value."""
         if by_name(function):
-            return NotImplemented
+            return generated.reduce_private(function)
+        if generated.is_dispatching(function):
+            return self.reduce_dispatching(function)
         args, state = self._make(function), self._state(function)
         bare = self._bare.get(id(function))
         made = (rebuilt.make_function, args) if bare is None else (rebuilt.same, (bare,))
@@ -172,7 +186,8 @@ class Pickler(pickle.Pickler):
 
     def _state(self, function: Any) -> Tuple[Any, ...]:
         # New texts: one that Python has interned is the same object elsewhere too, and the pickle another.
-        attributes = {name: getattr(function, name) for name in (*_FUNCTION, "__annotations__")}
+        attributes = {name: getattr(function, name) for name in _FUNCTION}
+        attributes["__annotations__"] = annotations_of(function)
         if getattr(function, "__type_params__", ()):
             attributes["__type_params__"] = function.__type_params__
         own = {"".join(name): value for name, value in vars(function).items()}
@@ -194,32 +209,45 @@ class Pickler(pickle.Pickler):
         if function is None or _attribute(cached) is cached:
             return NotImplemented
         own = {k: v for k, v in vars(cached).items() if k != "cache_parameters"}
-        inner = self._bare.get(id(function), function)
+        args = (self._inner(function), cached.cache_parameters())
+        return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
+
+    def _inner(self, function: Any) -> Any:
+        """Return what another is made around: a function whose state may lead back there is made without."""
         plain = isinstance(function, types.FunctionType) and not by_name(function)
         if plain and id(function) not in self._functions:
-            # Its state may lead back here: what has none is made before.
-            inner = self._bare[id(function)] = _Bare(function, self._make(function))
-        args = (inner, cached.cache_parameters())
-        return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
+            self._bare[id(function)] = _Bare(function, self._make(function))
+        return self._bare.get(id(function), function)
+
+    def reduce_dispatching(self, function: Any) -> Any:
+        """Reduce what ``singledispatch`` made, which closes over tables of Python's own."""
+        own = {
+            name: value
+            for name, value in vars(function).items()
+            if not callable(value) and name != "registry"
+        }
+        state = (function.__wrapped__, dict(function.registry), own)
+        args = (self._inner(function.__wrapped__),)
+        return generated.make_dispatching, args, state, None, None, generated.fill_dispatching
 
     def reduce_code(self, code: types.CodeType) -> Any:
         """Reduce code as it is, with what tracebacks and debuggers show of it."""
-        values = {name: getattr(code, name) for name in rebuilt.CODE}
+        values = {name: getattr(code, name) if name in _CODE else None for name in rebuilt.CODE}
         # Python shares equal names and tuples as it happens to compile them, which pickles would show: copies
         # are pickled. The name of a cell's file is shared by all of its code.
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = (*value, None)[:-1]
-            elif name in ("co_name", "co_qualname"):
+            elif name in ("co_name", "co_qualname") and value is not None:
                 values[name] = "".join(value)
-        return rebuilt.make_code, tuple(values.values())
+        return rebuilt.make_code, (sources.HERE, self.codes.add(code), *values.values())
 
     # Classes
 
     def reduce_class(self, cls: Any) -> Any:
         """Reduce a class: by name where its module has it, else by value."""
         if cls in _SINGLETONS or by_name(cls):
-            return NotImplemented
+            return generated.reduce_name(cls)
         if cls in _TYPES:
             return getattr, (types, _TYPES[cls])
         state = _class_state(cls)
@@ -235,7 +263,9 @@ class Pickler(pickle.Pickler):
         type_ = type(cls)
         maker = next(each for each in type_.__mro__ if by_name(each))
         args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
-        return rebuilt.make_class, args, (state, registered), None, None, rebuilt.fill_class
+        for method in generated.methods(cls):
+            self.codes.made(method.__code__)
+        return rebuilt.make_class, args, (state, registered, sources.HERE), None, None, rebuilt.fill_class
 
     # Others
 
@@ -316,6 +346,17 @@ class _Bare:
 def by_name(found: Any) -> bool:
     """Whether a class or function can be had by its name from a module that can be imported."""
     return _attribute(found) is found
+
+
+def annotations_of(found: Any) -> Dict[str, Any]:
+    """Return annotations; on Python 3.14 as texts where they name what isn't there."""
+    try:
+        own: Dict[str, Any] = found.__annotations__
+    except NameError:
+        import annotationlib  # type: ignore[import-not-found]
+
+        own = annotationlib.get_annotations(found, format=annotationlib.Format.STRING)
+    return own
 
 
 def names_read(code: types.CodeType) -> Dict[str, None]:
@@ -411,7 +452,11 @@ def _class_state(cls: Any) -> Dict[str, Any]:
         return isinstance(value, types_) and value.__objclass__ is cls
 
     state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
-    state.pop("__annotate_func__", None)  # refers to the class's first dict (Python 3.14)
+    lazy = _ANNOTATIONS.intersection(state)
+    if lazy:
+        for name in lazy:
+            del state[name]
+        state["__annotations__"] = annotations_of(cls)
     if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
         types_ = types.MemberDescriptorType
         state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
@@ -537,6 +582,26 @@ _VARIABLES = tuple(
     for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
     if hasattr(typing, name)
 )
+_CODE = frozenset(
+    name
+    for name in rebuilt.CODE
+    if hasattr(types.CodeType, name) and name not in ("co_lnotab", "co_linetable")
+) | {"co_linetable" if hasattr(types.CodeType, "co_linetable") else "co_lnotab"}
+# How annotations stand in a class since Python 3.14; the function refers to the class's first dict.
+_ANNOTATIONS = frozenset(("__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__"))
+# What each Python has in its own way.
+_OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
+    dataclasses.Field: generated.reduce_field,
+    dataclasses._DataclassParams: generated.reduce_params,  # type: ignore[attr-defined]
+    functools.partialmethod: generated.reduce_partialmethod,
+    functools.singledispatchmethod: generated.reduce_dispatched_method,
+    **dict.fromkeys(generated.SENTINELS, generated.reduce_sentinel),
+}
+if hasattr(types, "UnionType"):
+    _OF_PYTHON[types.UnionType] = generated.reduce_union
+if hasattr(enum, "property"):
+    _OF_PYTHON[enum.property] = generated.reduce_redirect
+    _OF_PYTHON[getattr(enum, "FlagBoundary", None)] = generated.reduce_boundary
 _SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # which pickle itself knows
 _TYPES = {
     found: name for name, found in vars(types).items() if type(found) is type

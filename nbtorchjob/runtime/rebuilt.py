@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import enum
 import functools
 import os
 import sys
@@ -15,6 +16,8 @@ import threading
 import types
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from . import generated, sources
 
 _lock = threading.Lock()
 _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
@@ -94,27 +97,31 @@ def fill_cell(cell: Any, content: Any) -> None:
     cell.cell_contents = content
 
 
-# What makes up code, on any Python: its lines are in one of the two tables, and columns since 3.11.
-CODE = tuple(
-    "co_" + name
-    for name in (
-        *("argcount", "posonlyargcount", "kwonlyargcount", "nlocals", "stacksize", "flags", "code", "consts"),
-        *("names", "varnames", "freevars", "cellvars", "filename", "name", "qualname", "firstlineno"),
-        *("linetable" if hasattr(types.CodeType, "co_linetable") else "lnotab", "exceptiontable"),
-    )
-    if hasattr(types.CodeType, "co_" + name)
-)
+# What makes up code: its lines are in one of two tables, and some is of newer Pythons.
+CODE = (
+    "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags",
+    "co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_filename", "co_name",
+    "co_qualname", "co_firstlineno", "co_linetable", "co_lnotab", "co_exceptiontable",
+)  # fmt: skip
 
 
-def make_code(*values: Any) -> types.CodeType:
-    """Make code of the values of its attributes, in the order of ``CODE``."""
-    return same.__code__.replace(**dict(zip(CODE, values)))
+def make_code(python: str, number: int, *values: Any) -> Any:
+    """Make code of its attributes' values, in the order of ``CODE``: None is one that ``python`` hasn't.
+
+    Bytecode of another Python isn't touched: the code with that ``number`` is compiled from its source.
+    """
+    described = {name: value for name, value in zip(CODE, values) if value is not None}
+    if python != sources.HERE:
+        return sources.code(python, number, described)
+    return same.__code__.replace(**described)
 
 
-def make_function(code: types.CodeType, space: Any, cells: Optional[Tuple[Any, ...]]) -> Any:
+def make_function(code: Any, space: Any, cells: Optional[Tuple[Any, ...]]) -> Any:
     """Make a function in the namespace ``space``, or in that of a module."""
     space = vars(space) if isinstance(space, types.ModuleType) else space
     space.setdefault("__builtins__", builtins)
+    if isinstance(code, sources.Missing):
+        return code.function(space)
     return types.FunctionType(code, space, None, None, cells)
 
 
@@ -195,12 +202,14 @@ def _skip(base: Any, cls: Any, **_: Any) -> None:
     super(base, cls).__init_subclass__()
 
 
-def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
+def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> None:
     """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are."""
     if cls not in _unfilled:
         return
     _unfilled.discard(cls)
-    attributes, registered = state
+    attributes, registered, python = state
+    if python != sources.HERE and issubclass(cls, enum.Enum):
+        attributes = generated.fill_enum(cls, attributes)
     for name, value in attributes.items():
         # Not through the metaclass, which may forbid it, as that of enums does.
         type.__setattr__(cls, name, value)
@@ -208,6 +217,8 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any]]) -> None:
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
     for each in registered:
         cls.register(each)
+    if python != sources.HERE:
+        generated.renew(cls, attributes)
 
 
 def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from . import call, loading
-from .payload import CALL, Payload
+from .payload import Payload
 
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
 _DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
@@ -46,7 +46,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     """
     payload = Payload(path)
     payload.show_sources()
-    packed = loading.loads(payload.read(CALL), payload.buffers())
+    packed = loading.loads(payload.call(), payload.buffers())
     if payload.header.get("given"):
         from . import given  # late: it travels only where it is needed
 

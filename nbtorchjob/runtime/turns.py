@@ -53,7 +53,7 @@ from .errors import from_exception, users_traceback
 from .injected import STREAM
 from .outside import SIGNAL as _SAMPLERS
 from .outside import within
-from .payload import CALL, Payload
+from .payload import Payload
 from .spawned import CELLS, define
 
 SOCKET = "turns.sock"  # in the node's folder
@@ -338,7 +338,7 @@ class _Names:
 
     def take(self, payload: Payload) -> Dict[str, Any]:
         """Load a payload's call."""
-        found: Dict[str, Any] = loading.loads(payload.read(CALL), payload.buffers(), self.load)
+        found: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self.load)
         self.lay(dict(found["names"]))
         return found
 

@@ -25,6 +25,7 @@ from . import (
     loading,
     report,
     settings,
+    sources,
     spawned,
     store,
     streams,
@@ -36,7 +37,7 @@ from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
 from .injected import STREAM
 from .locals import with_variables
-from .payload import CALL, Payload
+from .payload import Payload
 from .report import ROUND
 from .sampler import Sampler
 
@@ -112,7 +113,7 @@ def call_once(rank: Rank) -> None:
 
 def _call(rank: Rank) -> Any:
     payload = begin(rank)
-    found = loading.loads(payload.read(CALL), payload.buffers())
+    found = loading.loads(payload.call(), payload.buffers())
     if rank.header.get("given"):
         from . import given  # late: it travels only where it is needed
 
@@ -167,7 +168,7 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     """Pickle a result by value where it must be, with the memory of tensors out of band."""
     from .pickler import Pickler, dumps  # imported late: it needs cloudpickle
 
-    return dumps(value, Pickler, out_of_band)
+    return dumps(value, Pickler, out_of_band, sourced=sources.home != sources.HERE)
 
 
 def _called(rank: Rank) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
-
-import numpy as np
-import torch
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
@@ -18,6 +16,11 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 def portrait(value: Any, namespace: Mapping[str, Any]) -> str:
     """Describe ``value``; of the classes in ``namespace`` it says so, of others of that name not."""
     return _Portrait(namespace).of(value)
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """Whether ``value`` is of a class of a module that may not be here."""
+    return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
 class _Portrait:
@@ -43,10 +46,10 @@ class _Portrait:
             return self._kind(value)
         if isinstance(value, PurePath):  # what it has computed of itself lies in slots (Python 3.12)
             return str(value)
-        if isinstance(value, torch.Tensor):
+        if _is(value, "torch", "Tensor"):
             form = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
             return f"{form} {self._place(value)} {value.detach().tolist()}"
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        if _is(value, "numpy", "ndarray") and not value.dtype.hasobject:
             return f"{value.dtype} {value.shape} {value.strides} {value.tolist()}"
         if isinstance(value, dict):
             return (
@@ -66,7 +69,7 @@ class _Portrait:
         own = self._vars(value)
         return own or _ADDRESS.sub("", repr(value))
 
-    def _place(self, tensor: torch.Tensor) -> str:
+    def _place(self, tensor: Any) -> str:
         """Say with which tensor before it shares memory."""
         start = tensor.untyped_storage().data_ptr()
         self._memory.append((start, tensor.storage_offset()))

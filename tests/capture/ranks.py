@@ -21,14 +21,19 @@ KEY = b"key"
 _SERVER = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
-import torch
-from nbtorchjob.runtime import call, loading, wire, worker
-from nbtorchjob.runtime.payload import CALL, Payload
+if "torch" in sys.argv:
+    import torch
+from nbtorchjob.runtime import call, loading, sources, wire
+from nbtorchjob.runtime.payload import Payload
+from nbtorchjob.runtime.pickler import Pickler, dumps
 os.write(1, b"\\n")
+
+def dump(value, out_of_band):
+    return dumps(value, Pickler, out_of_band, sourced=sources.home != sources.HERE)
 
 def whole(value):
     try:
-        worker.dump(value, lambda buffer: None)
+        dump(value, lambda buffer: None)
     except Exception:
         return "what stays here"
     return value
@@ -37,13 +42,14 @@ def rank(path, folder, root, names):
     out = os.open(os.path.join(folder, "out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.chdir(root)
-    got = Payload(path)
-    got.verify(b"key")
-    got.extract(os.path.join(folder, "files"))
-    sys.path.insert(0, os.path.join(folder, "files"))
     said, value, space = {}, None, {}
     try:
-        found = loading.loads(got.read(CALL), got.buffers())
+        got = Payload(path)
+        got.verify(b"key")
+        got.extract(os.path.join(folder, "files"))
+        sys.path.insert(0, os.path.join(folder, "files"))
+        got.show_sources()
+        found = loading.loads(got.call(), got.buffers())
         space = call.namespace_of(found)
         value = call.run(found)
     except BaseException as exc:
@@ -52,7 +58,7 @@ def rank(path, folder, root, names):
     if names is not None:
         value = whole(value), {name: whole(space[name]) for name in names if name in space}
     if names is not None or not said:
-        wire.write_value(os.path.join(folder, "value"), value, worker.dump, b"key")
+        wire.write_value(os.path.join(folder, "value"), value, dump, b"key")
     with open(os.path.join(folder, "said"), "w") as file:
         json.dump(said, file)
 
@@ -69,15 +75,25 @@ for line in sys.stdin:
 
 
 class Ranks:
-    """A bare process that has imported torch, and runs each payload in a fork of its own."""
+    """A bare process that has imported torch, and runs each payload in a fork of its own.
 
-    def __init__(self, folder: Path) -> None:
+    With another ``python`` than this one it imports no torch: that is for this one.
+    """
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.folder = folder
         program = folder / "program.pyz"
         with program.open("wb") as file:
             archive.write(file, capture.from_function(print), JobSpec(), KEY)
         # Not even the working directory is on its path: what a cell needs has to come along.
-        command = [sys.executable, "-I", "-c", _SERVER, str(program)]
+        command = [
+            python,
+            "-I",
+            "-c",
+            _SERVER,
+            str(program),
+            *(["torch"] if python == sys.executable else []),
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._ready = False
 

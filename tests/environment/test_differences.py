@@ -177,15 +177,20 @@ def test_what_a_job_sets_for_python_makes_another_case():
     assert len({each.image for (each,) in own}) == 3
 
 
-def test_another_python_is_refused_whatever_is_needed():
+def test_another_python_is_refused_where_it_cant_compile_the_code():
     own = here.environment()
-    there = here.Environment("3.7.4", "x86_64 glibc 2.31", own.distributions)
 
-    compared = compare.compared((), own, there)
-    said = compared.refusal("it", strict=False)
+    def compared(python):
+        return compare.compared((), own, here.Environment(python, "x86_64 glibc 2.31", own.distributions))
 
-    assert compared.line == f"has Python 3.7 (here {own.minor})"
-    assert said.startswith(f"it has Python 3.7.4 and this kernel {own.python}: use an image with Python 3.")
+    assert compared("3.99.1").line == f"has Python 3.99 (here {own.minor})"
+    assert compared("3.99.1").refusal("it", strict=False) == ""
+    assert compared("3.99.1").refusal("it", strict=False, uncompilable="f isn't {}'s".format) == (
+        f"it has Python 3.99.1 and this kernel {own.python}, and f isn't 3.99's: "
+        f"use an image with Python {own.minor}"
+    )
+    said = compared("3.7.4").refusal("it", strict=False)
+    assert said == "it has Python 3.7.4: use one with Python 3.8 or later"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_another_python_is_named_with_ours(job, monkeypatch):
         patch.setattr(sys, "version_info", (3, 99, 0))  # which no image has yet
         packed(job, 1, 2)
 
-    with pytest.raises(PayloadError, match=r"Python 3\.99 and this node Python 3\.\d+; use an image"):
+    with pytest.raises(PayloadError, match=r"Python 3\.99 and this node Python 3\.\d+, and .*; use an image"):
         Payload(str(job)).verify(KEY)
 
 

@@ -168,18 +168,6 @@ def test_an_image_without_python(stage):
     assert "Is there a python in the image?" in said
 
 
-def test_an_image_with_another_python(stage):
-    older = (
-        "import runpy, sys\nsys.version_info = (3, 9, 1, 'final', 0)\n"
-        "sys.argv[0] = '/etc/nbtorchjob/job.pyz'\nrunpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    job = stage.submit(pod_patch=stage.patch(["python", "-c", older]))
-    said = str(job.exception(LIMIT))
-    assert job.state.failure.reason.cause is Cause.CONFIG
-    assert "Python 3.9" in said
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in said
-
-
 # Room and names.
 
 

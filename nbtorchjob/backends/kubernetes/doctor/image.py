@@ -30,11 +30,11 @@ def _look(asked: Asked, *, named: bool) -> Finding:
     image = f"the image {asked.image}" if named or known is not None else "the image"
     if known is not None:
         return _told(image, known)
+    here = torch_version() or "none"
     text = (
-        f"{image} needs Python {_PYTHON}, as this kernel has, and torch {_TORCH} or later "
-        f"(here: {torch_version() or 'none'}); "
-        "it isn't started to check, but with --probe: its first job tells what it has, and a node with "
-        "another Python, or without torch, ends at once with a one-line error"
+        f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't started to "
+        "check, but with --probe: its first job tells what it has, and a node without "
+        "torch ends at once with a line"
     )
     return Finding(True, text)
 
@@ -45,6 +45,6 @@ def _told(image: str, known: Contents) -> Finding:
     has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
     others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
     ago = words.about(max(0.0, time.time() - known.told))
-    good = there.minor == _PYTHON and torch is not None and not torch_versions.too_old(torch)
-    needs = "" if good else f": a job needs Python {_PYTHON}, as this kernel has, and torch {_TORCH} or later"
+    good = torch is not None and not torch_versions.too_old(torch)
+    needs = "" if good else f": a job needs torch {_TORCH} or later"
     return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")

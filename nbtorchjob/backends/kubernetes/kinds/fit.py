@@ -5,7 +5,6 @@ What a kind can't do is refused before anything is sent, with the kinds that can
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -26,7 +25,7 @@ from nbtorchjob.text.hints import hint
 
 Served: TypeAlias = AbstractSet[tuple[str, str, str]]  # group, version, plural
 NEWEST = 36
-_NEEDED_IMAGE = "an image with torch and this kernel's Python version ({}.{})".format(*sys.version_info)
+_NEEDED_IMAGE = "an image with torch"
 
 
 class _Ask(FrozenDataclass):

@@ -1,0 +1,394 @@
+"""Code that comes from another Python: compiled from its source, at the same lines.
+
+Bytecode is for one minor version of Python. A pickle holds the bytecode of its functions, and each code in it
+has a number there. Where another Python may load the pickle, a *table* comes with it: the statements that the
+functions were defined by, with the lines blank in between, and for each number which of the functions in them
+it is, counted as the syntax tree has them. Both ends find the code of a function in a tree in the same way
+(:func:`functions`); who makes the table has checked that the source compiles to that very bytecode.
+
+What has no source is made as a function that says so when it is called: whoever sends such a table to a node
+refuses that before (``lacking``).
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import dis
+import io
+import json
+import linecache
+import pickle
+import sys
+import threading
+import tokenize
+import types
+import warnings
+import weakref
+from functools import lru_cache
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+HERE = "%d.%d" % sys.version_info[:2]
+home = HERE  # the Python that this process's values go to
+ANCHOR = "<cell>"  # the function whose globals are what a cell reads: nobody calls it
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
+# Generators and coroutines, *args and **kwargs: the values are the same in each Python (inspect.CO_...).
+_KINDS = 0x04 | 0x08 | 0x20 | 0x80 | 0x100 | 0x200
+
+_SAME = ("co_name", "co_firstlineno", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars")
+_NAMES = ("co_names", "co_varnames", "co_cellvars", "co_freevars")
+# What Python 3.14 makes of `"%s" % x`, and of `any(... for ...)` and the like.
+_ADDED = frozenset(("format", "all", "any", "tuple", "list", "set"))
+
+_loading = threading.local()
+_stubs: Any = weakref.WeakKeyDictionary()
+
+
+class SourceError(Exception):
+    """Code from another Python can't be compiled by this one; the message is one line that says why."""
+
+
+# Functions in a source
+
+
+@lru_cache(maxsize=64)
+def functions(text: str, filename: str, features: Tuple[str, ...] = ()) -> List[Optional[types.CodeType]]:
+    """Return the code of each function and lambda in a module's ``text``, in the order of its syntax tree.
+
+    None stands for one that Python leaves out (below ``if 0``). ``features`` are those of ``__future__`` that
+    are on without standing in the text. Raises ``SyntaxError`` and ``ValueError`` as ``compile`` does.
+    """
+    flags = _FLAGS
+    for name in features:
+        flags |= getattr(__future__, name).compiler_flag
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(text, filename)
+        real = compile(tree, filename, "exec", flags, True)
+        # Once more with a name or line of its own for each: what shares its line, or is equal, is told apart.
+        last = text.count("\n") + 2
+        nodes = list(_functions(tree))
+        for index, node in enumerate(nodes):
+            if isinstance(node, ast.Lambda):
+                node.lineno, node.end_lineno = last + index, last + index + 1
+            else:
+                node.name = "<%d>" % index
+        marked = compile(tree, filename, "exec", flags, True)
+    found: List[Optional[types.CodeType]] = [None] * len(nodes)
+    for mark, code in _pairs(marked, real):
+        if mark.co_name == "<lambda>":
+            if mark.co_firstlineno >= last:
+                found[mark.co_firstlineno - last] = code
+        elif mark.co_name.startswith("<") and mark.co_name[1:-1].isdigit():
+            found[int(mark.co_name[1:-1])] = code
+    return found
+
+
+def _functions(node: ast.AST) -> Iterator[Any]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _FUNCTIONS):
+            yield child
+        for inner in _functions(child):
+            yield inner
+
+
+def _pairs(one: types.CodeType, other: types.CodeType) -> Iterator[Tuple[types.CodeType, types.CodeType]]:
+    """Yield what two compilations of one tree load as code, in pairs."""
+    loaded = list(_loaded(one)), list(_loaded(other))
+    if len(loaded[0]) == len(loaded[1]):
+        for pair in zip(*loaded):
+            yield pair
+            for inner in _pairs(*pair):
+                yield inner
+
+
+def _loaded(code: types.CodeType) -> Iterator[types.CodeType]:
+    above = 0
+    for opcode, argument in zip(code.co_code[::2], code.co_code[1::2]):
+        argument |= above
+        above = argument << 8 if opcode == dis.EXTENDED_ARG else 0
+        if opcode == _LOAD_CONST and isinstance(code.co_consts[argument], types.CodeType):
+            yield code.co_consts[argument]
+
+
+# Where code is sent
+
+
+class Codes:
+    """The code in one pickle, by number."""
+
+    def __init__(self) -> None:
+        self._codes: List[types.CodeType] = []
+        self._inner: Set[int] = set()  # what is part of other code
+        self._made: Set[int] = set()  # what class makers wrote, and write again
+
+    def add(self, code: types.CodeType) -> int:
+        """Note code that is pickled; return its number."""
+        self._codes.append(code)
+        self._inner.update(id(each) for each in code.co_consts if isinstance(each, types.CodeType))
+        return len(self._codes) - 1
+
+    def made(self, code: types.CodeType) -> None:
+        """Note the code of a method that the other Python's class makers write anew (``generated.py``)."""
+        self._made.add(id(code))
+
+    def table(self, *cells: Tuple[str, str]) -> Dict[str, Any]:
+        """Return the table, as JSON has it; ``cells`` are names and texts of what runs there as text."""
+        together: Dict[Tuple[str, Tuple[str, ...]], List[int]] = {}
+        for number, code in enumerate(self._codes):
+            if id(code) not in self._made:
+                together.setdefault((code.co_filename, _features(code)), []).append(number)
+        files: List[Dict[str, Any]] = []
+        places: List[Any] = [None] * len(self._codes)
+        for (filename, features), numbers in together.items():
+            text, indices = _source(filename, features, [self._codes[number] for number in numbers])
+            for number, index in zip(numbers, indices):
+                places[number] = None if index is None else [len(files), index]
+            if text:
+                files.append({"name": filename, "text": text, "features": features})
+        files += [{"name": filename, "text": text, "features": ()} for filename, text in cells]
+        own = [code for code, place in zip(self._codes, places) if place is None and self._stands_alone(code)]
+        lacking = sorted({_described(code) for code in own})
+        return {"python": HERE, "files": files, "places": places, "lacking": lacking}
+
+    def _stands_alone(self, code: types.CodeType) -> bool:
+        return not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR)
+
+
+def front(table: Dict[str, Any]) -> bytes:
+    """Return what stands before a pickle whose code is in ``table``."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=5)
+    pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
+    pickler.dump(_Front(json.dumps(table)))
+    return out.getvalue()[:-1] + pickle.POP
+
+
+class _Front:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> Any:
+        return begin, (self._text,)
+
+
+def _features(code: types.CodeType) -> Tuple[str, ...]:
+    return tuple(
+        name
+        for name in __future__.all_feature_names
+        if code.co_flags & getattr(__future__, name).compiler_flag and name != "nested_scopes"
+    )  # that one's flag says that code is nested
+
+
+def _described(code: types.CodeType) -> str:
+    name = getattr(code, "co_qualname", code.co_name)
+    return "%s (line %d of %s)" % (name, code.co_firstlineno, code.co_filename)
+
+
+def _source(
+    filename: str, features: Tuple[str, ...], codes: Sequence[types.CodeType]
+) -> Tuple[str, List[Optional[int]]]:
+    """Return the statements that define ``codes``, and which function each is in them; "" where none is."""
+    for text in _texts(filename):
+        try:
+            less = _only(text, {code.co_firstlineno for code in codes})
+            compiled = functions(less, filename, features)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        indices = [_index(code, compiled) for code in codes]
+        if indices != [None] * len(codes):
+            return less, indices
+    return "", [None] * len(codes)
+
+
+def _index(code: types.CodeType, compiled: List[Optional[types.CodeType]]) -> Optional[int]:
+    return next((index for index, each in enumerate(compiled) if each == code), None)
+
+
+def _texts(filename: str) -> Iterator[str]:
+    lines = linecache.getlines(filename)
+    if lines:
+        yield "".join(lines)
+    try:
+        with tokenize.open(filename) as file:
+            text = file.read()
+    except (OSError, SyntaxError, ValueError):  # no file; none of Python's
+        return
+    if text != "".join(lines):  # it was edited since, and imported again
+        yield text
+
+
+def _only(text: str, wanted: Set[int]) -> str:
+    """Return ``text`` with the statements alone that stand at the lines ``wanted``, each at its lines."""
+    spans = []
+    for statement in ast.parse(text).body:
+        first = min(each.lineno for each in (statement, *getattr(statement, "decorator_list", ())))
+        spans.append((first, statement.end_lineno or first))
+    kept: Set[int] = set()
+    before = -1
+    while len(kept) != before:  # what shares a line with a statement that is kept is kept as well
+        before = len(kept)
+        for first, last in spans:
+            lines = range(first, last + 1)
+            if not wanted.isdisjoint(lines) or first in kept or last in kept:
+                kept.update(lines)
+    numbered = enumerate(text.split("\n"), 1)
+    return "\n".join(line if number in kept else "" for number, line in numbered).rstrip() + "\n"
+
+
+# Where it arrives
+
+
+class Missing:
+    """Code that can't be had here: how the other Python describes it, and why."""
+
+    def __init__(self, described: Dict[str, Any], why: str) -> None:
+        self.described = described
+        self._why = why
+
+    def function(self, space: Dict[str, Any]) -> Any:
+        """Make a function that raises why once it is called; :func:`stands_in` tells it from others."""
+        name = self.described["co_name"]
+        made: Dict[str, Any] = {}
+        exec("def made(*args, **kwargs):\n    raise RuntimeError(%r)" % self._why, made)
+        names = made["made"].__code__.co_names + tuple(self.described["co_names"])
+        code = made["made"].__code__.replace(
+            co_name=name, co_names=names, co_filename=self.described["co_filename"]
+        )
+        function = types.FunctionType(code, space)
+        _stubs[function] = self._why
+        return function
+
+
+def stands_in(function: Any) -> bool:
+    """Whether ``function`` was made in place of one whose code is missing."""
+    return isinstance(function, types.FunctionType) and function in _stubs
+
+
+class _Table:
+    def __init__(self, table: Dict[str, Any]) -> None:
+        self._python = table["python"]
+        self._files = table["files"]
+        self._places = table["places"]
+        self.left = len(self._places)
+
+    def code(self, number: int, described: Dict[str, Any]) -> Any:
+        self.left -= 1
+        place = self._places[number]
+        if place is None:
+            return Missing(described, _without_source(described, self._python))
+        at, index = place
+        file = self._files[at]
+        try:
+            found = functions(file["text"], file["name"], tuple(file["features"]))[index]
+        except (SyntaxError, ValueError) as exc:
+            raise SourceError(_refused(file, exc, HERE)) from exc
+        if found is None or not _alike(described, found):
+            raise SourceError(
+                "%s (line %d of %s) is compiled by Python %s to other code than by Python %s"
+                % (described["co_name"], described["co_firstlineno"], file["name"], HERE, self._python)
+            )
+        return found
+
+
+def begin(text: str) -> None:
+    """Take in the table of the pickle that this thread is loading."""
+    table = json.loads(text)
+    for file in table["files"]:
+        if file["name"] not in linecache.cache:
+            lines = file["text"].splitlines(True)
+            linecache.cache[file["name"]] = (len(file["text"]), None, lines, file["name"])
+    if table["python"] != HERE and table["places"]:
+        _loading.__dict__.setdefault("tables", []).append(_Table(table))
+
+
+def forget() -> None:
+    """Forget what this thread failed to load."""
+    _loading.__dict__.clear()
+
+
+def code(python: str, number: int, described: Dict[str, Any]) -> Any:
+    """Return the code with that number in the pickle that is being loaded; a ``Missing`` without source.
+
+    ``described`` are its attributes in ``python``. Raises ``SourceError`` where its source gives other code.
+    """
+    tables = _loading.__dict__.get("tables")
+    if not tables:
+        return Missing(described, _without_source(described, python))
+    found = tables[-1].code(number, described)
+    if not tables[-1].left:  # each is asked for once, so this was the last
+        tables.pop()
+    return found
+
+
+def check(table: Dict[str, Any], python: str = HERE) -> None:
+    """Raise ``SourceError`` where ``python`` can't compile the code of ``table``.
+
+    Of another one than this it is known which syntax it doesn't have, not all that it refuses.
+    """
+    names = table["lacking"]
+    if names:
+        more = " and %d more" % (len(names) - 3) if len(names) > 3 else ""
+        have = "has" if len(names) == 1 else "have"
+        raise SourceError(
+            "%s%s %s no source that another Python could compile" % (", ".join(names[:3]), more, have)
+        )
+    major, minor = map(int, python.split("."))
+    for file in table["files"]:
+        try:
+            if python == HERE:
+                functions(file["text"], file["name"], tuple(file["features"]))
+            else:
+                ast.parse(file["text"], file["name"], feature_version=(major, minor))
+        except (SyntaxError, ValueError) as exc:
+            raise SourceError(_refused(file, exc, python)) from exc
+
+
+def _refused(file: Dict[str, Any], exc: Exception, python: str) -> str:
+    line = getattr(exc, "lineno", None) or 0
+    lines = file["text"].split("\n")
+    shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return "line %d of %s isn't Python %s's: %s%s" % (
+        line,
+        file["name"],
+        python,
+        getattr(exc, "msg", exc),
+        ": %s" % shown if shown else "",
+    )
+
+
+def _without_source(described: Dict[str, Any], python: str) -> str:
+    return "%s (line %d of %s) is Python %s's bytecode, and has no source that Python %s could compile" % (
+        described.get("co_qualname") or described["co_name"],
+        described["co_firstlineno"],
+        described["co_filename"],
+        python,
+        HERE,
+    )
+
+
+def _alike(described: Dict[str, Any], code: types.CodeType) -> bool:
+    """Whether code of another Python and of this one have the same place, parameters and names."""
+    if any(described[name] != getattr(code, name) for name in _SAME):
+        return False
+    many = code.co_argcount + code.co_kwonlyargcount
+    if described["co_varnames"][:many] != code.co_varnames[:many]:
+        return False
+    other_kind = (described["co_flags"] ^ code.co_flags) & _KINDS
+    return not other_kind and _names(described) == _names(code)
+
+
+def _names(code: Any) -> Set[str]:
+    """Return the names that code and what is in it uses, but those that some Pythons' compilers add."""
+    if isinstance(code, Missing):
+        code = code.described
+    if not isinstance(code, dict):
+        code = {name: getattr(code, name) for name in (*_NAMES, "co_consts")}
+    found = {name for table in _NAMES for name in code[table]}
+    for each in code["co_consts"]:
+        if isinstance(each, (Missing, types.CodeType)):
+            found |= _names(each)
+    return {name for name in found if not name.startswith((".", "__")) and name not in _ADDED}

@@ -1,0 +1,87 @@
+"""The corpus: cells, each with what a notebook ran before, and whether it means the same on a rank.
+
+They lie in ``cells/``: ``#%% what it shows``, what the notebook ran before, ``#>``, the cell. One that can't
+mean the same says so: ``| refused: why`` before anything starts, ``| note: what differs``, ``| said: what
+might``. A title ends in (3.12) where Python before that can't.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtorchjob.capture import from_cell
+from nbtorchjob.errors import CaptureError, ResultError
+from tests.capture.portrait import portrait
+from tests.capture.ranks import Ranks, plainly
+
+_numbers = itertools.count()
+
+
+class Example(NamedTuple):
+    """A cell of the corpus; ``words`` is the pattern of what is said of it."""
+
+    title: str
+    before: str
+    cell: str
+    outcome: str  # "", "refused", "note", "said" or "lost"
+    words: str
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """The version of Python that can run it."""
+        found = re.search(r"\(3\.(\d+)\)$", self.title)
+        return (3, int(found[1]) if found else 10)
+
+
+def corpus() -> list[Example]:
+    """Read the cells, in the order of their files."""
+    found = []
+    for path in sorted(Path(__file__).with_name("cells").glob("*.txt")):
+        for text in path.read_text().split("#%% ")[1:]:
+            head, _, body = text.partition("\n")
+            title, _, said = head.partition(" | ")
+            outcome, _, words = said.partition(": ")
+            before, arrow, cell = body.rpartition("#>\n")
+            assert arrow, f"{path.name}: {title} has no cell"
+            found.append(Example(f"{path.stem}: {title}", before, cell.strip("\n"), outcome, words))
+    return found
+
+
+def define(text: str, namespace: dict[str, Any]) -> None:
+    """Run a cell as a notebook does, which keeps its text for tracebacks."""
+    filename = f"<before {next(_numbers)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec", 0, True), namespace)
+
+
+def difference(example: Example, ranks: Ranks) -> str:
+    """Run a cell both ways, with the notebook's ``__main__``; return what isn't as its title says."""
+    namespace = vars(sys.modules["__main__"])
+    define(example.before, namespace)
+    try:
+        call = from_cell(example.cell, namespace)
+    except CaptureError as exc:
+        return (
+            "" if example.outcome == "refused" and re.search(example.words, str(exc)) else f"refused: {exc}"
+        )
+    if example.outcome == "refused":
+        return "it wasn't refused"
+    before = dict(namespace)
+    try:
+        value, printed, error = ranks.run(call)
+    except ResultError as exc:
+        return "" if example.outcome == "lost" and re.search(example.words, str(exc)) else f"lost: {exc}"
+    job = (portrait(value, before), printed, error)
+    value, printed, error = plainly(example.cell, namespace)
+    plain = (portrait(value, before), printed, error)
+    noted = (
+        [note for note in call.notes if re.search(example.words, note)] if example.words else not call.notes
+    )
+    if not noted:
+        return f"notes: {call.notes}"
+    return "" if (job == plain) != (example.outcome == "note") else f"on a rank {job}, plainly {plain}"

@@ -1,0 +1,167 @@
+"""Runs the corpus from one Python, in a kernel's place, on others: ``-m tests.capture.pythons OTHER...``
+
+It imports nothing but what capturing needs, so any Python can stand for a kernel. The others have no torch:
+cells that name it are left out. Prints a line for each pair, and what differs there. Without arguments all
+pairs of the interpreters of this machine are tried: those of pyenv, those on PATH, and those that
+``NBTORCHJOB_PYTHONS`` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.capture.corpus import Example, corpus, difference
+from tests.capture.ranks import Ranks
+
+_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_HERE = sys.version_info[:2]
+_NEEDED = ("cloudpickle", "packaging", "platformdirs")  # to capture: they are Python alone
+_NO_SOURCE = "has no source|have no source"
+_OLDER = r"line \d+ of .* isn't Python 3.\d+'s: .*; use an image or environment with Python 3"
+# What can't mean the same, by title: where there is an older Python than the number, and what is said of it.
+_REFUSED = {
+    "functions: a function defined by exec": (99, _NO_SOURCE),
+    "functions: a module made by hand": (99, _NO_SOURCE),
+    "functions: a module made by hand and put among modules": (99, _NO_SOURCE),
+    "classes: a dataclass with keyword-only fields, order and a ClassVar": (
+        10,
+        "dataclasses know since Python 3.10",
+    ),
+    "classes: ParamSpec and TypeVarTuple": (10, "Can't get attribute"),
+    "classes: a Literal, Optional and a union": (
+        10,
+        "Subscripted generics cannot be used with class and instance",
+    ),
+    "classes: a generic class and function (3.12)": (12, _OLDER),
+    "classes: type aliases (3.12)": (12, "Can't get attribute 'TypeAliasType'"),
+    "classes: type aliases and generics of the cell (3.12)": (12, _OLDER),
+    "flow: a match that doesn't match": (10, _OLDER),
+    "flow: an exception group (3.11)": (11, _OLDER),
+}
+# What Pythons themselves do otherwise.
+_OTHERWISE = {
+    "flow: an annotated name without a value": (14, "__annotations__"),
+    "classes: a Literal, Optional and a union": (14, "Union"),
+    "classes: a __getattr__ that needs its own attributes (3.11)": (11, "can't be pickled|Unpicklable"),
+    "functions: a closure with an empty variable": (11, "free variable 'later'"),
+}
+
+
+def interpreters() -> dict[tuple[int, int], str]:
+    """Return the interpreters of this machine by their minor versions, this one left out."""
+    named = os.environ.get("NBTORCHJOB_PYTHONS", "").split(os.pathsep)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    minors = range(9, 15)
+    on_path = [shutil.which(f"python3.{minor}") or "" for minor in minors]
+    known = [each for minor in minors for each in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}")]
+    found: dict[tuple[int, int], str] = {}
+    for each in filter(None, (*named, *map(str, known), *on_path)):
+        with contextlib.suppress(
+            OSError, subprocess.CalledProcessError, ValueError
+        ):  # a shim without a version
+            found.setdefault(version(each), each)
+    found.pop(_HERE, None)
+    return dict(sorted(found.items()))
+
+
+def version(python: str) -> tuple[int, int]:
+    """Return the minor version of an interpreter."""
+    told = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, check=True).stdout
+    major, minor = map(int, told.split("."))
+    return major, minor
+
+
+def examples() -> list[Example]:
+    """Return the cells of the corpus that this Python can run without torch."""
+    found = [each for each in corpus() if each.since <= _HERE]
+    return [each for each in found if not re.search(r"\btorch\b|\bnp\.", each.before + each.cell)]
+
+
+def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
+    """Run cells on ``python``, each in a folder of its own; return what differs and wasn't expected to."""
+    there = version(python)
+    ranks = Ranks(folder, python)
+    found = []
+    try:
+        for number, each in enumerate(cells):
+            with _notebook(folder / f"cell {number}"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                words = difference(each, ranks)
+            if not _expected(each.title, words, there):
+                found.append(f"{each.title}: {words or 'it is the same'}")
+    finally:
+        ranks.close()
+    return found
+
+
+@contextlib.contextmanager
+def _notebook(folder: Path) -> Iterator[None]:
+    """Have a ``__main__`` and a working folder for one cell."""
+    main, modules, before = sys.modules["__main__"], set(sys.modules), Path.cwd()
+    folder.mkdir()
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    sys.modules["__main__"] = type(sys)("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name in set(sys.modules) - modules:
+            del sys.modules[name]
+        sys.path.remove(str(folder))
+        os.chdir(before)
+
+
+def _expected(title: str, words: str, there: tuple[int, int]) -> bool:
+    minor, pattern = _REFUSED.get(title, (0, ""))
+    if there < (3, minor):
+        return bool(re.search(pattern, words))
+    minor, pattern = _OTHERWISE.get(title, (0, ""))
+    if (there < (3, minor)) != ((3, minor) > _HERE):
+        return bool(re.search(pattern, words))
+    return not words
+
+
+def main(pythons: list[str]) -> None:
+    """Compare this Python with each of ``pythons``; leave with 1 where something differs."""
+    good = True
+    for python in pythons:
+        there, cells = version(python), examples()
+        with tempfile.TemporaryDirectory() as folder:
+            found = compared(python, Path(folder), cells)
+        good = good and not found
+        pair = f"3.{_HERE[1]} -> 3.{there[1]}"
+        print(f"{pair}: {len(cells)} cells, {len(found)} differ", *found, sep="\n    ", flush=True)
+    sys.exit(not good)
+
+
+def all_pairs() -> None:
+    """Have each interpreter that can stand for a kernel compare itself with all others."""
+    known = {**interpreters(), _HERE: sys.executable}
+    root = Path(__file__).parents[2]
+    good = True
+    with tempfile.TemporaryDirectory() as needed:
+        for name in _NEEDED:
+            source = Path(importlib.import_module(name).__file__ or "").parent
+            shutil.copytree(source, Path(needed, name))
+        env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{needed}"}
+        for here, python in sorted(known.items()):
+            others = [known[there] for there in sorted(known) if there != here]
+            if here >= (3, 10):
+                done = subprocess.run([python, "-m", "tests.capture.pythons", *others], env=env)
+                good = good and not done.returncode
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:]) if sys.argv[1:] else all_pairs()
