@@ -55,6 +55,7 @@ _PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
     "A signal ended a rank or a node": ("signal", table.SIGNALS),
     "A node ended": ("exit code", table.CODES),
     "A node can't install packages": ("exit code, exception", table.NODE_ERRORS),
+    "A node's machine refused what its ranks need": ("exception", table.SHORTAGES),
     "A node's agent gave up": ("exception", table.AGENT_ERRORS),
     "A pod ended": ("reason", table.ENDS),
     "A pod was taken away": ("reason", table.TAKEN),
