@@ -2,7 +2,7 @@
 
 A *sample* is a fact, ``Sampled``. By itself a node takes one
 
-- when nothing has moved for ``--hang-after`` seconds, though a rank waits in a collective: *quiet*;
+- when nothing has moved for ``--hang-after`` seconds, though a rank waits for others: *quiet*;
 - when a collective is about to give up, and to end the job: *timeout*.
 
 What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
@@ -194,7 +194,9 @@ class _Stall:
         self._counts.update(counts)
         self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
         groups = (group for counts, _ in self._counts.values() for group in counts.values())
-        self._waits = any(called > done for called, done in groups)
+        self._waits = any(called > done for called, done in groups) or any(
+            pulse.get("waits") for pulse in pulses.values()
+        )
         # A clock that is set meanwhile doesn't matter much: this is done again and again.
         ahead = time.monotonic() - time.time()
         self._ends = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from types import FrameType
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from . import torch_versions
@@ -65,6 +66,40 @@ def counts() -> "dict[str, list[int]]":
         for group, (called, done) in _status(recorder):
             found["%s %s" % (recorder.name, group)] = [called, done]
     return found
+
+
+def sequence_numbers() -> "dict[str, list[int]]":
+    """Return how many calls each group has had, as :func:`counts` does, of gloo's sends and receives, too.
+
+    They aren't recorded, and move nothing else (2.13); whether they are done isn't known.
+    """
+    found = {}
+    world = torch_versions.WORLD.get()
+    for group, name in list(world.pg_names.items()) if world is not None else ():
+        try:
+            number = int(group._get_sequence_number_for_group())
+        except Exception:  # a backend without, or a group that is just destroyed
+            continue
+        found["calls %s" % name] = [number, number]
+    return found
+
+
+def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
+    """Return what a function of torch.distributed was given, of whose frame this is (``Thread.given``)."""
+    known = place.f_locals
+    world = torch_versions.WORLD.get()
+    group = known.get("group") or world.default_pg
+    ranks = {number: rank for rank, number in world.pg_group_ranks[group].items()}
+    told = {"group": str(world.pg_names[group])}
+    for name in ("src", "dst"):
+        rank, within = known.get(name), known.get("group_" + name)
+        if isinstance(rank, int) or isinstance(within, int):
+            told[name] = str(rank if isinstance(rank, int) else ranks[within])
+    if known.get("op") is not None and "tensor" in known:
+        told["op"] = str(getattr(known["op"], "name", known["op"]))
+    if isinstance(known.get("tag"), int):
+        told["tag"] = str(known["tag"])
+    return tuple(told.items())
 
 
 def pending() -> "list[list[float]]":

@@ -44,6 +44,7 @@ _ASK = 4096
 _PATIENCE = HERE + "patience.py"
 held = ""  # ``samples.HELD`` while it is
 
+C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
 _TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
@@ -141,10 +142,11 @@ class Sampler:
 
     def _pulse(self) -> Dict[str, Any]:
         """Tell what has been done, and, where that is what it was, which calls are pending."""
-        before, self._counts = self._counts, recorder.counts()
+        before, self._counts = self._counts, {**recorder.counts(), **recorder.sequence_numbers()}
         moved = not self._counts or before != self._counts
-        waits = [] if moved or self._returned else recorder.pending()
-        return {"counts": self._counts, "reports": report.sent, "pending": waits}
+        pending = [] if moved or self._returned else recorder.pending()
+        waits = bool(self._counts) and not moved and not self._returned and _waits()
+        return {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
         """Begin a profile; return why not, else nothing."""
@@ -179,14 +181,18 @@ def _threads() -> Iterator[Thread]:
     """Yield the threads that do the user's work, main first."""
     me, main = threading.get_ident(), threading.main_thread().ident
     # The user's frames are let go before anything else runs: what they hold would end with this thread.
-    stacks = {ident: _places(frame) for ident, frame in sys._current_frames().items() if ident != me}
+    stacks, given = {}, {}
+    for ident, frame in sys._current_frames().items():
+        if ident != me:
+            stacks[ident], given[ident] = _places(frame), _given(frame)
+    del frame
     named = dict(getattr(threading, "_active", {}))  # without its lock, which the main thread may hold
     for ident in sorted(stacks, key=lambda each: each != main):
         frames = users_frames(stacks[ident])
         name = "main" if ident == main else getattr(named.get(ident), "name", "")
         if ident == main or does_work(frames):
             known = map(_with_line, shortened(frames))
-            yield Thread(str(name or "thread")[:_LINE], tuple(known))
+            yield Thread(str(name or "thread")[:_LINE], tuple(known), given[ident])
 
 
 def _places(frame: Any) -> "list[Frame]":
@@ -198,6 +204,27 @@ def _places(frame: Any) -> "list[Frame]":
             found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
         frame = frame.f_back
     return found[::-1]
+
+
+def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
+    """Return what the outermost function of torch.distributed was given that a stack is in."""
+    called = None
+    while frame is not None:
+        called = frame if frame.f_code.co_filename.endswith(C10D) else called
+        frame = frame.f_back
+    if called is None:
+        return ()
+    try:
+        return recorder.given(called)
+    except Exception:  # another version of torch, or what the code has put in its place
+        return ()
+
+
+def _waits() -> bool:
+    """Whether the main thread waits for another rank in a call that no recorder has."""
+    stack = sys._current_frames().get(threading.main_thread().ident or 0)
+    *_, last = _places(stack) or [Frame("", 0, "")]
+    return last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
 
 
 def _with_line(frame: Frame) -> Frame:

@@ -57,10 +57,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread, and its frames, the outermost first."""
+    """A thread, and its frames, the outermost first.
+
+    Of a call of torch.distributed that it is in, ``given`` has what must go with what other ranks give: the
+    ``group``'s name, the ranks (of the whole job) ``src`` and ``dst``, the ``op`` of a reduction, a ``tag``.
+    """
 
     name: str
     frames: tuple[Frame, ...]
+    given: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
+from nbtorchjob.state.diagnosis.seen import ASKED
 from nbtorchjob.state.events import Sampled
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.progress import still
 
-_ASKED = "asked"  # of a sample: somebody wanted it, and its node saw no reason to take one
 _TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too
 _TIMEOUT_S = 1800.0  # of a collective, where it isn't known: torch's own
 _LATE_S = 60.0  # after its time a collective is given up at last
@@ -20,7 +20,7 @@ def hang(state: JobState, now: float) -> Diagnosis | None:
     if not newest or state.phase is not Phase.RUNNING or state.reforming:
         return None
     # Whoever asks for stacks may find a job that only waits for a moment.
-    if all(each.why == _ASKED for each in newest) and still(state, now) is None:
+    if all(each.why == ASKED for each in newest) and still(state, now) is None:
         return None
     if state.wrote is not None and state.wrote > max(each.time for each in newest) + _TOLD_S:
         return None

@@ -217,6 +217,61 @@ def monitored_barrier():
     time.sleep(LONG)
 
 
+def other_root():
+    """Rank 1 takes itself for the one whose weights all get, and ranks 0 and 1 send."""
+    rank = begin()
+    best = 1 if rank == 1 else 0
+    dist.broadcast(torch.ones(1 << 12), src=best)
+    dist.barrier()
+
+
+def other_group():
+    """Rank 1 takes the other one of two groups of the same ranks."""
+    rank = begin()
+    everybody = [*range(dist.get_world_size())]
+    data, model = (dist.new_group(everybody, group_desc=name) for name in ("data", "model"))
+    dist.all_reduce(torch.ones(8), group=model if rank == 1 else data)
+    dist.barrier()
+
+
+def missing_receiver():
+    """Rank 1 doesn't receive what rank 0 sends, and waits for rank 0 with the others."""
+    if begin() == 0:
+        dist.send(torch.ones(1 << 20), 1)
+    dist.barrier()
+
+
+def other_tag():
+    """Rank 1 receives with another tag than rank 0 sends with."""
+    rank = begin()
+    if rank == 0:
+        dist.send(torch.ones(1 << 20), 1, tag=3)
+    elif rank == 1:
+        dist.recv(torch.ones(1 << 20), 0, tag=4)
+    dist.barrier()
+
+
+def ring():
+    """All ranks receive before any sends."""
+    rank, world = begin(), dist.get_world_size()
+    given = torch.ones(8)
+    dist.recv(given, (rank - 1) % world)
+    dist.send(given, (rank + 1) % world)
+
+
+def pipeline():
+    """Rank 1, a stage between others, computes for ever: rank 0 sends to it, rank 2 receives from it."""
+    rank, last = begin(), dist.get_world_size() - 1
+    batch = torch.ones(1 << 16)
+    for step in range(4):
+        if rank > 0:
+            dist.recv(batch, rank - 1)
+        if rank == 1 and step == 2:
+            time.sleep(LONG)
+        if rank < last:
+            dist.send(batch, rank + 1)
+
+
 def all_compute():
     """Nobody: all ranks sleep, and wait for nothing."""
     begin()
@@ -229,6 +284,6 @@ ALL = {
         skipped_collective, other_order, other_shape, sleep, lock, full_queue, stuck_worker, stopped,
         lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
         swallowed_exception, endless_loop, missing_sender, awaited_sender, monitored_barrier,
-        all_compute,
+        other_root, other_group, missing_receiver, other_tag, ring, pipeline, all_compute,
     )
 }  # fmt: skip

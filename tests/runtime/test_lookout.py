@@ -125,6 +125,12 @@ def test_a_stall_is_told_once_and_the_next_one_again(look_out, told):
     assert peers.told == ["quiet", "quiet"]
 
 
+def test_a_rank_that_waits_in_a_call_that_no_recorder_has_is_told_too(look_out, told):
+    _, rank = look_out(hang_after=0.1, counts=(1, 1))
+    rank.pulse = {**rank.pulse, "waits": True}
+    assert [fact.why for fact in told(1)] == ["quiet"]
+
+
 @pytest.mark.parametrize(("age", "limit"), [(7.0, 8.0), (1796.0, 1800.0)])
 def test_a_call_that_is_about_to_give_up_is_told_though_ranks_move(look_out, told, age, limit):
     peers = Peers()

@@ -21,8 +21,11 @@ Calls are counted within a group, so a number means the same call on all its ran
 5. Samples of several nodes aren't of one moment. A rank is absent only if it was looked at after somebody
    had begun to wait for it; else it may be there by now. Of ranks that gave no sample nothing is known.
 6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
-   one, or for what ``irecv`` returned, and not for whom.
-7. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
+   one, and its frame for whom; of what ``irecv`` returned nothing tells that. Since when it waits isn't known
+   either: what is concluded from such a call is sure only if nothing had moved for long.
+7. A frame holds what a call was given, too: where ranks wait in one call for another root, reduce otherwise,
+   or are in one line with other groups of the same ranks, they don't mean the same.
+8. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
    Whoever isn't in one, and does nothing that would end by itself, keeps them waiting.
 
 A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
@@ -31,6 +34,8 @@ The first of these that applies:
     seen                                                    named                        sure  rule
     ------------------------------------------------------  ---------------------------  ----  --------------
     another operation, size or type at one number           the fewer; both, if as many  yes   ``_differing``
+    another root or reduction in one call, or another       the fewer; both, if as many  yes   ``_arguments``
+    group of the same ranks in one line
     absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
     has ended, is stopped, or is held by something in C
     one waits in a call, and all others have returned       the one                      yes   ``_absent``
@@ -38,6 +43,10 @@ The first of these that applies:
     some aren't in init_process_group, which others are in  those                        yes   ``_meeting``
     no call is recorded, and some aren't in one of the one  those; if all are in one,    if    ``_elsewhere``
     group's that all ranks have to enter                    the fewer                    idle
+    another tag on both sides of a send and a receive       both                         [6]   ``_peers``
+    sends, receives and calls wait for a rank that waits    that one                     [6]   ``_peers``
+    in none, or for each other                              or all of them
+    some aren't in monitored_barrier, which others are in   those                        [6]   ``_monitored``
     absent, and perhaps at work, or waiting for others      those                        no    ``_perhaps``
     nothing is known of those that may be absent            those                        no    ``_perhaps``
     all have entered the call                               nobody                       no    ``_complete``
@@ -56,7 +65,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.runtime.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
-from nbtorchjob.state.diagnosis.standing import MEETS, standing, what
+from nbtorchjob.state.diagnosis.standing import MEETS, MONITORED, Standing, parties, standing, what
 from nbtorchjob.state.diagnosis.telling import Telling
 from nbtorchjob.state.known import Known
 from nbtorchjob.text.words import clip, ranks
@@ -65,6 +74,7 @@ _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as
 _TOGETHER = frozenset(
     ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all")
 )  # no rank leaves one of these before all have entered it
+_ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
 _MAX_TEXT = 700
 _MOST_SIDES = 3
 
@@ -120,7 +130,7 @@ def _differing(seen: Seen, tell: Telling) -> _Found | None:
                 sides.setdefault(tuple(map(_alike, mine)), []).append(rank)
             if len(sides) > 1:
                 entered = {rank: what(mine[0]) for rank, mine in calls.items()}
-                where = f"call #{seq} of {tell.group(wait.group)}"
+                where = f"as call #{seq} of {tell.group(wait.group)}"
                 return _differ(where, [*sides.values()], entered, tell)
     return None
 
@@ -130,7 +140,36 @@ def _differ(call: str, sides: list[list[int]], entered: Mapping[int, str], tell:
     named = odd if len(odd) < len(others[0]) else sorted([*odd, *others[0]])
     rest = ", ".join(f"{ranks(side)} {entered[side[0]]}" for side in others[:_MOST_SIDES])
     where = tell.places([odd[0], *(side[0] for side in others)])
-    return _Found(f"as {call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+    return _Found(f"{call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+
+
+def _arguments(seen: Seen, tell: Telling) -> _Found | None:
+    calls: dict[object, list[int]] = {}
+    for rank, each in seen.of.items():
+        if each.call is None or not each.inside or rank in seen.ended:
+            continue
+        group, call = each.call
+        calls.setdefault((group.name, call.seq, call.op), []).append(rank)
+        if each.place is not None and call.op in each.place.line:
+            # One line that is given other groups of the same ranks is one call of the code's.
+            line = each.place.filename, each.place.lineno
+            calls.setdefault((line, group.ranks, call.op), []).append(rank)
+    for mine in calls.values():
+        sides: dict[object, list[int]] = {}
+        for rank in mine:
+            sides.setdefault(tuple(seen.of[rank].given.get(name) for name in _ONE_FOR_ALL), []).append(rank)
+        if len(sides) > 1:
+            entered = {rank: _entered(seen.of[rank], tell) for rank in mine}
+            return _differ("in one call", [*sides.values()], entered, tell)
+    return None
+
+
+def _entered(stand: Standing, tell: Telling) -> str:
+    """Return ``broadcast from rank 0 in the default group``."""
+    if stand.call is None:
+        return stand.inside
+    group, call = stand.call
+    return f"{' '.join((call.op, parties(stand.inside, stand.given))).strip()} in {tell.group(group)}"
 
 
 def _alike(call: Collective) -> object:
@@ -217,7 +256,67 @@ def _elsewhere(seen: Seen, tell: Telling) -> _Found | None:
         text = f"{there}, which {ranks(away)} never entered; {tell.places(away, named=True)}"
         return _Found(text, away, sure=idle)
     entered = {rank: operation for operation, side in sides.items() for rank in side}
-    return _differ("the same call", [*sides.values()], entered, tell) if len(sides) > 1 else None
+    return _differ("as the same call", [*sides.values()], entered, tell) if len(sides) > 1 else None
+
+
+def _monitored(seen: Seen, tell: Telling) -> _Found | None:
+    there = [rank for rank, each in seen.of.items() if each.inside == MONITORED and each.call is None]
+    away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
+    if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
+        return None
+    told = f"{ranks(away)} never entered {MONITORED}, where {ranks(there)} {tell.verb('is', there)} waiting"
+    return _Found(f"{told}; {tell.places(away, named=True)}", away, sure=seen.settled)
+
+
+def _peers(seen: Seen, tell: Telling) -> _Found | None:
+    beginnings = [rank for rank, each in seen.of.items() if each.peer is not None and rank not in seen.ended]
+    for rank in beginnings:
+        other = seen.of.get(seen.of[rank].peer or 0)
+        if other is not None and other.peer == rank and other.inside != seen.of[rank].inside:
+            pair = sorted((rank, other.rank))
+            if seen.awaited(rank):
+                told = f"{ranks(pair)} wait for each other with different tags or groups"
+                return _Found(f"{told}: {tell.places(pair)}", pair, sure=seen.settled)
+    for rank in beginnings:
+        path = _to_who_waits_for_none(seen, rank)
+        if path:
+            *waiting, last = path
+            told = f"{tell.places(reversed(waiting))}; {tell.places([last])}"
+            return _Found(told, [last], sure=seen.settled)
+    for rank in beginnings:
+        circle = _ring(seen, rank)
+        if circle:
+            told = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
+            return _Found(f"{told}: {tell.places(circle)}", circle, sure=seen.settled)
+    return None
+
+
+def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
+    """Return a way from a rank over those that it waits for to one that waits for no other."""
+    ways, passed = [[rank]], {rank}
+    for way in ways:
+        for each in seen.awaited(way[-1]):
+            if each in seen.of and seen.free(each):
+                return [*way, each]
+            if each not in passed:
+                passed.add(each)
+                ways.append([*way, each])
+    return []
+
+
+def _ring(seen: Seen, rank: int) -> list[int]:
+    """Return the ranks of which each waits for another one of them, beginning with a rank."""
+    passed: list[int] = []
+    following = [rank]
+    while following:
+        each = following.pop()
+        if each in passed:
+            continue
+        passed.append(each)
+        if not seen.awaited(each):
+            return []  # of that one it isn't known what it waits for
+        following += seen.awaited(each)
+    return sorted(passed)
 
 
 def _perhaps(seen: Seen, tell: Telling) -> _Found | None:
@@ -255,6 +354,6 @@ def _apart(seen: Seen, tell: Telling) -> _Found | None:
 
 
 _RULES: tuple[Callable[[Seen, Telling], _Found | None], ...] = (
-    *(_differing, _absent, _circle, _meeting, _elsewhere),
+    *(_differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
     *(_perhaps, _complete, _unrecorded, _apart),
 )

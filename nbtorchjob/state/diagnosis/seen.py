@@ -23,6 +23,7 @@ from nbtorchjob.state.known import Known
 from nbtorchjob.text.words import line
 
 MOMENT_S = 1.0  # a call that takes no longer isn't waited in
+ASKED = "asked"  # why there is a sample: somebody wanted it, and its node saw no reason to take one
 _MOST_WAITS = 256
 RETURNED = "has returned"
 _CANT = (STOPPED, HELD, BUSY, BEGINS)  # none of them enters anything
@@ -56,6 +57,12 @@ class Seen(FrozenDataclass):
     def of(self) -> Mapping[int, Standing]:
         """The newest standing of each rank."""
         return {each.rank: each for each in sorted(self.standings, key=lambda each: (each.time, each.rank))}
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing had moved for long when the newest samples were taken: nobody just asked."""
+        newest = max(self.known.samples.values(), key=lambda each: each.time, default=None)
+        return newest is not None and newest.why != ASKED
 
     @property
     def unseen(self) -> list[int]:
@@ -150,6 +157,23 @@ class Seen(FrozenDataclass):
     def silent(self, rank: int) -> bool:
         """Whether a rank can't tell what it has entered."""
         return rank not in self.ended and self.cant(rank) and not self.of[rank].recorded
+
+    def awaited(self, rank: int) -> Sequence[int]:
+        """Return the ranks that a rank surely waits for: in a send or a receive, or in a collective."""
+        stand = self.of.get(rank)
+        if stand is None or rank in self.ended or stand.state != RUNS:
+            return ()
+        if stand.peer is not None:
+            return () if self._fits(stand, stand.peer) else (stand.peer,)
+        held = self.held_in(rank)
+        return held.absent if held is not None else ()
+
+    def _fits(self, stand: Standing, peer: int) -> bool:
+        """Whether a peer does what a send or a receive waits for, so that it is on its way."""
+        other = self.of.get(peer)
+        if other is None or peer in self.ended or other.peer != stand.rank or other.inside == stand.inside:
+            return False
+        return all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
 
     def held_in(self, rank: int) -> Wait | None:
         """Return the call that a rank surely waits in, of those that are waited in."""

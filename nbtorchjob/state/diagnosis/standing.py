@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
@@ -19,7 +20,9 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runt
 _C10D = "torch/distributed/distributed_c10d.py"
 # They wait for other ranks in Python and in C, and record nothing.
 MEETS = "init_process_group"
+MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
+_POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
 # What a library's frame below the user's says of a rank that waits in it: the file's end and the function.
 _WAITS = (
     (r"torch/utils/data/dataloader\.py", r".*", DATA),
@@ -46,7 +49,8 @@ class Standing(FrozenDataclass):
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
     that it waits in, as its stack tells, ``waits`` what else it waits for; empty where nothing says so.
-    ``recorded`` is whether its calls are known.
+    ``given`` is what that operation was given, as ``runtime/samples.Thread`` has it. ``recorded`` is whether
+    its calls are known.
     """
 
     rank: int
@@ -54,6 +58,7 @@ class Standing(FrozenDataclass):
     time: float
     place: Frame | None = None
     inside: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
     waits: str = ""
     handle: bool = False  # whether its line waits for something by ``.wait()``, such as a call made before
     groups: tuple[Group, ...] = ()
@@ -92,6 +97,13 @@ class Standing(FrozenDataclass):
         return self.call is None and not self.waits and bool(self.inside or self.handle)
 
     @property
+    def peer(self) -> int | None:
+        """The rank that it waits for in a send or a receive; None where it is in none, or from any rank."""
+        which = _POINT_TO_POINT.get(self.inside)
+        known = self.given.get(which, "") if which is not None and self.call is None else ""
+        return int(known) if known.isdigit() else None
+
+    @property
     def held(self) -> bool:
         """Whether it surely waits in its call; else it may be at work meanwhile."""
         return self.call is not None and bool(self.inside or self.handle)
@@ -108,6 +120,7 @@ def standing(sample: RankSample, time: float, sources: Sources) -> Standing:
         time,
         place=users_frame(frames, sources),
         inside=_operation(inside) if inside is not None else "",
+        given=dict(inside.given) if inside is not None else {},
         waits="" if inside is not None else _waiting(frames, sources),
         handle=".wait(" in code,
         groups=sample.groups,
@@ -151,6 +164,14 @@ def what(call: Collective) -> str:
     given = [f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)]
     more = [f"and {len(given) - _MAX_SIZES} more"] if len(given) > _MAX_SIZES else []
     return line(" ".join([call.op, *given[:_MAX_SIZES], *more]), _MAX_LINE)
+
+
+def parties(inside: str, given: Mapping[str, str]) -> str:
+    """Return whom an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
+    told = [f"{word} rank {given[name]}" for name, word in (("src", "from"), ("dst", "to")) if name in given]
+    told += [f"({given['op']})"] if given.get("op", "SUM") != "SUM" else []
+    told += [f"with tag {given['tag']}"] if given.get("tag", "0") != "0" and inside in _POINT_TO_POINT else []
+    return " ".join(told)
 
 
 def _operation(thread: Thread) -> str:

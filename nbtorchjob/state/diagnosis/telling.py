@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Group
 from nbtorchjob.state.diagnosis.seen import Seen, Wait
-from nbtorchjob.state.diagnosis.standing import place
+from nbtorchjob.state.diagnosis.standing import parties, place
 from nbtorchjob.text.words import duration, line, ranks
 
 _DEFAULT = {"0", "default_pg"}  # what torch (2.13) calls the group of init_process_group
@@ -92,7 +92,8 @@ class Telling(FrozenDataclass):
         if stand.inside:
             call = stand.call
             numbered = f"{call[1].op} #{call[1].seq} of {self.group(call[0])}" if call else stand.inside
-            return f"waits in {line(numbered, 120)}", where and f"({self.at(rank)})"
+            whom = parties(stand.inside, stand.given)
+            return f"waits in {line(f'{numbered} {whom}', 120)}".rstrip(), where and f"({self.at(rank)})"
         if stand.unrecorded:
             return "waits", where
         return stand.waits or ("is" if where else "is outside of the user's code"), where

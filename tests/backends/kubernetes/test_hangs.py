@@ -73,18 +73,49 @@ TOLD = {
         "it sleeps in ",
         "time.sleep(0.5)",
     ),
-    # Of what isn't recorded nobody knows who is waited for.
+    "other_root": (
+        [0, 1],
+        "in one call rank 0 entered broadcast from rank 0 in the default group, but rank 1 broadcast from ",
+        "rank 1 waits in broadcast #4 of the default group from rank 1 (",
+        "src=best",
+    ),
+    "other_group": (
+        [1],
+        "in one call rank 1 entered all_reduce in group model (ranks 0-3), but ranks 0, 2-3 all_reduce in",
+        "rank 1 waits in all_reduce #1 of group model (ranks 0-3) (",
+        "group=model",
+    ),
+    # Of what isn't recorded nobody knows for how long it has been waited in.
+    "missing_receiver": (
+        [0, 1],
+        "unsure: ranks 0-1 wait for each other",
+        "rank 0 waits in send to rank 1 (",
+        "dist.send(",
+    ),
+    "other_tag": (
+        [0, 1],
+        "unsure: ranks 0-1 wait for each other with different tags or groups",
+        "rank 0 waits in send to rank 1 with tag 3 (",
+        "tag=3",
+    ),
+    "ring": (
+        [0, 1, 2, 3],
+        "unsure: ranks 0-3 wait for each other",
+        "rank 0 waits in recv from rank 3 (",
+        "dist.recv(",
+    ),
+    "pipeline": ([1], "unsure: rank 0 waits in send to rank 1 (", "rank 1 sleeps in ", "time.sleep(LONG)"),
     "missing_sender": (
-        [0],
-        "unsure: ranks 1-3 have waited for rank 0",
-        "rank 0 waits in recv (",
+        [0, 1],
+        "unsure: ranks 0-1 wait for each other",
+        "rank 0 waits in recv from rank 1 (",
         "dist.recv(",
     ),
     "awaited_sender": ([0], "unsure: ranks 1-3 have waited for rank 0", "rank 0 waits in ", "coming.wait()"),
     "monitored_barrier": (
         [1],
-        "unsure: ranks 0, 2-3 wait in monitored_barrier",
-        "rank 1 sleeps in ",
+        "unsure: rank 1 never entered monitored_barrier, where ranks 0, 2-3 are waiting",
+        "it sleeps in ",
         "time.sleep(LONG)",
     ),
 }

@@ -303,3 +303,47 @@ def test_forgets_the_samples_of_an_earlier_round():
     again = ev.WorkersStarted(150.0, 0, 1, 1, (0, 1, 2, 3), 4)
 
     assert said(*OTHERS, absent(2), facts=[again]) is None
+
+
+def point_to_point(number, op, given, line=6):
+    frames = (cell(line), Frame(C10D, 9, op))
+    return rank(
+        number, RUNS, (Thread("main", frames, tuple(given.items())),), default(*calls("barrier", done=1))
+    )
+
+
+def test_a_send_that_is_being_received_accuses_nobody():
+    found = said(
+        point_to_point(0, "send", {"group": "0", "dst": "1", "tag": "0"}),
+        point_to_point(1, "recv", {"group": "0", "src": "0", "tag": "0"}),
+        absent(2),
+        absent(3),
+    )
+
+    assert found is None or not found.sure
+
+
+def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long():
+    sends = point_to_point(0, "send", {"group": "0", "dst": "1", "tag": "0"})
+    asked = ev.Sampled(NOW + 1, 0, 0, "asked", (sends, absent(1, 4)))
+
+    sure = said(sends, absent(1, 4), world=2)
+    unsure = said(world=2, facts=[asked])
+
+    assert (sure.ranks, sure.sure, sure.frame) == ((1,), True, cell(4))
+    assert (
+        "rank 0 waits in send to rank 1 (Cell In[3], line 6: dist.recv(t, 1)); rank 1 sleeps in" in sure.text
+    )
+    assert (unsure.ranks, unsure.sure) == ((1,), False)
+
+
+def test_one_line_that_calls_a_library_may_be_in_other_groups():
+    def inside(number, group):
+        made = (Group(group, (0, 1, 2, 3), calls("all_reduce"), label=group),)
+        return rank(
+            number, RUNS, (Thread("m", (cell(3), Frame(C10D, 9, "all_reduce")), (("group", group),)),), made
+        )
+
+    found = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
+
+    assert found is None or "in one call" not in found.text

@@ -25,6 +25,33 @@ CASES = [
     ("stuck_worker", (1,), "it waits for its DataLoader in Cell In[1], line 116", "DataLoader("),
     ("lock_of_python_held", (1,), "rank 1 is held by something in C in Cell In[1], line 116", ""),
     ("store_wait", (2,), "it waits for a store in Cell In[1], line 141", '.get("never")'),
+    (
+        "other_root",
+        (0, 1),
+        "rank 0 entered broadcast from rank 0 in the default group, but rank 1 broadcast from rank 1",
+        "dist.broadcast(torch.ones(1 << 12), src=best)",
+    ),
+    (
+        "other_group",
+        (1,),
+        "rank 1 entered all_reduce in group model (ranks 0-2), but ranks 0, 2 all_reduce in group data",
+        "group=model if",
+    ),
+    (
+        "missing_receiver",
+        (0, 1),
+        "ranks 0-1 wait for each other: rank 0 waits in send to rank 1 (hangs.py",
+        "dist.send(",
+    ),
+    (
+        "other_tag",
+        (0, 1),
+        "rank 0 waits in send to rank 1 with tag 3 (",
+        "tag=3",
+    ),
+    ("ring", (0, 1, 2), "ranks 0-2 wait for each other: rank 0 waits in recv from rank 2", "dist.recv("),
+    ("pipeline", (1,), "); rank 1 sleeps in hangs.py, line ", "time.sleep(LONG)"),
+    ("monitored_barrier", (1,), "rank 1 never entered monitored_barrier", "time.sleep(LONG)"),
 ]
 
 
