@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 
 def of_this_process() -> dict[str, list[int]]:
@@ -27,3 +28,25 @@ def take(limits: Mapping[str, Sequence[int]]) -> None:
 
 def _least(one: int, other: int) -> int:
     return min(one, other, key=lambda limit: math.inf if limit == resource.RLIM_INFINITY else limit)
+
+
+@contextmanager
+def files_in_reserve(many: int = 8) -> Iterator[Callable[[], None]]:
+    """Hold files open, and yield what closes them: who fails for want of files can tidy up with these.
+
+    To remove a folder takes two for each level.
+
+    Raises ``OSError`` where this process may not open so many.
+    """
+    held: list[int] = []
+
+    def release() -> None:
+        while held:
+            os.close(held.pop())
+
+    try:
+        for _ in range(many):
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield release
+    finally:
+        release()

@@ -92,8 +92,11 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
+        from nbtorchjob.backends.local.launch import handover  # late: only who starts a job needs the pool
+
         self._has_torch()
-        self._sweep()
+        with handover.refused():
+            self._sweep()
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
@@ -110,7 +113,8 @@ class LocalBackend(Backend):
         from nbtorchjob.runtime.given import signed
 
         self._has_torch()
-        self._sweep()
+        with handover.refused():
+            self._sweep()
         key, asked = secrets.token_bytes(32), request.of_this_process()
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
@@ -208,6 +212,7 @@ class LocalBackend(Backend):
         for job in self._unexpired():
             with self._listing.leaving_out(job.folder.path.name):
                 states.append(job.state())
+        waits.tidy([state.info.name for state in states if state.phase.terminal])
         return sorted(states, key=lambda s: s.info.created)
 
     def summaries(
@@ -216,6 +221,7 @@ class LocalBackend(Backend):
         """Make them of jobs that weren't listed since they ended; those of the others lie in a file."""
         now, by = time.time(), f"{make.__module__}.{make.__qualname__}"
         made, going = ended.Summaries(paths.ended_file(), f"{by} of {paths.code()}", now), []
+        over: list[str] = []
         for job in self._unexpired(without=made.has):
             with self._listing.leaving_out(job.folder.path.name):
                 state = job.state()
@@ -225,7 +231,9 @@ class LocalBackend(Backend):
                     going.append(summary)
                 else:
                     made.add(job.folder.path.name, job.mark, job.changed + job.ttl, summary)
+                    over.append(job.folder.path.name)
         made.save()
+        waits.tidy(over)
         return [*made, *going]
 
     def names(self) -> list[str]:
@@ -241,7 +249,9 @@ class LocalBackend(Backend):
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
-        return reduce(apply, self.facts(name), JobState(self.info(name)))
+        found = reduce(apply, self.facts(name), JobState(self.info(name)))
+        waits.tidy([name] if found.phase.terminal else [])
+        return found
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Collection
+from contextlib import suppress
 
 from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.errors import NBTorchJobError, NotOwnError
 from nbtorchjob.state.events import Waiting
 from nbtorchjob.text import words
 
@@ -26,6 +30,16 @@ def told(job: JobDirectory) -> Waiting | None:
     many = queue.behind(job.path.name)
     text = f"behind {words.count(many, 'job')}" if many else "next on this machine"
     return None if many is None else Waiting(time.time(), text)
+
+
+def tidy(over: Collection[str]) -> None:
+    """Take the next step where one of these jobs, which are over, still has its place.
+
+    That is so for a moment, and for good where its warden was killed.
+    """
+    with suppress(OSError, NotOwnError):
+        if not {*over}.isdisjoint(os.listdir(paths.queue_dir() / "running")):
+            _step_now_and_then()
 
 
 def _step_now_and_then() -> None:

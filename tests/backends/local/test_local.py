@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -727,3 +728,49 @@ def test_the_doctor_says_what_this_machine_refuses():
     assert [each.text for each in found if not each.good] == [
         "gpu can't be given on the local backend: it is for --backend kubernetes"
     ]
+
+
+@pytest.fixture
+def few_files():
+    """Return a function that leaves this process room for so many more open files; give the room back."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+
+    def leave(many):
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(many):
+            os.close(held.pop())
+
+    def give_back():
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        while held:
+            os.close(held.pop())
+
+    yield leave, give_back
+    give_back()
+
+
+def test_a_process_that_may_open_no_more_files_submits_nothing_and_says_so(few_files):
+    leave, give_back = few_files
+    submit(len, "four").result(LIMIT)
+    said = []
+    for room in range(26):
+        before = sorted(os.listdir(paths.jobs_dir()))
+        leave(room)
+        try:
+            job = submit(len, "four")
+        except nbtorchjob.SubmitError as exc:
+            give_back()
+            said.append(str(exc))
+            assert sorted(os.listdir(paths.jobs_dir())) == before
+        else:
+            give_back()
+            assert job.result(LIMIT) == 4
+
+    assert len(said) > 16
+    assert [text for text in said if "Too many open files" not in text or "\n" in text] == []
+    assert any("RLIMIT_NOFILE" in text for text in said)

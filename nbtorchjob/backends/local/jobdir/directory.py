@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from nbtorchjob.backends.local.jobdir.damage import reading
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import limits
 from nbtorchjob.machine.folders import plain, record
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.emit import append
@@ -278,19 +279,20 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
         raise _taken(info.name)
     maker = Process.of(os.getpid())
     new = JobDirectory(partial(jobs, "new"))
-    try:
-        new.path.mkdir(mode=0o700)
-        fill(new)
-        _describe(new, info, maker)
-        new.path.rename(jobs / info.name)
-    except OSError as exc:
-        shutil.rmtree(new.path, ignore_errors=True)
-        if (jobs / info.name).exists():  # another kernel was faster
-            raise _taken(info.name) from None
-        raise SubmitError(f"the job can't be written to {jobs}: {exc.strerror or exc}") from exc
-    except BaseException:
-        shutil.rmtree(new.path, ignore_errors=True)
-        raise
+    with limits.files_in_reserve() as release:
+        try:
+            new.path.mkdir(mode=0o700)
+            fill(new)
+            _describe(new, info, maker)
+            new.path.rename(jobs / info.name)
+        except BaseException as exc:
+            release()
+            shutil.rmtree(new.path, ignore_errors=True)
+            if not isinstance(exc, OSError):
+                raise
+            if (jobs / info.name).exists():  # another kernel was faster
+                raise _taken(info.name) from None
+            raise SubmitError(f"the job can't be written to {jobs}: {exc.strerror or exc}") from exc
     return JobDirectory(jobs / info.name)
 
 

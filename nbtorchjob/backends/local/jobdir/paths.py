@@ -42,18 +42,9 @@ def pool_dir() -> Path:
     return own(own(state_dir() / "pool") / environment())
 
 
-def socket_path() -> str:
-    """Return the address of the pool's socket; a socket's path may have at most 107 bytes (Linux)."""
-    path = str(pool_dir() / "socket")
-    if len(os.fsencode(path)) <= 107:
-        return path
-    return str(own(short_dir()) / hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
-
-
-def short_dir() -> Path:
-    """Return the folder for sockets whose own path would be too long; it is checked where it is used."""
-    # Not below TMPDIR, which may be long too, and differ between two kernels that share a pool.
-    return Path("/tmp") / f"nbtorchjob-{os.getuid()}"
+def socket_path() -> Path:
+    """Return the pool's socket, whose path may be longer than a socket's: it is reached by its folder."""
+    return pool_dir() / "socket"
 
 
 @cache

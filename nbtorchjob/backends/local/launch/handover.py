@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbtorchjob.backends.local.jobdir import directory, paths
@@ -15,7 +15,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import environment, pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.errors import NBTorchJobError, SubmitError
-from nbtorchjob.machine import devices
+from nbtorchjob.machine import devices, limits
 from nbtorchjob.runtime import compilers, shortage
 from nbtorchjob.runtime.errors import from_exception
 from nbtorchjob.state import JobInfo
@@ -26,13 +26,32 @@ _START_S = 60.0  # twice what a pool may take to start
 def begin(
     info: JobInfo, fill: Callable[[JobDirectory], None], hand_over: Callable[[JobDirectory], None]
 ) -> None:
-    """Make the job's folder, which ``fill`` fills, and hand it over; nothing is left where that fails."""
-    job = directory.create(paths.jobs_dir(), info, fill)
+    """Make the job's folder, which ``fill`` fills, and hand it over; nothing is left where that fails.
+
+    Raises ``SubmitError``.
+    """
+    with refused(), limits.files_in_reserve() as release:
+        job = directory.create(paths.jobs_dir(), info, fill)
+        try:
+            hand_over(job)
+        except BaseException:
+            release()
+            shutil.rmtree(job.path, ignore_errors=True)
+            with suppress(OSError):
+                queue.leave(info.name)
+            raise
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Tell what this machine refuses in one line: raise ``SubmitError`` for it."""
     try:
-        hand_over(job)
-    except BaseException:
-        shutil.rmtree(job.path, ignore_errors=True)
+        yield
+    except NBTorchJobError:
         raise
+    except OSError as exc:
+        met = shortage.limit_met(exc)
+        raise SubmitError(f"the job can't be started: {exc}{met and f'; {met}'}") from exc
 
 
 def here(*jobs: JobDirectory) -> None:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nbtorchjob import frozen
 from nbtorchjob.backends.local import liveness
@@ -37,6 +37,9 @@ from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import compilers, folders, pages
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime import death, node, shortage
+from nbtorchjob.runtime.outside import within
+
+T = TypeVar("T")
 
 IDLE = "NBTORCHJOB_POOL_IDLE_S"
 _IDLE_S = 900.0
@@ -94,7 +97,7 @@ def connected() -> Iterator[tuple[Process, Callable[[dict[str, Any]], None]]]:
 def stop() -> None:
     """End the pool of this environment, if one runs; jobs go on."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(paths.socket_path())
+        _at_socket(connection.connect)
         connection.sendall(b'{"stop": true}\n')
         connection.recv(1)  # comes back when the pool has ended
 
@@ -116,19 +119,18 @@ def process() -> Process:
 
 
 def _connect() -> socket.socket:
-    path = paths.socket_path()
-    found = _try(path)
+    found = _try()
     if found is not None:
         return found
     with open(paths.pool_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two notebooks that find no pool, one starts it
-        found = _try(path)
+        found = _try()
         if found is not None:
             return found
-        pid = _start(path)
+        pid = _start()
         until = time.monotonic() + _START_S
         while time.monotonic() < until and os.waitpid(pid, os.WNOHANG)[0] == 0:
-            found = _try(path)
+            found = _try()
             if found is not None:
                 return found
             time.sleep(0.005)
@@ -136,12 +138,14 @@ def _connect() -> socket.socket:
     raise SubmitError(f"this machine's pool didn't start: {why}")
 
 
-def _try(path: str) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX)
-    if connection.connect_ex(path) == 0:
-        return connection
-    connection.close()
-    return None
+def _at_socket(act: Callable[[str], T]) -> T:
+    path = paths.socket_path()
+    return within(str(path.parent), path.name, act)
+
+
+def _try() -> socket.socket | None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.dup() if _at_socket(connection.connect_ex) == 0 else None
 
 
 def _process(connection: socket.socket) -> Process:
@@ -156,13 +160,13 @@ def _process(connection: socket.socket) -> Process:
     return Process.of(pid)
 
 
-def _start(path: str) -> int:
+def _start() -> int:
     """Start a pool; return its process id."""
     # With the kernel's own sys.path the pool finds the torch that the notebook would import. Imports leave
     # hardly any garbage: without looking for it they take three quarters of the time (torch 2.13).
     folder = str(paths.pool_dir())
     code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
-    code += f"from nbtorchjob.backends.local.launch import pool; pool.main({path!r}, {folder!r})"
+    code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
     log = os.path.join(folder, "log")
     # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
     return os.posix_spawn(
@@ -186,15 +190,16 @@ def _start(path: str) -> int:
     )
 
 
-def main(path: str, folder: str) -> None:
-    """Serve requests at ``path`` until none came for a while."""
+def main(folder: str) -> None:
+    """Serve requests at the socket in ``folder`` until none came for a while."""
+    path = os.path.join(folder, "socket")
     os.chdir("/")
     os.closerange(3, 1024)  # what the kernel left inheritable isn't for the pool to hold open
     with suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    os.chmod(path, 0o600)
+    os.fchmod(listener.fileno(), 0o600)
+    within(folder, "socket", listener.bind)
     listener.listen(64)
     # Bound first, imported after: a job that comes meanwhile waits in the socket's queue.
     for module in _PRELOAD:

@@ -15,36 +15,6 @@ from nbtorchjob.frontends.cli import main
 from nbtorchjob.machine import folders
 
 
-@pytest.fixture
-def short(tmp_path, monkeypatch):
-    """Return the folder for sockets of a state folder whose path is too long for them."""
-    monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / ("long" * 30)))
-    short = tmp_path / "short"
-    monkeypatch.setattr(paths, "short_dir", lambda: short)  # the user's own may serve a pool of theirs
-    return short
-
-
-def test_a_long_path_has_a_short_stand_in_of_this_user_alone(short):
-    assert paths.socket_path() == paths.socket_path()
-    assert Path(paths.socket_path()).parent == short
-    assert short.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("kind", ["link", "open", "file"])
-def test_a_stand_in_that_others_may_write_to_is_refused(short, tmp_path, kind):
-    if kind == "link":
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        short.symlink_to(tmp_path / "elsewhere")
-    elif kind == "open":
-        short.mkdir()
-        short.chmod(0o777)
-    else:
-        short.touch()
-
-    with pytest.raises(PermissionError, match="must be a folder that is yours alone"):
-        paths.socket_path()
-
-
 def asked(cwd):
     """Ask a new Python in that folder where its pool is; give the last line that it wrote."""
     ask = "from nbtorchjob.backends.local.jobdir import paths; print(paths.pool_dir())"

@@ -7,16 +7,19 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import cloudpickle
 import pytest
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
+from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
+from tests.backends.local.real import supervisor
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -178,3 +181,19 @@ def test_a_deadline_counts_from_a_jobs_turn():
     job = nbtorchjob.attach(sent.name)
     assert job.result(LIMIT) > 0
     assert job.state.deadline_at is None or job.state.deadline_at > long_ago + 100.0
+
+
+@pytest.mark.torch
+def test_a_job_whose_warden_was_killed_has_no_place_after_the_next_look(folder):
+    def waits():
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+
+    sent = nbtorchjob.submit(waits)
+    running = paths.queue_dir() / "running" / sent.name
+    status = Path(f"/proc/{supervisor(sent).pid}/status").read_text()
+    os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+    (folder / "go").touch()
+    sent.result(LIMIT)
+
+    until(lambda: sent.name in {state.info.name for state in nbtorchjob.jobs()} and not running.exists())
