@@ -177,6 +177,39 @@ def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
     assert said("--image train:1 --gpu 1") == (differs, "the image has torch 2.13.0+cpu, which uses no GPU")
 
 
+def test_code_goes_with_its_source_unless_each_image_is_known_to_have_this_python(empty):
+    def known(image, python):
+        images.learn(AskedImage("", image), "", EnvironmentTold(1.0, 0, python, "", {"torch": "2.13.0"}))
+
+    def prepared(cell, image, names):
+        spec = JobSpec(backend="kubernetes", cluster=Cluster(image=image))
+        return submission.prepare(capture.from_cell(cell, names), submission.check(spec))
+
+    names = {"__name__": "__main__"}
+    exec("def made(): return 1", names)
+    known("same:1", here.environment().python)
+    known("old:1", "3.9.18")
+    known("new:1", "3.99.0")
+
+    assert [prepared("1", image, {}).call.sourced for image in ("same:1", "new:1", "unknown:1")] == [
+        False,
+        True,
+        True,
+    ]
+    assert prepared("1", "new:1", {}).notes == (
+        f"the image has Python 3.99 (here {here.environment().minor})",
+    )
+    assert prepared("made()", "same:1", names).notes == ()
+    with pytest.raises(
+        LackingError, match=r"has Python 3.99.0 and .*, and made \(line 1 of <string>\) has no source"
+    ):
+        prepared("made()", "new:1", names)
+    with pytest.raises(
+        LackingError, match=r"line 3 of <torchjob cell> isn't Python 3.9's: .*: use an image with Pyth"
+    ):
+        prepared("match 1:\n    case 1: 2", "old:1", {})
+
+
 @pytest.mark.parametrize(
     ("tag", "refused"),
     [

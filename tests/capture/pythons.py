@@ -37,6 +37,7 @@ _REFUSED = {
         10,
         "dataclasses know since Python 3.10",
     ),
+    "imported: objects that others are compared with": (10, "has no attribute 'KW_ONLY'"),
     "classes: ParamSpec and TypeVarTuple": (10, "Can't get attribute"),
     "classes: a Literal, Optional and a union": (
         10,
