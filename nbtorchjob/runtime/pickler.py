@@ -14,6 +14,7 @@ import builtins
 import collections
 import copyreg
 import dataclasses
+import datetime
 import dis
 import enum
 import functools
@@ -593,6 +594,7 @@ _ANNOTATIONS = frozenset(("__annotate__", "__annotate_func__", "__annotations_ca
 _OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
     dataclasses.Field: generated.reduce_field,
     dataclasses._DataclassParams: generated.reduce_params,  # type: ignore[attr-defined]
+    datetime.timezone: _leave,  # `datetime.UTC` is a constant since Python 3.11 alone
     functools.partialmethod: generated.reduce_partialmethod,
     functools.singledispatchmethod: generated.reduce_dispatched_method,
     **dict.fromkeys(generated.SENTINELS, generated.reduce_sentinel),

@@ -1,12 +1,15 @@
 """Code from another Python, compiled from its source: here a Python that claims to be another one."""
 
 import dataclasses
+import datetime
+import enum
 import linecache
 import pickle
 import sys
 import traceback
 import types
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -251,6 +254,14 @@ def test_what_class_makers_wrote_is_written_again(notebook, monkeypatch):
     assert not isinstance(3, runs)
     assert (kind(1), kind("")) == ("otherint", "other")
     assert typing.get_type_hints(data)["x"] is int
+
+
+def test_what_only_some_pythons_have_by_name_goes_by_a_name_that_all_have(monkeypatch):
+    paths, zone = Path("/a/b"), datetime.timezone.utc
+    data = sent(monkeypatch, (paths, zone, int | str, enum.EnumMeta))
+
+    assert pickle.loads(data) == (paths, zone, int | str, enum.EnumMeta)
+    assert not any(word in data for word in (b"pathlib._local", b"UTC", b"EnumType", b"UnionType"))
 
 
 def test_a_dataclass_keeps_what_it_says_of_its_fields_on_the_same_python(notebook, monkeypatch):
