@@ -15,11 +15,13 @@ import struct
 import termios
 import threading
 import time
+from dataclasses import asdict
 from typing import Any, Dict, Optional, Sequence
 
 from . import outside, sampler
 from .emit import LONGEST_FACT
-from .samples import BEGINS, BUSY, ENDED, MAX_BYTES, STOPPED, UNKNOWN, RankSample
+from .errors import Frame
+from .samples import BEGINS, BUSY, ENDED, MAX_BYTES, STOPPED, UNKNOWN, RankSample, Thread
 
 _WAITING_S = 0.3  # after which a rank that hasn't answered waits for Python's lock
 _PROMPT_S = 1.0  # in which a rank has Python's lock, if anybody ever lets go of it
@@ -40,6 +42,7 @@ class _Line:
         self.at = self.asked = 0
         self.broken = self._taken = False
         self.text = ""  # faulthandler's
+        self.place: Dict[str, Any] = {}  # where the rank was in the user's code when it last said so
         self.heard = 0.0
         self._connection = connection
         self._held = b""
@@ -98,6 +101,7 @@ class _Line:
         if "inode" in record:
             self.hello = {name: int(value) for name, value in record.items()}
         self.at = record.get("at", self.at)
+        self.place = record.get("place", self.place)
         if record.get("of") == self.asked:
             self.answer = record
 
@@ -173,7 +177,7 @@ class Inquiry:
                     elif lines[rank].waits_for_lock:
                         ran[rank] = outside.seconds(self._pids[rank])
             return [
-                _found(rank, pid, lines.get(rank), self._codes.get(rank), most)
+                _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
                 for rank, pid in sorted(self._pids.items())
             ]
 
@@ -247,16 +251,28 @@ def _listen(folder: str) -> Optional[socket.socket]:
     return listener
 
 
-def _found(rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int) -> Dict[str, Any]:
-    """Return what is known of a rank: by itself, or from outside."""
+def _found(
+    rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int, before: Optional[_Line]
+) -> Dict[str, Any]:
+    """Return what is known of a rank: by itself, or from outside; ``before`` is what it has said by then."""
     sample = line.answer.get("sample") if line is not None else None
     if not isinstance(sample, dict):
         sample = _from_outside(rank, pid, line, code)
+        if sample["state"] == STOPPED:
+            sample = {**sample, "threads": [asdict(thread) for thread in _last_seen(before)]}
     notes = [str(sample.get("note", "")), outside.children(pid)]
     told = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
     if len(json.dumps(told)) <= most + _SPARE // 8:
         return told
     return RankSample(rank, UNKNOWN, pid, note="it says more than fits here").to_json()
+
+
+def _last_seen(line: Optional[_Line]) -> "tuple[Thread, ...]":
+    try:
+        place = Frame.from_json(line.place) if line is not None else None
+    except (TypeError, ValueError, AttributeError):  # the user's code wrote that
+        return ()
+    return (Thread("main", (place,)),) if place is not None and place.filename else ()
 
 
 def _from_outside(rank: int, pid: int, line: Optional[_Line], code: Optional[int]) -> Dict[str, Any]:

@@ -28,7 +28,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from . import recorder, report
@@ -146,7 +146,8 @@ class Sampler:
         moved = not self._counts or before != self._counts
         pending = [] if moved or self._returned else recorder.pending()
         waits = bool(self._counts) and not moved and not self._returned and _waits()
-        return {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
+        told = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
+        return {**told, "place": asdict(_place())}
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
         """Begin a profile; return why not, else nothing."""
@@ -185,6 +186,8 @@ def _threads() -> Iterator[Thread]:
     for ident, frame in sys._current_frames().items():
         if ident != me:
             stacks[ident], given[ident] = _places(frame), _given(frame)
+            if stacks[ident][-1:] and stacks[ident][-1].filename.endswith("selectors.py"):
+                stacks[ident] += _awaited(frame)
     del frame
     named = dict(getattr(threading, "_active", {}))  # without its lock, which the main thread may hold
     for ident in sorted(stacks, key=lambda each: each != main):
@@ -206,6 +209,20 @@ def _places(frame: Any) -> "list[Frame]":
     return found[::-1]
 
 
+def _awaited(frame: Any) -> "list[Frame]":
+    """Return where the coroutine is suspended that an event loop of a stack runs: no stack shows that."""
+    while frame is not None and frame.f_code.co_name != "run_until_complete":
+        frame = frame.f_back
+    task: Any = frame.f_locals.get("future") if frame is not None else None
+    coroutine: Any = task.get_coro() if hasattr(task, "get_coro") else None
+    found: List[Frame] = []
+    while getattr(coroutine, "cr_frame", None) is not None and len(found) < MAX_FRAMES:
+        code = coroutine.cr_frame.f_code
+        found.append(Frame(code.co_filename, coroutine.cr_frame.f_lineno or 0, code.co_name[:_LINE]))
+        coroutine = coroutine.cr_await
+    return found
+
+
 def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
     """Return what the outermost function of torch.distributed was given that a stack is in."""
     called = None
@@ -225,6 +242,13 @@ def _waits() -> bool:
     stack = sys._current_frames().get(threading.main_thread().ident or 0)
     *_, last = _places(stack) or [Frame("", 0, "")]
     return last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
+
+
+def _place() -> Frame:
+    """Return where the main thread is in the user's code, for whoever finds this process stopped later."""
+    stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
+    own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+    return _with_line(next(own, Frame("", 0, "")))
 
 
 def _with_line(frame: Frame) -> Frame:

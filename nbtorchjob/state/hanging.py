@@ -15,7 +15,10 @@ _LATE_S = 60.0  # after its time a collective is given up at last
 
 
 def hang(state: JobState, now: float) -> Diagnosis | None:
-    """Return why a running job hangs, if its nodes looked and nothing was heard of it since; else None."""
+    """Return why a running job hangs, if its nodes looked and nothing was heard of it since; else None.
+
+    It doesn't while the ranks that the others wait for compile, or save or load a checkpoint.
+    """
     newest = _samples(state)
     if not newest or state.phase is not Phase.RUNNING or state.reforming:
         return None
@@ -25,6 +28,8 @@ def hang(state: JobState, now: float) -> Diagnosis | None:
     if state.wrote is not None and state.wrote > max(each.time for each in newest) + _TOLD_S:
         return None
     found = None if _reported(state, newest) else diagnose(state)
+    if found is not None and found.busy:
+        return None
     return found if found is not None and (found.ranks or not found.sure) else None
 
 

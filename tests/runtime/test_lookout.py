@@ -299,7 +299,10 @@ def test_a_rank_whose_lock_is_held_in_c_is_read_from_outside(ranks):
 
 @pytest.mark.torch
 def test_a_rank_that_is_stopped_or_has_returned_is_called_so(ranks):
-    assert [(each.state, each.threads) for each in (ranks[2], ranks[4])] == [("stopped", ()), ("ended", ())]
+    assert [each.state for each in (ranks[2], ranks[4])] == ["stopped", "ended"]
+    assert ranks[4].threads == ()
+    last_seen = [frame.name for thread in ranks[2].threads for frame in thread.frames]
+    assert last_seen in ([], ["one_of_each_kind"])  # it may be stopped before it was first asked
     assert ranks[4].note == "it has returned"
 
 

@@ -67,6 +67,21 @@ def test_believes_what_was_asked_for_once_nothing_was_heard_for_long():
     assert hang(state(sampled("asked")), 400.0) is not None
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "torch/serialization.py",
+        "torch/distributed/checkpoint/filesystem.py",
+        "torch/_dynamo/convert_frame.py",
+    ],
+)
+def test_ranks_that_wait_for_one_that_saves_or_compiles_do_not_hang(file):
+    works = rank(1, below=(Frame(f"/usr/lib/python3/site-packages/{file}", 1, "save"),))
+    found = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, works)))
+
+    assert hang(found, 160.0) is None
+
+
 def test_names_who_was_missing_when_a_collective_gave_up():
     failed = state(sampled("timeout"), *gave_up())
 

@@ -65,7 +65,16 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
 from nbtorchjob.runtime.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
-from nbtorchjob.state.diagnosis.standing import MEETS, MONITORED, Standing, parties, standing, what
+from nbtorchjob.state.diagnosis.standing import (
+    COMPILES,
+    MEETS,
+    MONITORED,
+    SAVES,
+    Standing,
+    parties,
+    standing,
+    what,
+)
 from nbtorchjob.state.diagnosis.telling import Telling
 from nbtorchjob.state.known import Known
 from nbtorchjob.text.words import clip, ranks
@@ -82,7 +91,8 @@ _MOST_SIDES = 3
 class Diagnosis(FrozenDataclass):
     """Why a job hangs, in a sentence, and the ranks to look at; ``frame`` is where the first of them is.
 
-    Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at.
+    Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at. ``busy`` says
+    that those ranks do what ends by itself: they compile, or save or load a checkpoint.
     """
 
     text: str
@@ -90,6 +100,7 @@ class Diagnosis(FrozenDataclass):
     frame: Frame | None
     sure: bool
     time: float
+    busy: bool = False
 
 
 class _Found(FrozenDataclass):
@@ -115,7 +126,10 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
         return None
     text = clip(found.text if found.sure else f"unsure: {found.text}", _MAX_TEXT)
     frame = next((seen.of[rank].place for rank in found.ranks if rank in seen.of), None)
-    return Diagnosis(text, tuple(found.ranks), frame, found.sure, max(each.time for each in sampled))
+    named = [seen.of.get(rank) for rank in found.ranks]
+    busy = bool(named) and all(each is not None and each.waits in (SAVES, COMPILES) for each in named)
+    time = max(each.time for each in sampled)
+    return Diagnosis(text, tuple(found.ranks), frame, found.sure, time, busy)
 
 
 def _differing(seen: Seen, tell: Telling) -> _Found | None:

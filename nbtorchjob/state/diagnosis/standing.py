@@ -14,6 +14,8 @@ from nbtorchjob.text.words import line
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
 Sources = Mapping[str, tuple[str, str]]
 
+# What takes long on one rank while the others wait, and ends by itself.
+SAVES, COMPILES = "saves or loads a checkpoint", "compiles"
 DATA, READS = "waits for its DataLoader", "reads"  # what several ranks may wait in at once
 
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
@@ -25,6 +27,9 @@ _MEETS = (MEETS, "new_group")
 _POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
 # What a library's frame below the user's says of a rank that waits in it: the file's end and the function.
 _WAITS = (
+    (r"torch/_dynamo/convert_frame\.py", r".*", COMPILES),  # what is compiled runs without it
+    (r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py", r".*", SAVES),
+    (r"asyncio/(?!runners|base_events).*\.py", r".*", "waits in an await"),
     (r"torch/utils/data/dataloader\.py", r".*", DATA),
     (r"torch/distributed/rendezvous\.py", r".*", "waits for a store"),
     (r"multiprocessing/queues\.py|/queue\.py", r"get|put", "waits for a queue"),
@@ -35,7 +40,9 @@ _WAITS = (
 )
 # What a line of the user's own says of it; a call into C has no frame.
 _LINES = (
+    (r"\bawait\b", "waits in an await"),
     (r"\bsleep\(", "sleeps"),
+    (r"\bos\.(system|wait|waitpid)\(", "waits for a process"),
     (r"store(\(\))?\.(get|wait)\(", "waits for a store"),
     (r"\bacquire\(|^with \w*(lock|mutex|semaphore)\w*\s*:", "waits for a lock"),
     (r"\binput\(|\bread(line|lines)?\(|\brecv\(", READS),

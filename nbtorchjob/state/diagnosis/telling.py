@@ -20,6 +20,8 @@ _VERBS = {
     "waits": ("wait", "waited", "waited"),
     "sleeps": ("sleep", "slept", "slept"),
     "reads": ("read", "read", "read"),
+    "compiles": ("compile", "compiled", "compiled"),
+    "saves": ("save", "saved", "saved"),
 }
 
 
@@ -82,7 +84,7 @@ class Telling(FrozenDataclass):
             return f"has given no sample{why}", ""
         where = f"in {self.at(rank)}" if stand.place is not None else ""
         if stand.state == STOPPED:
-            return "is stopped, by a signal or a debugger", where and f", {where}"
+            return "is stopped, by a signal or a debugger" + (", last seen" if where else ""), where
         if stand.state == HELD:
             return "is stopped in the debugger", where
         if stand.state == BEGINS:

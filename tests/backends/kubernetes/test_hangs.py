@@ -55,7 +55,7 @@ TOLD = {
         "it waits for its DataLoader in ",
         "for batch in",
     ),
-    "stopped": ([1], "rank 1 is stopped, by a signal or a debugger; ranks 0, 2-3 have waited for it", "", ""),
+    "stopped": ([1], "rank 1 is stopped, by a signal or a debugger", "ranks 0, 2-3 have waited for it", ""),
     "lock_of_python_held": ([1], "rank 1 is held by something in C", "in ", "ctypes.PyDLL(None)"),
     "subgroup": ([1], "rank 1 never entered barrier #4", "it sleeps in ", "time.sleep(LONG)"),
     "store_wait": ([2], "rank 2 never entered all_reduce #4", "it waits for a store in ", '.get("never")'),

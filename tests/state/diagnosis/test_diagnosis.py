@@ -89,11 +89,21 @@ AWAY = [
     (absent(2, 3, QUEUE, LOCK), "it waits for a queue in Cell In[3], line 3"),
     (absent(2, 3, LOCK), "it waits for a lock in"),
     (absent(2, 3, JOIN), "it waits for a thread in"),
+    (
+        absent(2, 3, SITE + "torch/serialization.py save"),
+        "it saves or loads a checkpoint in Cell In[3]",
+    ),
+    (absent(2, 3, SITE + "torch/_dynamo/convert_frame.py compile"), "it compiles in Cell In[3], line 3"),
+    (absent(2, 3, "/usr/lib/python3.11/asyncio/queues.py get"), "it waits in an await in Cell In[3], line 3"),
     (absent(2, 4), "it sleeps in Cell In[3], line 4: time.sleep(100)"),
     (absent(2, state=BUSY), f"rank 2 {WAITED}; it is held by something in C in Cell In[3], line 3"),
     (
         rank(2, BUSY, stack(3)),
         f"rank 2 is held by something in C in Cell In[3], line 3: next(loader); {HELD}",
+    ),
+    (
+        rank(2, STOPPED, stack(3)),
+        "rank 2 is stopped, by a signal or a debugger, last seen in Cell In[3], line 3: next(loader);",
     ),
     (rank(2, STOPPED), f"rank 2 is stopped, by a signal or a debugger; {HELD}"),
     (rank(2, BEGINS), f"rank 2 is still starting; {HELD}"),
