@@ -20,12 +20,15 @@ from tests.runtime.test_ports import listens, meet, until_met
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
     "forged facts": ("test_forged.py",),
-    "frames": ("runtime/test_frames.py", "kubernetes/test_nodelog.py"),
-    "values": ("runtime/test_codec.py", "runtime/test_wire.py", "kubernetes/test_trust.py"),
-    "records, files": ("backends/local/test_damage.py",),
-    "requests": ("server/test_security.py", "server/test_ids.py", "server/test_requests.py"),
-    "API answers": ("kubernetes/test_wrong_answers.py", "server/test_clusters.py"),
-    "terminal strings": ("test_terminal.py", "text"),
+    "frames": ("runtime/test_frames.py", "backends/kubernetes/logs/test_decode.py"),
+    "values": ("runtime/test_codec.py", "runtime/test_wire.py", "backends/kubernetes/test_trust.py"),
+    "records, files": ("backends/local/jobdir/test_damage.py", "backends/kubernetes/test_damaged_records.py"),
+    "requests": tuple(f"frontends/server/test_{name}.py" for name in ("security", "ids", "requests")),
+    "API answers": ("backends/kubernetes/api/test_wrong_answers.py", "frontends/server/test_clusters.py"),
+    "terminal strings": ("frontends/cli/test_terminal.py", "text"),
+    "node answers": ("backends/test_forged_answers.py",),
+    "the nodes' store": ("runtime/test_signed.py", "runtime/test_lab.py"),
+    "compilers' caches": ("runtime/test_compilers.py", "backends/local/launch/test_compilers.py"),
 }
 LAUNCHES: dict[str, Launch] = {
     "one node of two ranks": Elastic(nproc_per_node=2),
@@ -47,7 +50,9 @@ def tests(files: tuple[str, ...], *options: str) -> tuple[str, float]:
     os.close(write)
     with open(read, errors="replace") as file:
         text = file.read()
-    _, _, used = os.wait4(pid, 0)
+    _, status, used = os.wait4(pid, 0)
+    if os.waitstatus_to_exitcode(status) > 1:  # no test was run, as where a file has moved
+        raise SystemExit(text)
     return text, used.ru_maxrss / 1024
 
 
