@@ -192,16 +192,20 @@ def _source(
     filename: str, features: Tuple[str, ...], codes: Sequence[types.CodeType]
 ) -> Tuple[str, List[Optional[int]]]:
     """Return the statements that define ``codes``, and which function each is in them; "" where none is."""
-    for text in _texts(filename):
+    lines = {code.co_firstlineno for code in codes}
+    found: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
+    # Since Python 3.12 a method of a name that the same module imports is called in another way: a script's
+    # functions were compiled with the imports, a cell's statements each by itself.
+    for text, imports in ((text, imports) for text in _texts(filename) for imports in (False, True)):
         try:
-            less = _only(text, {code.co_firstlineno for code in codes})
+            less = _only(text, lines, imports)
             compiled = functions(less, filename, features)
         except (SyntaxError, ValueError, RecursionError):
             continue
         indices = [_index(code, compiled) for code in codes]
-        if indices != [None] * len(codes):
-            return less, indices
-    return "", [None] * len(codes)
+        if indices.count(None) < found[1].count(None):
+            found = less, indices
+    return found
 
 
 def _index(code: types.CodeType, compiled: List[Optional[types.CodeType]]) -> Optional[int]:
@@ -221,10 +225,15 @@ def _texts(filename: str) -> Iterator[str]:
         yield text
 
 
-def _only(text: str, wanted: Set[int]) -> str:
-    """Return ``text`` with the statements alone that stand at the lines ``wanted``, each at its lines."""
+def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
+    """Return ``text`` with the statements alone that stand at the lines ``wanted``, each at its lines.
+
+    With ``imports`` those stay, too, that import something at the top of the module.
+    """
     spans = []
     for statement in ast.parse(text).body:
+        if imports and _imports(statement):
+            wanted = wanted | {statement.lineno}
         first = min(each.lineno for each in (statement, *getattr(statement, "decorator_list", ())))
         spans.append((first, statement.end_lineno or first))
     kept: Set[int] = set()
@@ -237,6 +246,11 @@ def _only(text: str, wanted: Set[int]) -> str:
                 kept.update(lines)
     numbered = enumerate(text.split("\n"), 1)
     return "\n".join(line if number in kept else "" for number, line in numbered).rstrip() + "\n"
+
+
+def _imports(statement: ast.stmt) -> bool:
+    defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    return not defines and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(statement))
 
 
 # Where it arrives

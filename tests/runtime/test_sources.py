@@ -10,6 +10,7 @@ import traceback
 import types
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,19 @@ def test_only_the_statements_of_what_is_sent_go_along(notebook, monkeypatch):
     assert b"secret" not in data
     assert b"return 1" not in data
     assert pickle.loads(data).__code__.co_firstlineno == 5
+
+
+def test_a_script_is_compiled_with_its_imports_and_a_cell_a_statement_at_a_time(notebook, monkeypatch):
+    text = "import os\ndef f(): return os.getpid()\nx = 'left out'\n"
+    whole = notebook(text)["f"]
+    alone: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("\ndef f(): return os.getpid()\n", "<cell 1>", "exec"), alone)
+
+    for function in (whole, alone["f"]):
+        codes_ = sources.Codes()
+        codes_.add(function.__code__)
+        assert codes_.table()["lacking"] == []
+        assert "left out" not in codes_.table()["files"][0]["text"]
 
 
 def test_future_imports_of_other_cells_hold(notebook, monkeypatch):

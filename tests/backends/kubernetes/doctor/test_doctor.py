@@ -115,10 +115,10 @@ def test_every_kind_of_a_whole_cluster_is_fit(emulator, examine, kind):
     assert bad(examine(emulator.kubeconfig, spec(kind=kind))) == []
 
 
-def test_it_says_which_python_the_image_must_have(emulator, examine):
+def test_it_says_what_the_image_must_have(emulator, examine):
     text = examine(emulator.kubeconfig)[-1].text
 
-    assert text.startswith("the image torch:1 needs Python 3.")
+    assert text.startswith("the image torch:1 needs Python and torch 2.")
 
 
 def test_without_a_kubeconfig_the_rest_is_left_out_in_one_line(examine, tmp_path, monkeypatch):
