@@ -83,6 +83,7 @@ def check(spec: JobSpec) -> Plan:
         from nbtorchjob.capture import packages
 
         packages.check(spec)
+    spec.secrets()
     chosen = backend(spec.backend)
     return Plan(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
 

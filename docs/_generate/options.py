@@ -63,6 +63,8 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "shm": ("2Gi",),
     "run-as": ("1000", "1000:100"),
     "image-pull-secret": ("registry",),
+    "env-from": ("secret/mine",),
+    "secret-env": ("HF_TOKEN",),
     "toleration": ("spot",),
     "spot-toleration": ("spot",),
     "mount": ("type=volume,src=data,dst=/data",),

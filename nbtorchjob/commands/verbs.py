@@ -233,8 +233,11 @@ def resume(given: Given, find: Find) -> Answers:
 def export(given: Given, find: Find) -> Answers:
     """Write a job's files, and list them."""
     name, folder = given.words
-    for path in find(name).export(folder):
+    job = find(name)
+    for path in job.export(folder):
         yield Answer(str(path), {"path": str(path)})
+    if missing := job.info.asked.secret_env:
+        yield Answer(f"Fill in {', '.join(missing)} in the first Secret before you apply them.", aside=True)
 
 
 def gc(given: Given, _find: Find) -> Answers:

@@ -55,6 +55,11 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
+def has_password(text: str) -> bool:
+    """Whether an address in a text has a password in it."""
+    return _ADDRESS.search(text) is not None
+
+
 def type_name(type_: type) -> str:
     """Return a type's name, with its module where that isn't the notebook or Python itself."""
     module, name = _module(type_), _qualname(type_)

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.runtime.described import has_password, is_secret
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.policies import Retry
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 BACKENDS = ("local", "kubernetes")
 GRACE_S = 45
+_TOKENIZERS = "TOKENIZERS_"  # in front of settings of Hugging Face's tokenizers: no secret's name
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
@@ -42,9 +44,11 @@ _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 class JobSpec:
     """Everything that is requested for a job, except what it runs. Raises ``SpecError``.
 
-    ``env`` is laid over the environment that ranks have anyway. ``package``, and files of such lines,
-    ``requirements``, are installed on each node into a folder of the job, beside what is there. ``ship`` are
-    files and folders below the notebook's folder, by their relative paths: ranks find them by the same.
+    ``env`` is laid over the environment that ranks have anyway. What looks secret in it, by its name or for a
+    password in an address, becomes one of ``secret_env``: variables whose values no text or record has.
+    ``package``, and files of such lines, ``requirements``, are installed on each node into a folder of the
+    job, beside what is there. ``ship`` are files and folders below the notebook's folder, by their relative
+    paths: ranks find them by the same.
     With ``all_ranks`` every rank's value is returned, else rank 0's; with ``carry_settings`` ranks get this
     process's torch settings. ``cluster`` is for the backend ``kubernetes`` only. Without ``retry`` a
     job is tried once, apart from what its operator does by itself. After ``hang_after`` seconds in which no
@@ -75,6 +79,18 @@ class JobSpec:
         metadata=option("--env", help="an environment variable for the ranks", takes="pairs", metavar="K=V"),
     )
     cluster: Cluster = field(default_factory=Cluster)
+    secret_env: Sequence[str] = field(
+        default=(),
+        kw_only=True,
+        metadata=option(
+            "--secret-env",
+            help="a variable of this process for the ranks, never shown",
+            takes="texts",
+            metavar="NAME",
+        ),
+    )
+    # Values of some of them that aren't from this process: no record, text or page has them.
+    hidden: Mapping[str, str] = field(default_factory=Frozen[str], kw_only=True, repr=False)
     ship: Sequence[str] = field(
         default=(),
         kw_only=True,
@@ -217,7 +233,12 @@ class JobSpec:
         one_of("backend", self.backend, BACKENDS)
         if self.name is not None:
             object.__setattr__(self, "name", job_name(self.name))
-        object.__setattr__(self, "env", _env(self.env))
+        env = _env(self.env)
+        secrets = {name: text for name, text in env.items() if _is_secret(name, text)}
+        object.__setattr__(self, "env", Frozen({name: env[name] for name in env if name not in secrets}))
+        object.__setattr__(self, "hidden", Frozen({**_env(self.hidden), **secrets}))
+        named = dict.fromkeys((*_variables("secret_env", self.secret_env), *secrets))
+        object.__setattr__(self, "secret_env", tuple(name for name in named if name not in self.env))
         object.__setattr__(self, "ship", _ship(self.ship))
         instance(Cluster, "cluster", self.cluster)
         for name in ("package", "requirements"):
@@ -243,6 +264,17 @@ class JobSpec:
         """``idle`` as a number of seconds; 0 is never."""
         assert not isinstance(self.idle, str)
         return self.idle
+
+    def secrets(self) -> dict[str, str]:
+        """Return the values of ``secret_env``, of this process where none was given.
+
+        Raises ``SpecError`` for a variable that isn't set.
+        """
+        known = {**os.environ, **self.hidden}
+        for name in self.secret_env:
+            if name not in known:
+                raise SpecError("secret_env", name, "a variable that is set where the job is submitted")
+        return {name: known[name] for name in self.secret_env}
 
     @property
     def images(self) -> tuple[str | None, ...]:
@@ -276,6 +308,7 @@ class JobSpec:
             return build(cls, {**_moved(record), "launch": build(type_, record["launch"])})
 
 
+_HIDDEN = "hidden"  # of a spec, and of no record of one
 _NESTED: dict[str, type] = {
     "cluster": Cluster,
     "master": Master,
@@ -292,7 +325,7 @@ def build(type_: type[T], record: Mapping[str, Any]) -> T:
     """
     if not isinstance(record, Mapping):
         raise TypeError(f"its {type_.__name__} is of type {type(record).__name__}")
-    given = {f.name: record[f.name] for f in fields(type_) if f.name in record}  # type: ignore[arg-type]
+    given = {f.name: record[f.name] for f in fields(type_) if f.name in record and f.name != _HIDDEN}  # type: ignore[arg-type]
     for name in _NESTED.keys() & given.keys():
         if given[name] is not None:
             given[name] = build(_NESTED[name], given[name])
@@ -308,7 +341,7 @@ def _moved(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name != _HIDDEN}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
@@ -357,6 +390,20 @@ def job_name(value: object) -> str:
         if _NAME.fullmatch(name):
             return name
     raise SpecError("name", value, "at most 40 letters a-z, digits and '-', with a letter first")
+
+
+def _variables(name: str, value: object) -> tuple[str, ...]:
+    """Return names of variables; raises ``SpecError`` for what is none."""
+    found = sequence(name, value)
+    for text in found:
+        if not text.isidentifier():
+            raise SpecError(name, text, "a variable's name, without a value: it is taken from this process")
+    return found
+
+
+def _is_secret(name: str, text: str) -> bool:
+    """Whether a variable is to be shown nowhere: by its name, or for a password in an address."""
+    return (is_secret(name) and not name.startswith(_TOKENIZERS)) or has_password(text)
 
 
 def _env(value: object) -> Frozen[str]:

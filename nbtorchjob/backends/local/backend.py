@@ -100,7 +100,7 @@ class LocalBackend(Backend):
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, request.of_this_process())
+            new.prepare(key, request.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is not None:
@@ -115,7 +115,7 @@ class LocalBackend(Backend):
         self._has_torch()
         with handover.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), request.of_this_process()
+        key, asked = secrets.token_bytes(32), request.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 

@@ -51,6 +51,15 @@ def subdomains(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(subdomain(field, name) for name in value)
 
 
+def secrets(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Check what variables are taken from: ``secret/NAME``."""
+    for each in value:
+        kind, _, name = each.partition("/")
+        if kind != "secret" or not _is_subdomain(name):
+            raise SpecError(field, each, "secret/NAME, a Secret in the job's namespace")
+    return value
+
+
 def qualified(field: str, key: str) -> str:
     """Return ``key`` if it is ``name`` or ``domain/name``, else raise ``SpecError``."""
     prefix, slash, name = key.rpartition("/")

@@ -134,6 +134,13 @@ class Cluster:
     image_pull_secret: Sequence[str] = _setting(
         "--image-pull-secret", names.subdomains, "a Secret for pulling the image", "NAME", takes="texts"
     )
+    env_from: Sequence[str] = _setting(
+        "--env-from",
+        names.secrets,
+        "a Secret whose keys become variables",
+        "secret/NAME",
+        takes="texts",
+    )
     node_selector: Mapping[str, str] = _setting(
         "--node-selector", names.selector, "a label that hosts must have", "K=V", takes="pairs"
     )
@@ -217,6 +224,11 @@ class Cluster:
     def mounts(self) -> tuple[Mount, ...]:
         """``mount``, parsed."""
         return parse(self.mount)
+
+    @property
+    def variable_secrets(self) -> tuple[str, ...]:
+        """The names of the Secrets of ``env_from``."""
+        return tuple(each.partition("/")[2] for each in self.env_from)
 
     @property
     def user(self) -> User | None:

@@ -189,7 +189,7 @@ def test_what_the_site_has_limited_since_is_refused(alone, tmp_path):
 
 def test_what_only_this_user_may_read_is_private(folder):
     new = JobDirectory(folder)
-    asked = request.of_this_process() | {"env": {"TOKEN": "secret"}}
+    asked = request.of_this_process({}) | {"env": {"TOKEN": "secret"}}
     new.prepare(b"key", asked)
 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}

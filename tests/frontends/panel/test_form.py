@@ -70,6 +70,8 @@ SAMPLES = {
     "run-as": "1000:100",
     "network-policy": True,
     "image-pull-secret": ("one", "two"),
+    "env-from": ("secret/mine",),
+    "secret-env": ("HOME",),
     "node-selector": ("disk=ssd",),
     "toleration": ("gpu",),
     "preemptible": True,

@@ -113,7 +113,7 @@ def _check_pods(kind: Kind, spec: JobSpec) -> None:
         if kind.needs_image and not (replica.image or spec.cluster.image):
             raise SpecError("--image", None, _NEEDED_IMAGE, Shape.MISSING)
         resources(spec.cluster, replica)
-    for name in spec.env:
+    for name in (*spec.env, *spec.secret_env):
         if name in RESERVED:
             raise SpecError("env", name, "another name: on a cluster this one says where the nodes meet")
 

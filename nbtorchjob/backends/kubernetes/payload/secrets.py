@@ -43,6 +43,7 @@ LIMIT_BYTES = 16 << 20
 
 JOB, KEY, RUN, EXTRA, URL = "job.pyz", "key", RUN_FILE, "extra", "payload.url"
 _PART = "part-{:03d}"
+_ENV = "env."  # in front of a variable's name
 _ROOM = 4096  # bytes for the key and the boot text
 
 
@@ -108,6 +109,23 @@ def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     if not without_gap or not zipfile.is_zipfile(io.BytesIO(whole)):
         raise ValueError("parts of the payload are gone")
     return whole
+
+
+def with_env(first: dict[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
+    """Return a job's first Secret, with the values of variables that are in no manifest."""
+    held = {env_key(name): base64.b64encode(text.encode()).decode() for name, text in values.items()}
+    return {**first, "data": {**first["data"], **held}}
+
+
+def env_key(name: str) -> str:
+    """Return the key that a job's first Secret has a variable's value under."""
+    return f"{_ENV}{name}"
+
+
+def env(first: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a job's first Secret has values of. Raises ``DamagedError``."""
+    keys = [key for key in data(first) if key.startswith(_ENV)]
+    return {key[len(_ENV) :]: value(first, key).decode(errors="replace") for key in keys}
 
 
 def gone(name: str) -> SubmitError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
-from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.backends.kubernetes.payload import secrets, stores
 from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
 from nbtorchjob.backends.kubernetes.pod.patch import patched
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
@@ -124,6 +124,7 @@ def _container(
         "image": replica.image or cluster.image,
         "command": list(COMMAND),
         "env": _env(sub, env),
+        "envFrom": [{"secretRef": {"name": name}} for name in cluster.variable_secrets],
         "ports": [{"name": port, "containerPort": PORT}],
         "resources": amounts,
         "volumeMounts": [volume.mount for volume in volumes],
@@ -139,11 +140,17 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, value in {
             **security.home(sub.spec.cluster.user),
             **sub.spec.env,
+            **{name: _held(sub, name) for name in sub.spec.secret_env},
             **_OURS,
             **_told(sub),
             **env,
         }.items()
     ]
+
+
+def _held(sub: Submission, name: str) -> dict[str, Any]:
+    """Return where a variable's value is that is in no manifest: in the job's first Secret."""
+    return {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": secrets.env_key(name)}}}
 
 
 def _told(sub: Submission) -> dict[str, str]:

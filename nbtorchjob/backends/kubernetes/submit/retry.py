@@ -28,7 +28,7 @@ async def retry(job: JobRef) -> JobInfo:
         raise secrets.gone(info.name)
     site.admitted(info.asked)
     packed = await packed_again(job, info)
-    there = where_it_is(job)
+    there = replace(where_it_is(job), hidden=secrets.env(await job.secret()))
     again = info.sent_again()
     if there.cluster.storage:
         await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)

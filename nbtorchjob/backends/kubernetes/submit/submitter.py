@@ -178,7 +178,8 @@ class Submitter:
             self._info, name=name, cluster=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
-        made = self._packed.secrets(info, labels, self._url(info))
+        own, *others = self._packed.secrets(info, labels, self._url(info))
+        made = [secrets.with_env(own, {} if self._drafted else self._spec.secrets()), *others]
         sub = Submission(
             spec=self._spec,
             info=info,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from nbtorchjob.machine.folders import working
 _KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
 
 
-def of_this_process() -> dict[str, Any]:
-    """Return interpreter, environment, paths and limits of this process, as plain data."""
+def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Return interpreter, environment, paths and limits of this process, as plain data.
+
+    ``secrets`` are laid over the environment: variables whose values are in no record.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
     return {
         "python": sys.executable,
-        "env": env,
+        "env": {**env, **secrets},
         "cwd": str(working()),
         "path": [entry for entry in sys.path if entry],
         "umask": _umask(),

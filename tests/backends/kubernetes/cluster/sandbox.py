@@ -151,7 +151,10 @@ class Sandbox:
             raise MissingEnvironment(f'{resource.kind.lower()} "{name}" not found')
         data = found.get("data") or {}
         coded = resource == SECRETS
-        return {key: base64.b64decode(text).decode() if coded else text for key, text in data.items()}
+        return {
+            key: base64.b64decode(text).decode(errors="surrogateescape") if coded else text
+            for key, text in data.items()
+        }
 
     def _field(self, path: str) -> str:
         if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):

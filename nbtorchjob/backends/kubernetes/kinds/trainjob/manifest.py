@@ -62,8 +62,16 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 def check(spec: JobSpec) -> None:
     """Raise ``SpecError`` for what neither ``trainer`` nor ``runtimePatches`` can express."""
-    if len(spec.env) > _MOST_ENV - _OUR_ENV:
-        raise SpecError("env", f"{len(spec.env)} variables", f"at most {_MOST_ENV - _OUR_ENV} on a trainjob")
+    if spec.cluster.env_from:
+        raise SpecError(
+            "env_from", list(spec.cluster.env_from), "left out on a trainjob, which takes no whole Secret"
+        )
+    if len(spec.env) + len(spec.secret_env) > _MOST_ENV - _OUR_ENV:
+        raise SpecError(
+            "env",
+            f"{len(spec.env) + len(spec.secret_env)} variables",
+            f"at most {_MOST_ENV - _OUR_ENV} on a trainjob",
+        )
     beyond = sorted(_beyond(spec.cluster.patch))
     if beyond:
         allowed = (

@@ -1,0 +1,74 @@
+"""Variables whose values are shown nowhere."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import magic_line, parse
+from nbtorchjob.ui import page, record
+from nbtorchjob.ui.card import describe
+from tests.patience import LIMIT
+
+VALUE = "hunter2-hunter2"
+URL = f"postgres://me:{VALUE}@db/x"
+
+
+def test_what_looks_secret_is_in_no_text_of_a_spec_and_reaches_whoever_sends_it():
+    spec = JobSpec(env={"HF_TOKEN": VALUE, "DB": URL, "TOKENIZERS_PARALLELISM": "false"})
+
+    for text in (repr(spec), json.dumps(spec.to_json()), magic_line(spec)):
+        assert VALUE not in text
+        assert "HF_TOKEN" in text
+    assert dict(spec.env) == {"TOKENIZERS_PARALLELISM": "false"}
+    assert spec.secrets() == {"HF_TOKEN": VALUE, "DB": URL}
+    assert pickle.loads(pickle.dumps(spec)).secrets() == spec.secrets()
+    assert JobSpec.from_json(spec.to_json()).secret_env == ("HF_TOKEN", "DB")
+
+
+def test_a_secret_of_this_process_goes_by_its_name(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", VALUE)
+    spec, _ = parse("--secret-env WANDB_API_KEY", JobSpec())
+
+    assert VALUE not in repr(spec)
+    assert spec.secrets() == {"WANDB_API_KEY": VALUE}
+    monkeypatch.delenv("WANDB_API_KEY")
+    with pytest.raises(SpecError, match=r"WANDB_API_KEY.*a variable that is set"):
+        spec.secrets()
+
+
+@pytest.mark.parametrize("name", ["A=1", "a b", "", "-x"])
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(SpecError, match="secret_env"):
+        JobSpec(secret_env=[name])
+
+
+def test_a_plain_value_laid_over_a_secret_one_is_plain():
+    spec, _ = parse("--env DB=sqlite://", JobSpec(env={"DB": URL}))
+
+    assert (dict(spec.env), spec.secret_env, spec.secrets()) == ({"DB": "sqlite://"}, (), {})
+
+
+def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(monkeypatch):
+    monkeypatch.setenv("MINE", f"mine-{VALUE}")
+    spec = JobSpec(env={"HF_TOKEN": VALUE}, secret_env=["MINE"])
+    job = nbtorchjob.submit(lambda: [os.environ["HF_TOKEN"], os.environ["MINE"]], spec=spec)
+
+    assert job.result(LIMIT) == [VALUE, f"mine-{VALUE}"]
+    monkeypatch.delenv("MINE")
+    again = job.retry()
+    assert again.result(LIMIT) == [VALUE, f"mine-{VALUE}"]
+    for each in (job, again):
+        state = each.state
+        pages = (page.description(state, 0.0, {}, Path("/")), record.detail(state, 0.0, {}))
+        shown = (json.dumps(pages, default=str), describe.text(state, 0.0, {}, Path("/")))
+        kept = (paths.jobs_dir() / each.name / "job.json").read_text()
+        assert not [text for text in (*shown, kept) if VALUE in text]
+    with pytest.raises(SpecError, match="secret_env"):
+        nbtorchjob.submit(int, spec=JobSpec(secret_env=["MINE"]))
