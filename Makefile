@@ -19,7 +19,7 @@ BIG := sed --unbuffered --quiet --regexp-extended \
   -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-[^ ]* \(([0-9]{2,}\.[0-9] MB|[0-9.]+ GB)\)$$/  \2 \3, \4/p' \
   -e 's/^Installing collected packages: .*/  unpacking/p'
 
-.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks pythons bench clean
+.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks pythons tried test-torch bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -75,6 +75,24 @@ frameworks: $(STAMP)
 # Cells captured by each interpreter of this machine, run by each other one: some 20 s a pair.
 pythons: $(STAMP)
 	$(BIN)/python -m tests.capture.pythons
+
+# Another version of something, in an environment of its own; see docs/tried.md. torch's builds on PyPI bring CUDA,
+# 3 GB and more: PIP_EXTRA_INDEX_URL, as in the constraints, is without.
+OTHER := out/with-$(subst $(eval ) ,-,$(WITH))
+tried:
+	@test -n "$(WITH)" || { echo 'which? such as make tried WITH="torch==2.9.1"'; exit 2; }
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	grep -v -i $(foreach each,$(WITH),-e '^$(firstword $(subst =, ,$(each)))==') constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(OTHER)/bin/python -m pip install --quiet --no-compile --constraint $(OTHER)/constraints.txt \
+	  --group dev --editable '.[local,kubernetes,jupyter]' $(WITH)
+	$(OTHER)/bin/python -m tests.tried $(subst ==, ,$(WITH))
+
+# All tests of ranks with another torch.
+test-torch:
+	@test -n "$(VERSION)" || { echo "which? such as make test-torch VERSION=2.9.1"; exit 2; }
+	@$(MAKE) --no-print-directory tried WITH="torch==$(VERSION)"
+	out/with-torch==$(VERSION)/bin/pytest -n 2 --dist worksteal tests/runtime tests/backends/local
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)

@@ -97,7 +97,12 @@ GLOO_CALLS = Detail(
     since=(2, 9),
     missed="gloo records no operations, so stacks alone tell who hangs, and profiles don't show them",
 )
-NCCL_CALLS = Detail(_C, "_dump_nccl_trace_json")
+NCCL_CALLS = Detail(
+    _C,
+    "_dump_nccl_trace_json",
+    since=(2, 6),
+    missed="what NCCL records of its operations isn't read, so stacks alone tell who hangs",
+)
 
 # Without it, code that profiles itself while it is profiled fails.
 PREPARE = Detail("torch.autograd.profiler", "_prepare_profiler")
