@@ -44,7 +44,7 @@ from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime import carried, pickler
 from nbtorchjob.runtime.sources import ANCHOR, Codes, SourceError, check
 
 _LABEL = 60
@@ -89,6 +89,7 @@ class Call(FrozenDataclass):
     given: frozenset[str] = frozenset()
     code: Codes = field(default_factory=Codes)
     sourced: bool = True
+    lays: bool = False  # settings of this process or of ``logging`` go along
 
     @cached_property
     def table(self) -> Mapping[str, Any]:
@@ -418,6 +419,7 @@ def _take(
     began = time.time()
     objects = {**objects, **theirs.push}
     call["logging"], handlers = logged.setup()
+    call["carried"] = carried.told()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
     except CaptureError:
@@ -441,6 +443,7 @@ def _take(
         notes=(
             *pickled.seen.notes(taken),
             *imported.differences(paths),
+            *imported.patched(named, taken),
             *left,
             *(handlers if logged.used(taken, imports) else ()),
         ),
@@ -449,6 +452,7 @@ def _take(
         imports=Imports(frozenset(pickled.seen.surely), named, texts),
         codes=tuple(pickled.seen.codes),
         code=pickled.seen.code,
+        lays=bool(call["carried"] or call["logging"]),
         paths={name: value for name, value in taken.items() if isinstance(value, str | PurePath)},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -29,6 +29,20 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
         if isinstance(module, ModuleType) and isinstance(file, str) and file in wanted:
             notes += _module(module, Path(file), wanted[file])
     return notes
+
+
+def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
+    """Describe what the notebook put in the place of functions of Python or of installed modules.
+
+    ``names`` are the modules that what travels refers to. A module that the notebook made has no other place.
+    """
+    for name in sorted({"builtins", *names}):
+        module = sys.modules.get(name)
+        if name == "builtins" or importable.installed(module):
+            for key, value in importable.attributes(module).copy().items():
+                mine = isinstance(value, FunctionType | type) and value.__module__ == "__main__"
+                if mine and captured.get(key) is not value:
+                    yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
 
 
 def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:

@@ -199,6 +199,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "trainer status": spec.backend != "local" and (_may_report(call) or spec.lab),
         "ship": call.shipped,
         "runs": call.given,
+        "process": call.lays or spec.lab,
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }

@@ -38,6 +38,7 @@ PARTS = {
     "trainer status": ("trainerstatus.py",),
     "ship": ("fetched.py", "shipped.py"),
     "runs": ("given.py",),
+    "process": ("carried.py", "logsetup.py"),
     "lab": ("keeper.py", "lab.py", "lead.py", "needed.py", "relay.py", "standing.py", "turns.py"),
     "debugger": ("bridge.py", "debugger.py", "patience.py"),
 }

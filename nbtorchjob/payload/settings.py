@@ -15,13 +15,6 @@ def cautions(spec: JobSpec) -> Iterator[str]:
     if found and not spec.carry_settings:
         them = "it" if len(found) == 1 else "them"
         yield f"ranks don't get {', '.join(found)}: --carry-settings takes {them} along"
-    decimal = sys.modules.get("decimal")
-    if decimal is not None and _arithmetic(decimal.getcontext()) != _arithmetic(decimal.DefaultContext):
-        yield "ranks don't get the decimal context that is set here: set it in the cell"
-
-
-def _arithmetic(context: object) -> list[object]:
-    return [getattr(context, name) for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")]
 
 
 def others() -> Iterator[str]:

@@ -11,8 +11,8 @@ can *say* that a Python is too old rather than fail to compile. It is one zip ar
     being asked     ``answering``, ``ask``, ``questions``
     torch           ``torch_versions``: what is private to it, and which versions have it
     meeting others  ``rendezvous``, ``endpoint``, ``meeting``, ``peers``, ``signed``, ``listening``
-    a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``logsetup``, ``frontend``,
-                    ``groups``, ``streams``, ``onimport``, ``given``
+    a rank          ``worker``, ``call``, ``fresh``, ``spawned``, ``settings``, ``logsetup``, ``carried``,
+                    ``frontend``, ``groups``, ``streams``, ``onimport``, ``given``
     a lab           ``keeper``, ``lab``, ``lead``, ``standing`` and ``relay`` (a node), ``turns`` (a rank)
     looking inside  ``lookout``, ``inquiry`` and ``profiling`` (a node), ``sampler``, ``recorder``,
                     ``profiler`` and ``mainthread`` (a rank), ``outside``

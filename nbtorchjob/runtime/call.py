@@ -15,8 +15,6 @@ import sys
 import types
 from typing import Any
 
-from . import logsetup
-
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
 
@@ -35,12 +33,21 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
-    logsetup.lay(call.get("logging", {}))
+    _lay(call.get("carried", {}), call.get("logging", {}))
     if "cells" in call:
         return _cells(call["cells"], namespace)
     if "cell" in call:
         return _cell(call, namespace)
     return _finished(call["function"](*call["args"], **call["kwargs"]))
+
+
+def _lay(settings: dict[str, Any], logging: dict[str, Any]) -> None:
+    """Set this process up as the notebook's is, whatever a lab's turn before has set."""
+    if settings or logging or f"{__package__}.logsetup" in sys.modules:
+        from . import carried, logsetup  # late: they travel only where they are needed
+
+        carried.lay(settings)
+        logsetup.lay(logging)
 
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:

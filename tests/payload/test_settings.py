@@ -1,13 +1,11 @@
 """What the notebook's process was told, named where ranks don't have it, and laid on them on request."""
 
-import decimal
 import warnings
 
 import pytest
 import torch
 
 from nbtorchjob import JobSpec, SpecError, api, submission
-from nbtorchjob.payload import settings
 from nbtorchjob.runtime import settings as told
 
 TOLD = {
@@ -59,9 +57,6 @@ def test_what_changes_numbers_is_a_note():
     assert submission.cautions(JobSpec()) == (asked,)
     assert submission.cautions(JobSpec(carry_settings=True)) == ()
     assert f"# note: {asked}" in api.dry_run(len, "x")
-    with decimal.localcontext(decimal.Context(prec=3)):
-        (said,) = settings.cautions(JobSpec(carry_settings=True))
-    assert "decimal" in said
 
 
 def test_what_changes_words_is_in_the_dry_run():

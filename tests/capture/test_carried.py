@@ -1,0 +1,75 @@
+"""Settings of the notebook's process are on its ranks as they are in the notebook."""
+
+import decimal
+import multiprocessing
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nbtorchjob.capture import from_cell
+from nbtorchjob.runtime import carried
+
+# What sets each in a notebook, and what shows it there.
+SET = {
+    "sys.setrecursionlimit": "import sys; sys.setrecursionlimit(4321)",
+    "decimal.setcontext": "import decimal; decimal.getcontext().prec = 5",
+    "multiprocessing.set_start_method": (
+        "import multiprocessing; multiprocessing.set_start_method('spawn', force=True)"
+    ),
+    "numpy.seterr": "import numpy; numpy.seterr(divide='raise')",
+    "numpy.set_printoptions": "import numpy; numpy.set_printoptions(precision=2)",
+    "torch.set_printoptions": "import torch; torch.set_printoptions(precision=2)",
+    "matplotlib.rcParams": "import matplotlib; matplotlib.rcParams['font.size'] = 7",
+    "pandas.set_option": "import pandas; pandas.set_option('display.max_rows', 7)",
+}
+
+
+@pytest.fixture
+def process():
+    """Put this process's settings back."""
+    limit, context = sys.getrecursionlimit(), decimal.getcontext().copy()
+    method, errors = multiprocessing.get_start_method(allow_none=True), np.geterr()
+    yield
+    sys.setrecursionlimit(limit)
+    decimal.setcontext(context)
+    multiprocessing.set_start_method(method, force=True)
+    np.seterr(**errors)
+    np.set_printoptions(precision=8)
+    torch.set_printoptions(profile="default")
+    if "matplotlib" in sys.modules:
+        sys.modules["matplotlib"].rcParams.update(sys.modules["matplotlib"].rcParamsOrig)
+    if "pandas" in sys.modules:
+        sys.modules["pandas"].reset_option("display.max_rows")
+
+
+def test_a_fresh_process_has_nothing_to_carry(ranks):
+    imports = "import decimal, multiprocessing, numpy, torch\nfrom nbtorchjob.runtime import carried"
+    text = f"{imports}\ncarried.told()"
+    assert ranks.run(from_cell(text, {"__name__": "__main__"}))[0] == {}
+    assert carried.told() == {}
+
+
+@pytest.mark.parametrize("name", carried.SETTINGS)
+def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
+    home = carried.SETTINGS[name].module
+    pytest.importorskip(home)
+    exec(SET[name])
+    here = carried.told()
+    text = f"import {home}\nfrom nbtorchjob.runtime import carried\ncarried.told()"
+    value, _, error = ranks.run(from_cell(text, {"__name__": "__main__"}))
+
+    assert error == ""
+    assert list(here) == [name]
+    assert value == here
+
+
+def test_what_isnt_set_any_more_is_as_before(process):
+    exec(SET["numpy.seterr"])
+    values = carried.told()
+    np.seterr(divide="warn")
+    carried.lay(values)
+    assert np.geterr()["divide"] == "raise"
+    carried.lay({})
+    assert np.geterr()["divide"] == "warn"
