@@ -15,6 +15,13 @@ from . import importable
 
 # Loggers of the process that runs a notebook, which code in it doesn't write to.
 _KERNEL = ("IPKernelApp", "ipykernel", "IPython", "traitlets", "tornado", "asyncio", "parso", "nbtorchjob")
+# What torch (2.13) sets up itself when it is imported: these, and levels of its own loggers.
+_OF_TORCH = (
+    "c10d-NullHandler-default",
+    "strobelight_function_profiler",
+    "strobelight_compile_time_profiler",
+)
+_UNTOLD = (logging.NOTSET, logging.WARNING)
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 _laid: List[str] = []
 _added: List[Tuple[logging.Logger, logging.Handler]] = []
@@ -52,6 +59,8 @@ def told() -> Tuple[Dict[str, Any], List[str]]:
         top = name.partition(".")[0]
         if not isinstance(logger, logging.Logger) or top in _KERNEL:
             continue
+        if name in _OF_TORCH or (top == "torch" and (logger.level in _UNTOLD or "__" in name)):
+            continue
         library = top if importable.installed(sys.modules.get(top)) else ""
         handlers = [] if library else [_handler(each, stay) for each in logger.handlers]
         setup = Logger(
@@ -63,8 +72,10 @@ def told() -> Tuple[Dict[str, Any], List[str]]:
             library,
         )
         default = logging.WARNING if logger is logging.root else logging.NOTSET
+        if library:  # which may keep its records to itself
+            setup = setup._replace(propagate=True)
         if setup[:5] != (default, True, False, [], []):
-            loggers[name] = setup
+            loggers[name] = setup._replace(propagate=logger.propagate)
     disabled, warned = logging.root.manager.disable, logging._warnings_showwarning is not None  # type: ignore[attr-defined]
     if not (loggers or disabled or warned):
         return {}, stay

@@ -76,6 +76,18 @@ def test_handlers_filters_and_loggers_of_a_notebook_hold(notebook, ranks):
     assert (value, out, notes) == (["yes"], "YES\nown YES\n", ())
 
 
+def test_a_fresh_process_with_torch_has_nothing_to_carry(notebook, ranks):
+    text = "import torch.distributed\nfrom nbtorchjob.runtime import logsetup\nlogsetup.told()"
+    assert printed(ranks, text, notebook)[0] == ({}, [])
+
+
+def test_levels_of_libraries_hold(notebook, ranks):
+    for name in ("torch.distributed", "json.tool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    text = "[logging.getLogger(name).level for name in ('torch.distributed', 'json.tool')]"
+    assert printed(ranks, text, notebook)[0] == [logging.ERROR, logging.ERROR]
+
+
 def test_what_is_disabled_and_captured_in_a_notebook_is_so_on_ranks(notebook, ranks):
     logging.basicConfig(force=True, stream=sys.stdout, format="%(name)s")
     logging.captureWarnings(True)
