@@ -40,7 +40,8 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
         module = sys.modules.get(name)
         if name == "builtins" or importable.installed(module):
             for key, value in importable.attributes(module).copy().items():
-                mine = isinstance(value, FunctionType | type) and value.__module__ == "__main__"
+                # By its type: an object may warn of being asked for its `__class__` (torch 2.13's reduce_op).
+                mine = issubclass(type(value), FunctionType | type) and value.__module__ == "__main__"
                 if mine and captured.get(key) is not value:
                     yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
 

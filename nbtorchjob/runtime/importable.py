@@ -113,7 +113,7 @@ def find_spec(name: str) -> Any:
 
 def submodules(values: Iterable[Any], names: Iterable[str]) -> List[Any]:
     """Return the imported submodules of modules among ``values`` that ``names`` may lead to: ``a.b.c``."""
-    packages = [name_of(each) + "." for each in values if isinstance(each, types.ModuleType)]
+    packages = [name_of(each) + "." for each in values if issubclass(type(each), types.ModuleType)]
     tokens = set(names)
     return [
         module
@@ -131,7 +131,7 @@ def types_of_others() -> FrozenSet[type]:
 
 @functools.lru_cache(maxsize=1)  # thousands are looked at: once per import, not for each pickle
 def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
-    others = [each for each in sys.modules.copy().values() if not isinstance(each, types.ModuleType)]
+    others = [each for each in sys.modules.copy().values() if not issubclass(type(each), types.ModuleType)]
     return frozenset(map(type, others)) - {type(None)}
 
 
