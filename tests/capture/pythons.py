@@ -128,9 +128,8 @@ def _expected(title: str, words: str, there: tuple[int, int]) -> bool:
     if there < (3, minor):
         return bool(re.search(pattern, words))
     minor, pattern = _OTHERWISE.get(title, (0, ""))
-    if (there < (3, minor)) != ((3, minor) > _HERE):
-        return bool(re.search(pattern, words))
-    return not words
+    between = (there < (3, minor)) != ((3, minor) > _HERE)
+    return not words or bool(between and re.search(pattern, words))
 
 
 def main(pythons: list[str]) -> None:
