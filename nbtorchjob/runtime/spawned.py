@@ -17,8 +17,11 @@ import __future__
 import ast
 import os
 import re
+import signal
 import sys
+import traceback
 from contextlib import suppress
+from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from . import call, loading
@@ -135,6 +138,15 @@ def _why(name: str) -> str:
     )
 
 
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_END_S = 0.2  # for a worker to end whose connection has
+_CURES = {
+    "SIGKILL": ", most likely as memory ran out: use fewer workers or smaller batches",
+    "SIGBUS": ", as /dev/shm is full: raise --shm, or use fewer workers",
+    "SIGSEGV": ": a native extension accessed invalid memory; with num_workers=0 the rank itself crashes",
+}
+
+
 def notes(exc: BaseException, log: str) -> List[str]:
     """Return what is known of a process that the rank started, where ``exc`` reports only that it failed.
 
@@ -143,7 +155,29 @@ def notes(exc: BaseException, log: str) -> List[str]:
     text, main = str(exc), sys.modules["__main__"]
     found = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
     said = _LAST_WORDS.findall(_tail(log)) if _ENDED.search(text) else []
-    return found + ["That process said: %s" % line for line in said[-1:]]
+    return found + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc)]
+
+
+def _ended_workers(exc: BaseException) -> Iterator[str]:
+    """Yield how workers of a DataLoader ended that was asked for its next batch.
+
+    What torch raises is often just the end of a connection: to the worker that was to send a file's number
+    along with its batch (2.13).
+    """
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        workers = getattr(frame.f_locals.get("self"), "_workers", ())
+        if not frame.f_code.co_filename.endswith(_LOADER) or not isinstance(workers, list) or not workers:
+            continue
+        with suppress(RuntimeError):  # torch raises one wherever the main thread is as it hears of an end
+            connection.wait([worker.sentinel for worker in workers], _END_S)
+        for number, worker in enumerate(workers):
+            code = worker.exitcode
+            if code and code < 0:
+                name = signal.Signals(-code).name
+                yield "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
+            elif code:
+                yield "DataLoader worker %d exited with code %d: see what it said in the log" % (number, code)
+        return
 
 
 def _tail(log: str) -> str:

@@ -242,3 +242,29 @@ def test_what_such_a_process_can_not_find_is_named(start, name):
         run(MISSED % start).result(LIMIT)
 
     assert name in str(caught.value)
+
+
+KILLED = """
+import os, signal, torch
+from torch.utils.data import DataLoader
+
+class Greedy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(2)
+
+for batch in DataLoader(Greedy(), num_workers=1):
+    pass
+"""
+
+
+def test_a_loaders_worker_that_was_killed_is_named_with_its_signal():
+    job = run(KILLED)
+    with pytest.raises(JobFailedError) as failed:
+        job.result(LIMIT)
+
+    assert "DataLoader worker 0 was ended by SIGKILL, most likely as memory ran out" in str(failed.value)
