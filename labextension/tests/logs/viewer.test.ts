@@ -195,6 +195,27 @@ describe('the log viewer', () => {
     expect(scroll).toBe(503 * 18 - 400);
   });
 
+  it('stays where a reader scrolls up, however slowly that begins', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', many(100));
+    const [scroller] = all('.jp-nbtorchjob-log-scroller');
+    const scroll = (by: number) => {
+      scroller?.dispatchEvent(new WheelEvent('wheel', { deltaY: by }));
+      Object.assign(scroller ?? {}, { scrollTop: (scroller?.scrollTop ?? 0) + by });
+      scroller?.dispatchEvent(new Event('scroll'));
+    };
+
+    scroll(-1); // as smooth scrolling begins
+    await wrote(`0.0.${many(100).length}`, many(50));
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('false');
+    expect(scroller?.scrollTop).toBe(100 * 18 - 400 - 1);
+
+    scroll(50 * 18 + 1);
+    await drawn();
+    expect(button('Follow').getAttribute('aria-pressed')).toBe('true');
+  });
+
   it('opens at the traceback of the rank that failed first', async () => {
     open(true);
     await knows({ phase: 'FAILED', nproc_per_node: 4 }, { rank: 2, round: 0 });

@@ -334,7 +334,8 @@ export class Pane {
     if (this.scroll.top !== before) {
       this.followed = false;
       this.draw();
-      this.followed = this.atEnd;
+      // Smooth scrolling begins with a pixel, which is still at the end.
+      this.followed = this.atEnd && this.scroll.top > before;
       this.options.changed();
     }
   }
