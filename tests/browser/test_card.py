@@ -277,6 +277,22 @@ def test_a_card_whose_job_was_deleted_says_so_and_keeps_what_it_showed(running):
     assert card(running).get_by_role("button").count() == 0
 
 
+def test_a_card_that_already_shows_the_end_says_that_its_job_was_deleted(running):
+    """As where a running job is deleted: it is cancelled first, and a look in between draws that."""
+    name = card(running).locator("b").nth(1).inner_text()
+    running.command("notebook:interrupt-kernel")
+    card(running).get_by_role("button", name="Attach").wait_for()
+    running.sidebar.choose(name, "Cancel")
+    running.page.get_by_role("dialog").get_by_role("button", name="Cancel Job").click()
+    card(running).locator(".nbt-state:text-is('Cancelled')").wait_for()
+
+    running.sidebar.choose(name, "Delete")
+    running.page.get_by_role("dialog").get_by_role("button", name="Delete Job").click()
+
+    card(running).locator(".nbt-state:text-is('Deleted')").wait_for()
+    assert card(running).get_by_text("This job was deleted").is_visible()
+
+
 def test_where_no_server_takes_a_press_the_card_says_what_to_do_instead(running, gate, lab):
     cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
     other = lab.open("elsewhere", cells)

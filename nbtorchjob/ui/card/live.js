@@ -9,6 +9,7 @@
   if (host.torchjob) return;
   host.torchjob = true;
   const FIRST_MS = 1500, STALE_MS = 5000; // a kernel that waits draws each second
+  const ENDED_LOOKS = 12;
   const page = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "null");
   const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(given.job)}`;
   const logs = {}; // by what stands first in its summary: whether it is open, how far it is scrolled
@@ -166,8 +167,9 @@
   draw();
 
   const look = async () => {
-    // Without a bar the kernel has drawn the end meanwhile, with the value, which the server doesn't read.
-    if (!host.contains(bar) || !host.isConnected || document.hidden || waitedFor()) return;
+    if (!host.isConnected || document.hidden || waitedFor()) return;
+    // Without a bar the end is drawn, by the kernel with the value, which the server doesn't read.
+    if (!host.contains(bar)) return void await send("GET", url);
     const before = drawings, made = document.createElement("div");
     made.innerHTML = await (await send("GET", `${url}/card`)).text();
     if (drawings > before || waitedFor()) return;
@@ -179,7 +181,9 @@
   };
   // A job that was deleted: what its card showed last stays, and claims nothing of now.
   const gone = () => {
-    const phase = host.querySelector(".nbt-state"), line = host.querySelector(".nbtorchjob-drawn");
+    const phase = host.querySelector(".nbt-state");
+    const line = host.querySelector(".nbtorchjob-drawn") ??
+      phase.parentElement.insertAdjacentElement("afterend", make("div", {}, ""));
     phase.textContent = "Deleted";
     host.querySelector(".nbtorchjob").className = "nbtorchjob nbt-quiet";
     line.hidden = false;
@@ -192,12 +196,14 @@
     await send("GET", url).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
     served = true;
     draw();
-    // Of an ended job there is no bar, and nothing more to come.
-    for (let wait = FIRST_MS; host.contains(bar); wait = STALE_MS) {
+    // Of an ended job there is no bar. One that is deleted while it runs ends first, and is gone some seconds later.
+    let wait = FIRST_MS, left = ENDED_LOOKS;
+    while (host.contains(bar) || left-- > 0) {
       await new Promise(resolve => { setTimeout(resolve, wait); });
+      wait = STALE_MS;
       await look().catch(error => {
         stale.textContent = error.message;
-        if (error.gone) gone();
+        if (error.gone) { gone(); left = 0; }
       });
     }
   };
