@@ -13,8 +13,10 @@ from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS as CLUSTER_KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import ForbiddenError, SubmitError
+from nbtorchjob.machine import loop
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
@@ -101,6 +103,21 @@ def without_workloads(stage):
     rules = [{"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]} for each in of]
     stage.cluster.allow(name, stage.namespace, rules)
     find.forget()
+
+
+def test_a_queue_is_asked_again_where_the_cluster_could_not_say_what_it_serves(queues):
+    async def ask_anew():
+        return await (await session(None)).served(anew=True)
+
+    running(submit(queues, "indexedjob"))
+    second = submit(queues, "indexedjob", cell="2")
+    queues.cluster.trouble(403, "^/apis$", times=2)  # as by a server that has just started
+    with pytest.raises(ForbiddenError):
+        loop.run(ask_anew())
+
+    second.wait(0)
+
+    until(lambda: told(second)[0] == "QUEUED" and "must be free" in told(second)[1])
 
 
 @pytest.mark.parametrize("kind", QUEUED)

@@ -38,6 +38,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from nbtorchjob.backends.kubernetes.api.backoff import delays
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.subscription import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
@@ -67,6 +68,7 @@ _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
 # Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
 _MOST_STRAYS = 1024
+_LONGEST_WAIT = 30.0  # between two tries to learn what the cluster serves
 _QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happens there
 # What says nothing about the end.
 _TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
@@ -208,7 +210,7 @@ class Follower:
         looks = False
         # Without permission to read Workloads it isn't known what the job waits for in its queue.
         with suppress(ClusterError):
-            api = await self._session.newest(WORKLOADS)
+            api = await self._served(WORKLOADS)
             if api is not None:
                 async with aclosing(self._changes(api, lambda _: True, every=True)) as changes:
                     async for change in changes:
@@ -265,12 +267,22 @@ class Follower:
     async def _follow_groups(self) -> None:
         # Without permission to read them what each pod waits for is known all the same.
         with suppress(ClusterError):
-            api = await self._session.newest(POD_GROUPS)
+            api = await self._served(POD_GROUPS)
             if api is not None:
                 async with aclosing(self._changes(api, self._is_group)) as changes:
                     async for change in changes:
                         if change.object and change.type != DELETED:
                             await self._queue.put(groups.facts(change.object))
+
+    async def _served(self, api: Api) -> Api | None:
+        """Return the version of ``api`` that the cluster serves, None if none; ask until it answers."""
+        pauses = delays(self._session.client.pause, _LONGEST_WAIT)
+        while True:
+            with suppress(ClusterError):  # everybody may ask: even a refusal is of a server that just started
+                return await self._session.newest(api)
+            self._unlisted.discard(api.plural)  # the job may end meanwhile
+            await self._queue.put([])
+            await asyncio.sleep(next(pauses))
 
     def _is_group(self, group: Object) -> bool:
         return group["metadata"]["name"] in self._groups
