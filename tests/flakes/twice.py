@@ -192,19 +192,11 @@ class _LookTwice:
         return reporter
 
     def _write(self, flakes: list[Failure]) -> None:
-        rows = self.config.rootpath / ROWS
-        rows.parent.mkdir(exist_ok=True)
-        with rows.open("a") as file:
-            for flake in flakes:
-                row = {
-                    "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                    "tests": flake.tests,
-                    "phase": flake.reports[0].when,
-                    "seconds": round(flake.reports[0].duration, 2),
-                    "load": round(flake.load, 2),
-                    "text": flake.text,
-                }
-                print(json.dumps(row), file=file)
+        for flake in flakes:
+            first = flake.reports[0]
+            write_row(
+                self.config.rootpath, flake.tests, f"{first.when}", first.duration, flake.load, flake.text
+            )
 
     def _forgive(self, flake: Failure, session: pytest.Session) -> None:
         """Count its tests as flaky instead of failed, in the closing line and for the exit status."""
@@ -234,6 +226,21 @@ class _LookTwice:
                 out.write_sep("_", flake.name)
                 out.write_line(flake.text)
         out.write_line(f"{count} written to {ROWS}")
+
+
+def write_row(root: Path, tests: list[str], phase: str, seconds: float, load: float, text: str) -> None:
+    """Append a failure to the file of flakes; ``load`` is the machine's, of the last minute."""
+    row = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "tests": tests,
+        "phase": phase,
+        "seconds": round(seconds, 2),
+        "load": round(load, 2),
+        "text": text,
+    }
+    (root / ROWS).parent.mkdir(exist_ok=True)
+    with (root / ROWS).open("a") as file:
+        print(json.dumps(row), file=file)
 
 
 class _SecondLook:
