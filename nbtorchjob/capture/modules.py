@@ -27,6 +27,8 @@ _OURS = ("__main__", "nbtorchjob", "cloudpickle")
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
 SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
 _SKIPPED_FILES = (".pyc", ".ipynb")
+# What tools and people leave in a folder; other files that begin with a dot are a package's data.
+_LITTER = (".DS_Store", ".coverage", ".env", ".gitattributes", ".gitignore", ".gitkeep", ".netrc")
 
 
 class LocalFile(FrozenDataclass):
@@ -179,7 +181,7 @@ def _tree(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and f[0] != ".")
         for file in sorted(files):
-            if not file.startswith(".") and not file.endswith(_SKIPPED_FILES):
+            if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
                 yield Path(parent, file)
 
 

@@ -76,9 +76,7 @@ def _held(module: Any) -> Optional[Tuple[Any, str]]:
 
 def _has_code(module: types.ModuleType) -> bool:
     own = attributes(module)
-    return any(
-        isinstance(each, types.FunctionType) and each.__globals__ is own for each in own.copy().values()
-    )
+    return any(type(each) is types.FunctionType and each.__globals__ is own for each in own.copy().values())
 
 
 def made_by_hand(name: str) -> bool:

@@ -43,7 +43,8 @@ def test_a_package_brings_its_tree_without_litter(root):
             "pkg_b/data/words.txt": "a b",
             "pkg_b/__pycache__/a.pyc": "",
             "pkg_b/.hidden/x.py": "",
-            "pkg_b/.secret": "",
+            "pkg_b/.env": "",
+            "pkg_b/.defaults": "",
             "pkg_b/play.ipynb": "",
             "pkg_b/old.pyc": "",
             "pkg_b/checkpoints/last.pt": "",
@@ -51,6 +52,7 @@ def test_a_package_brings_its_tree_without_litter(root):
         },
     )
     assert paths(["pkg_b.sub.a"], root) == [
+        "pkg_b/.defaults",
         "pkg_b/__init__.py",
         "pkg_b/data/words.txt",
         "pkg_b/sub/a.py",
