@@ -54,7 +54,8 @@ def ended(state_dir):
 @pytest.fixture
 def alone(ended):
     """Yield a job of its own, as far as its record goes, that a test may damage."""
-    copy = shutil.copytree(folder_of(ended).path, paths.jobs_dir() / "alone-2222")
+    sockets = shutil.ignore_patterns("*.sock")
+    copy = shutil.copytree(folder_of(ended).path, paths.jobs_dir() / "alone-2222", ignore=sockets)
     text = (copy / "job.json").read_text().replace(ended.name, "alone-2222")
     (copy / "job.json").write_text(text)
     yield api.attach("alone-2222")
