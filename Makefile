@@ -166,3 +166,9 @@ $(STAMP): pyproject.toml constraints.txt $(COPIED)
 
 clean:
 	rm -rf $(VENV) .lanes out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The cluster suite and the cases of tests/cluster on the cluster that KUBECONFIG leads to, in namespaces of
+# their own; NBTORCHJOB_TEST_IMAGE has torch and this Python. Prints a table.
+.PHONY: cluster
+cluster: $(STAMP)
+	$(BIN)/python -m tests.cluster $(ONLY)

@@ -55,7 +55,10 @@ class PyTorchJob(Controller):
 
     async def _mine(self, job: Object, plural: str) -> list[Object]:
         path = collection("v1", plural, job["metadata"]["namespace"])
-        return await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
+        found = await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
+        # Those of an earlier job of its name have its labels, too: they are told by their controller.
+        uid = job["metadata"]["uid"]
+        return [each for each in found if uid in [r["uid"] for r in each["metadata"]["ownerReferences"]]]
 
     async def _replicas(
         self, job: Object, status: Object, role: str, replica: Object, pods: list[Object]
