@@ -82,7 +82,9 @@ def process_as_it_was(request):
 
 
 def settings_of_process():
-    env = {f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # The second is set where ipykernel before 7 is imported.
+    others = {"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"}
+    env = {f"${name}": value for name, value in os.environ.items() if name not in others}
     handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
     return {**env, **handlers, "cwd": os.getcwd(), "sys.path": [*sys.path]}
 
