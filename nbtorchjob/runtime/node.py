@@ -348,7 +348,8 @@ def _check_torch() -> None:
 
 
 def _refuse_old(version: str) -> None:
-    if refusal := torch_versions.too_old(version):
+    refusal = torch_versions.too_old(version)
+    if refusal:
         raise PayloadError("this node %s" % refusal)
 
 
