@@ -22,7 +22,8 @@ FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 STREAM = "NBTORCHJOB_STREAM"  # there on a cluster: what it writes is copied to stdout (``stream.py``)
 GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
 SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE
-# When its job has to end, by the host's clock, and how many seconds before that its node is told.
+# When its job has to end, by the host's monotonic clock, and how many seconds before that its node is told.
+# Only a supervisor on the same host sets it, and the wall clock may be set meanwhile.
 DEADLINE = "NBTORCHJOB_DEADLINE"
 FIRST_ROUND = "NBTORCHJOB_FIRST_ROUND"
 ATTEMPT = "NBTORCHJOB_ATTEMPT"  # where we start attempts: which one this is, from 1
@@ -62,14 +63,14 @@ def grace() -> float:
 def saving() -> float:
     """Return how many seconds ranks have to save, and to leave, as their node is told now to end."""
     if ends_soon():
-        return max(0.0, float(os.environ[DEADLINE].split()[0]) - time.time())
+        return max(0.0, float(os.environ[DEADLINE].split()[0]) - time.monotonic())
     return float(os.environ.get(SAVING) or grace())
 
 
 def ends_soon() -> bool:
     """Return whether it is time for the job's nodes to be told of its deadline."""
     at, _, before = os.environ.get(DEADLINE, "").partition(" ")
-    return bool(at) and float(at) - time.time() <= float(before)
+    return bool(at) and float(at) - time.monotonic() <= float(before)
 
 
 def of_grace(seconds: float) -> float:

@@ -197,10 +197,10 @@ class _Stall:
         self._waits = any(called > done for called, done in groups) or any(
             pulse.get("waits") for pulse in pulses.values()
         )
-        # A clock that is set meanwhile doesn't matter much: this is done again and again.
+        # The clock that a call's beginning was read from may be set while it waits: the first look counts.
         ahead = time.monotonic() - time.time()
         self._ends = {
-            began: began + max(_LATE * limit, limit - _LATE_S) + ahead
+            began: self._ends.get(began, began + max(_LATE * limit, limit - _LATE_S) + ahead)
             for calls in self._pending.values()
             for began, limit in calls
             if limit > 0

@@ -30,7 +30,7 @@ _EVERY_S = 0.25
 _STORE_S = 10.0
 _STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % each for each in ("stopped", "changes", "who"))
 
-# What is waited for: its name, since when, and for how long it may be.
+# What is waited for: its name, since when by the monotonic clock, and for how long it may be.
 _Wait = Tuple[str, float, float]
 
 
@@ -46,6 +46,7 @@ class Patience:
         self._store: Any = None
         self._limits: Dict[str, float] = {}  # by group
         self._inside: Dict[int, _Wait] = {}  # by thread
+        self._begun: Dict[Tuple[str, int, float], float] = {}  # when the pending calls were seen first
         self._since = 0.0  # nobody was stopped from then on
         self._changes = 0
         self._said = False
@@ -125,7 +126,7 @@ class Patience:
     def _within(self, name: str, limit: timedelta) -> Iterator[None]:
         me = threading.get_ident()
         before = self._inside.get(me)
-        self._inside[me] = (name, time.time(), limit.total_seconds())
+        self._inside[me] = (name, time.monotonic(), limit.total_seconds())
         try:
             yield
         finally:
@@ -186,18 +187,23 @@ class Patience:
             self._fail(RuntimeError(told).with_traceback(_where()))
 
     def _late(self) -> Optional[_Wait]:
-        now = time.time()
+        now = time.monotonic()
         waits = [*self._pending(), *list(self._inside.values())]
         late = (each for each in waits if now >= max(each[1], self._since) + each[2])
         return next(late, None)
 
     def _pending(self) -> List[_Wait]:
         if all(called == done for called, done in recorder.counts().values()):
+            self._begun = {}
             return []
+        now = time.monotonic()
+        calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
+        # torch says by the wall clock when they began, and that may be set while they wait.
+        known = [(call.op, call.seq, call.since) for call in calls]
+        self._begun = {call: self._begun.get(call, now) for call in known}
         return [
-            ("%s #%d" % (call.op, call.seq), call.since, call.timeout)
-            for call in recorder.open_calls()
-            if 0 < call.timeout < _NEVER.total_seconds()
+            ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
+            for key, call in zip(known, calls)
         ]
 
     def _put_off(self, late: _Wait) -> bool:
@@ -213,7 +219,7 @@ class Patience:
                 "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off\n"
                 % (who, late[0], late[2])
             )
-        self._said, self._changes, self._since = stopped > 0, changes, time.time()
+        self._said, self._changes, self._since = stopped > 0, changes, time.monotonic()
         return True
 
 

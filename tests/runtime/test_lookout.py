@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from nbtorchjob.runtime import emit, outside, sampler, samples
-from nbtorchjob.runtime.lookout import Lookout
+from nbtorchjob.runtime.lookout import Lookout, _Stall
 from nbtorchjob.runtime.peers import Alone
 from nbtorchjob.state import events as ev
 from tests.backends.kubernetes.stage import until
@@ -137,6 +137,18 @@ def test_a_call_that_is_about_to_give_up_is_told_though_ranks_move(look_out, tol
     look_out(peers=peers, counts=(2, 1), pending=[[time.time() - age, limit]])
     assert [fact.why for fact in told(1)] == ["timeout"]
     assert peers.told == ["timeout"]
+
+
+@pytest.mark.parametrize("by", [-3600.0, 86400.0], ids=["back", "ahead"])
+def test_a_call_is_sampled_shortly_before_it_gives_up_though_the_clock_is_set(by, monkeypatch):
+    stall, wall, monotonic = _Stall([]), time.time, time.monotonic
+    pulse = {0: {"counts": {"group": [2, 1]}, "reports": 0, "pending": [[wall(), 1800.0]]}}
+    stall.look(pulse)
+    monkeypatch.setattr(time, "time", lambda: wall() + by)
+    stall.look(pulse)
+    assert list(stall.reasons(0.0)) == []
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1797.0)
+    assert list(stall.reasons(0.0)) == ["timeout"]
 
 
 def test_a_sample_of_ranks_that_have_all_ended_is_no_news(look_out, told):

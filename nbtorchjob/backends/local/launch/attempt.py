@@ -25,7 +25,6 @@ from nbtorchjob.state.failure import AGENT_KILLED
 GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
 _AGENT_GRACE_S = GRACE_S + 2.0
 _OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
-_CLOCK_S = 1.0  # that two clocks of one host are apart
 PEER_LOST = signal.SIGUSR1
 _ENDED_BY_SOMEBODY = (exits.CANCELLED, exits.LEFT)
 _TOLD = (*_ENDED_BY_SOMEBODY, exits.INFRASTRUCTURE_ERROR)  # or because another one did
@@ -49,10 +48,10 @@ class Attempt:
         request: dict[str, Any],
         number: int,
         first_round: int,
-        begins: float,
+        deadline: float | None,
     ) -> None:
         self._job = job
-        self._begins = begins  # from when on the deadline counts
+        self._deadline = deadline  # by the monotonic clock, which the nodes share
         self._info = info
         self._request = request
         self._number = number
@@ -125,9 +124,9 @@ class Attempt:
             "NBTORCHJOB_CHECKPOINTS": str(self._job.checkpoints),
             "PET_LOCAL_ADDR": "127.0.0.1",
         }
-        due, before = self._info.deadline_s, self._info.leave_before_s
-        if due is not None and before is not None:
-            own[injected.DEADLINE] = f"{self._begins + due} {before + _CLOCK_S}"
+        before = self._info.leave_before_s
+        if self._deadline is not None and before is not None:
+            own[injected.DEADLINE] = f"{self._deadline} {before}"
         if self._info.variant:
             own[GIVEN] = self._info.variant
         if self._listener is not None:

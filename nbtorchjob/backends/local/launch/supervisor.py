@@ -67,18 +67,18 @@ class Supervisor:
         self._gently = False
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
-        self._began = self._begins()
-        self._deadline = None if seconds is None else _monotonic(self._began + seconds)
+        self._deadline = None if seconds is None else _monotonic(self._begins() + seconds)
         before = self._info.leave_before_s
         self._leave_at = None if self._deadline is None or before is None else self._deadline - before
 
     def _begins(self) -> float:
         """Return from when on the deadline counts: what a job waited for its turn isn't its own time.
 
-        That is told as what it is like, a pause that ends.
+        That is told as what it is like, a pause that ends. So is a creation that lies ahead, as where the
+        clock was set back meanwhile: counted from there, the deadline would be as much later.
         """
         now = time.time()
-        if self._info.deadline_s is None or now - self._info.created < _WAITED_S:
+        if self._info.deadline_s is None or 0 <= now - self._info.created < _WAITED_S:
             return self._info.created
         resumed = ev.Suspended(now, suspended=False)
         self._job.emit(**ev.to_json(resumed))
@@ -104,7 +104,7 @@ class Supervisor:
         while True:
             # Rounds go on: what a rank wrote in an earlier attempt stays.
             first = self._state.last_round + 1
-            self._run(Attempt(self._job, self._info, self._request, number, first, self._began))
+            self._run(Attempt(self._job, self._info, self._request, number, first, self._deadline))
             following = self._following(number)
             if following is None:
                 return
