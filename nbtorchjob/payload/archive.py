@@ -179,12 +179,13 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     }
 
 
-def _uv(call: Call, spec: JobSpec) -> dict[str, str] | None:
+def _uv(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     """Return where nodes have uv from whose image has none, and what it has to be."""
     storage, own = spec.cluster.storage, call.wanted.installer
     if not storage or own is None:
         return None
-    return {"url": stored(storage, own.sha256), "sha256": own.sha256, "machine": own.machine}
+    url = stored(storage, own.sha256)
+    return {"url": url, "sha256": own.sha256, "size": own.size, "machine": own.machine}
 
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:

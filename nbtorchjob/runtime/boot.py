@@ -54,7 +54,7 @@ def _fetch(url: str, digest: str, target: BinaryIO) -> None:
         for chunk in iter(lambda: source.read(1 << 20), b""):
             found.update(chunk)
             target.write(chunk)
-    if digest and found.hexdigest() != digest:
+    if found.hexdigest() != digest:
         raise ValueError("the file at %s isn't what was stored there" % url)
 
 

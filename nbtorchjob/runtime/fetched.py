@@ -10,11 +10,19 @@ from . import store
 _PIECE = 1 << 20
 
 
-def digest(url: str, target: BinaryIO) -> str:
-    """Write what lies at ``url`` to ``target``; return its SHA-256, in hex. Raises the store's own errors."""
-    found = hashlib.sha256()
+def digest(url: str, target: BinaryIO, size: int) -> str:
+    """Write what lies at ``url`` to ``target``, and return its SHA-256, in hex.
+
+    Of a file that is longer than its ``size`` only one byte more is read: enough for another digest. Raises
+    the store's own errors.
+    """
+    found, left = hashlib.sha256(), size + 1
     with store.opened(url) as source:
-        for piece in iter(lambda: source.read(_PIECE), b""):
+        while left > 0:
+            piece = source.read(min(_PIECE, left))
+            if not piece:
+                break
             found.update(piece)
             target.write(piece)
+            left -= len(piece)
     return found.hexdigest()

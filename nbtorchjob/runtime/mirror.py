@@ -120,7 +120,12 @@ class Mirror:
         except FileNotFoundError:
             return {}
         paths = [path for path in self._fs.find(self._root) if not path.endswith(_PARTIAL)]
-        return {path[len(self._root) :].lstrip("/"): path for path in paths}
+        stored = {path[len(self._root) :].lstrip("/"): path for path in paths}
+        for name in stored:
+            # A store of objects takes any name, from anybody who may write there.
+            if not {".", ".."}.isdisjoint(name.split("/")):
+                raise ValueError("a file in %s leads out of it: remove %r there" % (self._root, name[:200]))
+        return stored
 
     def _found(self) -> Dict[str, _Stamp]:
         """Return the stamps of the files that are here by name."""

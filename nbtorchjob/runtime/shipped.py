@@ -181,7 +181,7 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
 
 def _fetch(file: _File, target: BinaryIO) -> None:
     try:
-        found = fetched.digest(file.at, target)
+        found = fetched.digest(file.at, target, file.size)
     except Exception as exc:  # whatever a store's library raises
         why = "%s: %s" % (type(exc).__name__, exc)
         raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc

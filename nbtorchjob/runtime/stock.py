@@ -1,9 +1,10 @@
 """What was installed for a job, kept in the store for the next one, which then needs no index; and a uv.
 
-    32 bytes HMAC-SHA256 of the rest | a tar archive of the folder, packed
+    32 bytes HMAC-SHA256 of its name and the rest | a tar archive of the folder, packed
 
 Whoever can write to a store could put code there. So what is kept is signed with a secret of the user's,
 which travels in the payload, hidden by the job's key: that never lies in a store. Of uv the digest travels.
+The name is signed, too, as one archive could be put in another's place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .emit import emit
 
 FOLDER = ".packages"  # in the store; no job has such a name
 _CHUNK = 1 << 20
+_MOST = 64 << 30  # bytes; who wrote them is known once all are read
 _NO_MARK = b"\0" * 32
 
 
@@ -31,14 +33,14 @@ def hidden(secret: bytes, key: bytes) -> str:
     return bytes(one ^ other for one, other in zip(secret, wire.derived(key, "packages"))).hex()
 
 
-def uv(told: Optional[Dict[str, str]], folder: str) -> List[str]:
+def uv(told: Optional[Dict[str, Any]], folder: str) -> List[str]:
     """Fetch the uv that a job was sent with into ``folder``; return how it is run, [] where it can't be."""
     if not told or told["machine"] != os.uname().machine:
         return []
     path = os.path.join(folder, "uv")
     try:
         with open(path, "wb") as file:
-            if fetched.digest(told["url"], file) != told["sha256"]:
+            if fetched.digest(told["url"], file, told["size"]) != told["sha256"]:
                 raise ValueError("somebody else has written it")
         os.chmod(path, 0o700)
         # With another C library, or where nothing may be run, it says so.
@@ -58,14 +60,17 @@ class Stock:
         there = os.environ.get(store.STORAGE, "").rpartition("/")[0]  # the job's own folder is in it
         own = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
         self._url = "%s/%s/%s.tgz" % (there, FOLDER, own[:32])
+        self._own = own.encode()
 
     def take(self, target: str) -> bool:
         """Put what is kept into the folder ``target``; return whether there was any."""
         try:
             with store.opened(self._url) as source, open(self._path, "wb") as file:
-                mark, found = source.read(len(_NO_MARK)), hmac.new(self._secret, digestmod=hashlib.sha256)
+                mark, found = source.read(len(_NO_MARK)), self._mark()
                 for chunk in _chunks(source):
                     found.update(chunk)
+                    if file.tell() + len(chunk) > _MOST:
+                        raise ValueError("it is bigger than %d bytes" % _MOST)
                     file.write(chunk)
             if not hmac.compare_digest(found.digest(), mark):
                 raise ValueError("somebody else has written it")
@@ -94,7 +99,7 @@ class Stock:
                 with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
                     archive.add(target, arcname=".")
                 file.seek(len(_NO_MARK))
-                found = hmac.new(self._secret, digestmod=hashlib.sha256)
+                found = self._mark()
                 for chunk in _chunks(file):
                     found.update(chunk)
                 file.seek(0)
@@ -107,6 +112,9 @@ class Stock:
             emit("Notice", text="packages can't be kept in the store for the next job: %.300s" % exc)
         finally:
             self._clear()
+
+    def _mark(self) -> Any:
+        return hmac.new(self._secret, self._own, hashlib.sha256)
 
     def _clear(self) -> None:
         if os.path.exists(self._path):

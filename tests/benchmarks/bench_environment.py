@@ -111,7 +111,7 @@ class Nodes:
         """Return how long it takes with the uv that lies in the store, on a node that has none."""
         own = installer()
         assert own is not None
-        told = {"url": str(own.source), "sha256": own.sha256, "machine": own.machine}
+        told = {"url": str(own.source), "sha256": own.sha256, "size": own.size, "machine": own.machine}
         return self._take({**self._uv_told(), "PATH": os.defpath}, "", False, uv=told)
 
     def _uv_told(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Nodes:
         return self.pip(stocked=True)
 
     def _take(
-        self, told: dict[str, str], kept: str, stocked: bool, uv: dict[str, str] | None = None
+        self, told: dict[str, str], kept: str, stocked: bool, uv: dict[str, object] | None = None
     ) -> float:
         self._count += 1
         node = self._folder / f"node{self._count}"

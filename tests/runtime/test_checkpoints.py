@@ -361,3 +361,16 @@ def test_in_a_store_of_objects_no_bucket_is_made_by_the_way(folder):
     mirror.Mirror("buckets://mine/checkpoints", str(folder), quiet_s=0).send(ended=True)
 
     assert fsspec.filesystem("buckets").cat_file("mine/checkpoints/sub/step") == b"7"
+
+
+@pytest.mark.parametrize("name", ["../../.bashrc", "a/../../../.bashrc", "./.."])
+def test_a_name_in_the_store_that_leads_out_of_the_folder_is_refused(name, node, store, folder):
+    # A store of objects takes such names (S3); a path of the memory's store is a key as well.
+    fs, root = fsspec.core.url_to_fs(f"memory://{folder}/store")
+    fs.store.clear()
+    fs.pipe_file(f"{root}/kept", b"kept")
+    fs.store[f"{root}/{name}"] = fs.store[f"{root}/kept"]
+    before = {*folder.rglob("*")}
+    with pytest.raises(ValueError, match="leads out of it: remove"):
+        mirror.Mirror(f"memory://{folder}/store", str(folder / "here")).fill()
+    assert {path.name for path in {*folder.rglob("*")} - before} <= {"here", "here.json"}

@@ -229,9 +229,32 @@ def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(f
     with pytest.raises(packages.InstallError):  # of another user's job
         pod("d", secret=b"t" * 32)
     (kept,) = (folder / "store" / stock.FOLDER).iterdir()
-    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    whole = kept.read_bytes()
+    with monkeypatch.context() as smaller:
+        smaller.setattr(stock, "_MOST", len(whole) - 33)
+        with pytest.raises(packages.InstallError):
+            pod("e")
+    kept.write_bytes(whole[:-1] + b"?")
     with pytest.raises(packages.InstallError):
-        pod("e")
+        pod("f")
+
+
+def test_what_was_installed_under_another_name_is_not_taken(folder, monkeypatch):
+    monkeypatch.setenv(store.STORAGE, str(folder / "store" / "job"))
+    (folder / "old").mkdir()
+    (folder / "old" / "code.py").write_text("old = True")
+    told = stock.hidden(SECRET, KEY)
+    stock.Stock(told, KEY, "old", str(folder)).keep(str(folder / "old"))
+    (kept,) = (folder / "store" / stock.FOLDER).iterdir()
+    before = {*folder.glob("store/*/*")}
+    stock.Stock(told, KEY, "new", str(folder)).keep(str(folder / "old"))
+    (new,) = {*folder.glob("store/*/*")} - before
+    assert stock.Stock(told, KEY, "new", str(folder)).take(str(folder / "taken"))
+
+    new.write_bytes(kept.read_bytes())
+
+    assert not stock.Stock(told, KEY, "new", str(folder)).take(str(folder / "again"))
+    assert not (folder / "again").exists()
 
 
 def test_a_store_that_keeps_nothing_is_no_reason_to_fail(folder, index, monkeypatch):
@@ -279,7 +302,7 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     digest, machine = hashlib.sha256(UV.encode()).hexdigest(), os.uname().machine
-    told = {"url": str(program), "sha256": digest, "machine": machine}
+    told = {"url": str(program), "sha256": digest, "size": len(UV.encode()), "machine": machine}
 
     found = provide(folder / "node", "nbtj-a", uv=told)
 
@@ -294,7 +317,8 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
         assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**told, **wrong}))
         assert said in capsys.readouterr().err
     program.write_bytes(b"\x7fELF of another machine")
-    damaged = {**told, "sha256": hashlib.sha256(program.read_bytes()).hexdigest()}
+    content = program.read_bytes()
+    damaged = {**told, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv=damaged))
     assert "isn't used: [Errno 8]" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """Shipped files on a node: where they lie, what they never replace, and what a forged table can't do."""
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -8,7 +9,7 @@ import zipfile
 
 import pytest
 
-from nbtorchjob.runtime import shipped
+from nbtorchjob.runtime import fetched, shipped
 from nbtorchjob.runtime.payload import CONTENT, HEADER, SHIPPED, Payload, PayloadError
 
 
@@ -153,6 +154,9 @@ def test_a_big_file_comes_from_the_store_once_it_is_what_was_shipped(node, image
     assert (image / "big").read_bytes() == b"big" * 1000
     with pytest.raises(PayloadError, match=r"forged at .*stored isn't what was shipped"):
         lay(node, row("forged", b"good", str(stored)))
+    longer = io.BytesIO()
+    assert fetched.digest(str(stored), longer, 10) != hashlib.sha256(b"bigbigbigb").hexdigest()
+    assert len(longer.getvalue()) == 11
     with pytest.raises(PayloadError, match=r"gone can't be had from /nowhere \(FileNotFoundError: "):
         lay(node, row("gone", b"good", "/nowhere"))
     assert [path.name for path in image.iterdir()] == ["big"]

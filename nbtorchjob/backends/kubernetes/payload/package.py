@@ -81,7 +81,7 @@ class Stored(FrozenDataclass):
 
     def store(self, url: str) -> None:
         """Copy it within the store, as the original goes with the earlier job. Raises ``SubmitError``."""
-        stores.copy(self.url, url)
+        stores.copy(self.url, url, self.sha256)
 
 
 def pack(call: Call, spec: JobSpec) -> Packed:

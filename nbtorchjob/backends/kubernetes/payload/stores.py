@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.runtime import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent
@@ -20,6 +21,7 @@ from nbtorchjob.state.events import ArtifactsReady, Sent
 _FOLDER = r"[a-z0-9][-a-z0-9.]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
 PIECE = 4 << 20  # bytes in memory at a time
+_DIGITS = 12  # of a digest, in a file's name
 
 
 def folder(storage: str, info: JobInfo) -> str:
@@ -37,15 +39,28 @@ def inside(storage: str, name: str) -> str:
 
 def holds(storage: str | None, sent: Sent) -> bool:
     """Whether a value, or artifacts, are said to be where a job with this ``--storage`` writes them."""
+    return _is_of_a_job(storage, sent.ref.rpartition("#")[0], _file(sent))
+
+
+def payload(storage: str, info: JobInfo, sha256: str) -> str:
+    """Return the URL of a job's payload in its store."""
+    return f"{folder(storage, info)}/{_payload_file(sha256)}"
+
+
+def holds_payload(storage: str | None, url: str, sha256: str) -> bool:
+    """Whether a payload is said to be where a job with this ``--storage`` has it: not any file of ours."""
+    return _is_of_a_job(storage, url, _payload_file(sha256))
+
+
+def _is_of_a_job(storage: str | None, url: str, file: str) -> bool:
     if not storage or "::" in storage or urlsplit(storage).scheme in _READ_ONLY:
         return False
-    url = sent.ref.rpartition("#")[0]
-    job, _, file = url.removeprefix(storage.rstrip("/") + "/").partition("/")
-    return (
-        re.fullmatch(_FOLDER, job) is not None
-        and url == inside(storage, f"{job}/{file}")
-        and file == _file(sent)
-    )
+    job = url.removeprefix(storage.rstrip("/") + "/").partition("/")[0]
+    return re.fullmatch(_FOLDER, job) is not None and url == inside(storage, f"{job}/{file}")
+
+
+def _payload_file(sha256: str) -> str:
+    return f"job-{sha256[:_DIGITS]}.pyz"
 
 
 def _file(sent: Sent) -> str:
@@ -70,15 +85,26 @@ def put(data: memoryview, url: str) -> None:
             sent.done += file.write(data[begin : begin + PIECE])
 
 
-def copy(url: str, to: str) -> None:
-    """Copy the file at ``url``, a piece at a time. Raises ``SubmitError``."""
+def copy(url: str, to: str, sha256: str) -> None:
+    """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also for another file."""
     with told(url):
         files, path = reached(url)
         there = files.exists(path)
+        left = files.size(path) if there else 0
     if not there:
         raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
-    with told(to), files.open(path, "rb") as source, _new(to) as file:
-        shutil.copyfileobj(source, file, PIECE)
+    digest = hashlib.sha256()
+    with told(to), store.opened(url) as source, _new(to) as file:
+        # No more than it had: whoever writes to the store may never come to an end.
+        while left > 0 and (piece := source.read(min(PIECE, left))):
+            digest.update(piece)
+            file.write(piece)
+            left -= len(piece)
+    if digest.hexdigest() != sha256:
+        with told(to):
+            files, path = reached(to)
+            files.rm(path)
+        raise SubmitError(f"the payload at {url} isn't what was stored there: run the job's cell again")
 
 
 def clear(info: JobInfo) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.payload import secrets, shared
+from nbtorchjob.backends.kubernetes.payload import secrets, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.errors import NotFoundError, SubmitError
@@ -56,6 +56,9 @@ async def packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
     key = secrets.value(first, secrets.KEY)
     if secrets.URL in secrets.data(first):
         url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
+        # Who wrote the Secret may be somebody else, and it is this machine that reads what the URL leads to.
+        if not stores.holds_payload(info.asked.cluster.storage, url, digest):
+            raise SubmitError(f"the payload of {info.name} is at {url[:200]!r}, not in its --storage")
         return Stored(url, digest, key, info.call, job.cache.ours)
     try:
         data = secrets.payload(await job.secrets())

@@ -214,8 +214,7 @@ class Submitter:
         return known[key]
 
     def _url(self, info: JobInfo) -> str:
-        file = f"job-{self._packed.sha256[:_DIGITS]}.pyz"
-        return f"{stores.folder(str(self._spec.cluster.storage), info)}/{file}"
+        return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
 
     async def _store(self, draft: Draft) -> None:
         if not self._packed.travels:

@@ -1,5 +1,7 @@
 """A job's own folders in its stores: which they are, and that they go when it does."""
 
+import hashlib
+
 import pytest
 
 from nbtorchjob.backends.kubernetes.payload import shared, stores
@@ -73,3 +75,33 @@ def test_no_bucket_is_made_by_the_way(folder, monkeypatch):
 
     assert Buckets().cat_file("mine/job/file") == b"x"
     assert b"digest" in Buckets().cat_file("mine/jobs/_shipped/uses/run")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/home/me/.ssh/id_rsa",
+        "{storage}/job.1/../../id_rsa",
+        "{storage}/../job-0123456789ab.pyz",
+        "{storage}/job.1/deeper/job-0123456789ab.pyz",
+        "{storage}/job.1/job-ffffffffffff.pyz",
+        "simplecache::{storage}/job.1/job-0123456789ab.pyz",
+        "http://elsewhere/job.1/job-0123456789ab.pyz",
+        "",
+    ],
+)
+@pytest.mark.parametrize("storage", ["/jobs", "memory://jobs/"])
+def test_a_payload_is_read_from_where_a_job_has_it_alone(storage, url):
+    digest = "0123456789ab" + "0" * 52
+    assert stores.holds_payload(storage, f"{storage.rstrip('/')}/job.1/job-0123456789ab.pyz", digest)
+    assert not stores.holds_payload(storage, url.format(storage=storage.rstrip("/")), digest)
+    assert not stores.holds_payload(None, url, digest)
+
+
+def test_a_payload_that_somebody_has_put_a_link_in_the_place_of_is_not_copied(folder):
+    (folder / "mine").write_bytes(b"private")
+    (folder / "payload").symlink_to(folder / "mine")
+    digest = hashlib.sha256(b"private").hexdigest()
+    with pytest.raises(SubmitError):
+        stores.copy(f"{folder}/payload", f"{folder}/copied", digest)
+    assert not (folder / "copied").exists()

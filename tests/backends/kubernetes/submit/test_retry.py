@@ -138,6 +138,10 @@ def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
     job = with_data(stage, data, storage=str(folder))
     [stored] = folder.glob(f"{job.name}.*/*.pyz")
     before = stored.read_bytes()
+    stored.write_bytes(before[:-1] + b"?")
+    assert refused(stage, job).endswith("isn't what was stored there: run the job's cell again")
+    assert [*folder.glob("*/*.pyz")] == [stored]
+    stored.write_bytes(before)
 
     again = job.retry()
     assert again.wait(LIMIT)
