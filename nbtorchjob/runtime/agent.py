@@ -357,6 +357,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _failed(self, codes: Dict[int, int]) -> RunResult:
         self._tell(codes)
+        if {exits.TOLD_LOST_PEER, -signal.SIGABRT} & set(codes.values()):
+            with suppress(Exception):  # a full disk, or another node that is gone
+                self._lookout.gave_up()
         if self._remaining_restarts == 0:
             # Before the ranks that are left are ended: that may take them their whole grace period.
             self.code = self._peers.tell(self._code(codes))

@@ -1,4 +1,4 @@
-"""No process outlives the one that started it."""
+"""No process outlives the one that started it; and what one does before C++ code ends it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import List
+from typing import Any, Callable, List
 
 _TRACKER, _MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
 _CLEANING_S, _LOOK_S = 2.0, 0.002
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_kept: List[Any] = []  # what C calls: it mustn't be collected
 
 
 def die_with_parent() -> None:
@@ -26,6 +27,31 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Have orphaned descendants become this process's children, as those of PID 1 do anyway (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def before_abort(act: Callable[[], None]) -> None:
+    """Have ``act`` run where an exception of C++ code would end this process, as gloo's threads' do.
+
+    No signal's handler could do that: what aborts may hold malloc's lock. Where no C++ code is loaded,
+    nothing happens.
+    """
+    try:
+        library = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        set_terminate = library._ZSt13set_terminatePFvvE
+    except (OSError, AttributeError):
+        return
+    handler = ctypes.CFUNCTYPE(None)
+    set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    before: List[Any] = []
+
+    def end() -> None:
+        try:
+            act()
+        finally:
+            before[0]()  # prints what was thrown, and aborts
+
+    _kept.append(handler(end))
+    before.append(handler(set_terminate(ctypes.cast(_kept[-1], ctypes.c_void_p))))
 
 
 def _prctl(option: int, value: int) -> None:

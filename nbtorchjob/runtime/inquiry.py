@@ -43,6 +43,7 @@ class _Line:
         self.broken = self._taken = False
         self.text = ""  # faulthandler's
         self.place: Dict[str, Any] = {}  # where the rank was in the user's code when it last said so
+        self.last: Dict[str, Any] = {}  # what the rank said of itself as it ended
         self.heard = 0.0
         self._connection = connection
         self._held = b""
@@ -102,6 +103,7 @@ class _Line:
             self.hello = {name: int(value) for name, value in record.items()}
         self.at = record.get("at", self.at)
         self.place = record.get("place", self.place)
+        self.last = dict(record.get("last", self.last))
         if record.get("of") == self.asked:
             self.answer = record
 
@@ -176,6 +178,8 @@ class Inquiry:
                         self._have_written(rank, lines[rank], ran[rank])
                     elif lines[rank].waits_for_lock:
                         ran[rank] = outside.seconds(self._pids[rank])
+            for line in self._lines.values():
+                line.hear()  # what ranks that have ended since the last look have said before
             return [
                 _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
                 for rank, pid in sorted(self._pids.items())
@@ -260,6 +264,9 @@ def _found(
         sample = _from_outside(rank, pid, line, code)
         if sample["state"] == STOPPED:
             sample = {**sample, "threads": [asdict(thread) for thread in _last_seen(before)]}
+    if before is not None and before.last:  # it ends, if it hasn't
+        note = sample.get("note", "") if sample["state"] == ENDED else ""
+        sample = {**before.last, "state": ENDED, "note": note}
     notes = [str(sample.get("note", "")), outside.children(pid)]
     told = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
     if len(json.dumps(told)) <= most + _SPARE // 8:

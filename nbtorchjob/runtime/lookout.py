@@ -3,7 +3,7 @@
 A *sample* is a fact, ``Sampled``. By itself a node takes one
 
 - when nothing has moved for ``--hang-after`` seconds, though a rank waits for others: *quiet*;
-- when a collective is about to give up, and to end the job: *timeout*.
+- when a collective is about to give up, or has, and ends the job: *timeout*.
 
 What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
 the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. When
@@ -110,10 +110,16 @@ class Lookout:
             told = time.time()
             samples = self._inquiry.samples()
             fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": told}
-            if _is_news(samples):
+            if why == TIMEOUT or _is_news(samples):
                 emit("Sampled", **fields)
             self._newest = {"event": "Sampled", **fields}
             return self._newest
+
+    def gave_up(self) -> None:
+        """Look at what all ranks were in, as a collective has failed on one of them."""
+        if self._is_old(TIMEOUT):  # one that ran out of time was looked at before, with all ranks still there
+            self._peers.want_sample(TIMEOUT)
+            self._take(TIMEOUT)
 
     def _want(self, why: str) -> None:
         self._wanted = why
@@ -151,7 +157,7 @@ class Lookout:
     def _take(self, why: str) -> None:
         found = self.sample(why)
         # On its user's own machine no log goes with a node, and other users could read the nodes' store.
-        if why == TIMEOUT and STREAM in os.environ and _is_news(found["samples"]):
+        if why == TIMEOUT and STREAM in os.environ:
             self._peers.show_sample(found)
 
     def _is_old(self, why: str) -> bool:

@@ -38,13 +38,21 @@ _DTYPES = {
 }
 
 
-def groups() -> "tuple[Group, ...]":
-    """Return this process's groups: those that a call is pending in first, then the last used."""
+def groups(*, left: bool = False) -> "tuple[Group, ...]":
+    """Return this process's groups: those that a call is pending in first, then the last used.
+
+    With ``left`` those that it has left are among them, whose ranks nothing tells any more.
+    """
     entries: Dict[str, List[Dict[str, Any]]] = {}
     for entry in _entries():
         entries.setdefault(entry["process_group"][0], []).append(entry)
     found = []
-    for name, label, backend, ranks in _known():
+    known = list(_known())
+    if left:
+        names = {each[0] for each in known}
+        gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
+        known += [(name, label, "", ()) for name, label in gone.items()]
+    for name, label, backend, ranks in known:
         calls = entries.get(name, [])
         # A group that was destroyed may have had the same name.
         calls = [each for each in calls if each["pg_id"] == calls[-1]["pg_id"]]

@@ -61,6 +61,7 @@ class Sampler:
         self._counts: Dict[str, List[int]] = {}
         self._folder = ""
         self._profiler = Profiler()
+        self._speaks = threading.Lock()
         self.note = ""  # what it waits for, where it runs nobody's code
 
     def start(self, folder: str) -> None:
@@ -90,6 +91,18 @@ class Sampler:
     def returned(self) -> None:
         """Take in that the call has returned: the rank only waits for the others now."""
         self._returned = True
+
+    def say_last(self, frames: "Optional[tuple[Frame, ...]]" = None) -> None:
+        """Tell the node what this rank was in, before it ends; ``frames`` are those of what it raised."""
+        if self._socket is None:
+            return
+        try:
+            sample = self._sample()
+            if frames is not None:
+                sample = replace(sample, threads=(Thread("main", shortened(frames)),))
+            self._say(self._socket, {"last": bounded(sample).to_json()})
+        except Exception:  # it ends, and its node may be gone
+            pass
 
     def _forget(self) -> None:
         """Leave a forked process nothing of this."""
@@ -125,9 +138,10 @@ class Sampler:
             self._close(node)
 
     def _say(self, node: socket.socket, record: Dict[str, Any]) -> None:
-        if self._is_there(node):
-            # The user's code may have asked for SIGPIPE.
-            node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
+        with self._speaks:
+            if self._is_there(node):
+                # The user's code may have asked for SIGPIPE.
+                node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
 
     def _answer(self, question: str) -> Dict[str, Any]:
         try:
@@ -159,7 +173,8 @@ class Sampler:
 
     def _sample(self) -> RankSample:
         if self._returned:
-            return RankSample(self._rank, ENDED, os.getpid(), note=HAS_RETURNED)
+            made = recorder.groups(left=True)
+            return RankSample(self._rank, ENDED, os.getpid(), groups=made, note=HAS_RETURNED)
         threads = () if self.note else tuple(_threads())
         sample = RankSample(self._rank, held or RUNS, os.getpid(), threads, note=self.note)
         try:

@@ -32,7 +32,7 @@ from . import (
     torch_versions,
     wire,
 )
-from .death import die_with_parent
+from .death import before_abort, die_with_parent
 from .emit import emit
 from .errors import Error, from_exception, named, users_traceback
 from .injected import STREAM
@@ -88,6 +88,7 @@ def run_rank(
     leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
+    before_abort(sampler.say_last)
     try:
         act(Rank(rank, path, header, folder, key, round_, meeting, sampler, flusher))
         _end_program()
@@ -98,7 +99,7 @@ def run_rank(
         if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
             _end(exc.code if isinstance(exc.code, int) else 1)
         streams.flush()
-        _fail(exc, rank, round_, header, log)
+        _fail(exc, rank, round_, header, log, sampler)
     streams.flush()
 
 
@@ -148,7 +149,7 @@ def begin(rank: Rank) -> Payload:
             stops["wait"],
             stops["patient"],
             rank.meeting,
-            lambda exc: _fail(exc, rank.number, rank.round, rank.header, log),
+            lambda exc: _fail(exc, rank.number, rank.round, rank.header, log, rank.sampler),
         )
     payload.show_sources()
     return payload
@@ -224,9 +225,13 @@ def _said(exc: BaseException) -> str:
     return ""
 
 
-def _fail(exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str) -> None:
+def _fail(
+    exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str, sampler: Sampler
+) -> None:
     error, said = described(exc, header, log)
     try:
+        if error.lost_peer:
+            sampler.say_last(error.frames)
         tell(exc, error, said, rank, round_)
         if header["locals"]:
             # Its agent ends what is left of a round once another rank has failed: this one is about to end.

@@ -11,6 +11,7 @@ from nbtorchjob.state.progress import still
 
 _TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too
 _TIMEOUT_S = 1800.0  # of a collective, where it isn't known: torch's own
+_GAVE_UP = ("collective timed out", "a collective got data of another size")  # of what a signal ended
 _LATE_S = 60.0  # after its time a collective is given up at last
 
 
@@ -36,12 +37,15 @@ def hang(state: JobState, now: float) -> Diagnosis | None:
 def missed(state: JobState, failure: Failure) -> Diagnosis | None:
     """Return who was missing in the collective that a job failed in; None where that isn't sure."""
     newest = _samples(state)
-    gave_up = failure.error.collective if failure.error else "collective timed out" in failure.reason.line
+    told = failure.reason.line
+    gave_up = failure.error.collective if failure.error else any(each in told for each in _GAVE_UP)
     if not newest or not gave_up or failure.round != state.round or _reported(state, newest):
         return None
     calls = (c for fact in newest for rank in fact.samples for group in rank.groups for c in group.calls)
     ends = [call.since + (call.timeout or _TIMEOUT_S) for call in calls if not call.done]
-    if failure.time > max(ends, default=0.0) + _LATE_S:  # it was another one
+    if (
+        failure.time > max([*ends, *(each.time for each in newest)], default=0.0) + _LATE_S
+    ):  # it was another one
         return None
     found = diagnose(state, over=True)
     return found if found is not None and found.sure and found.ranks else None

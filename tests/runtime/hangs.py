@@ -272,6 +272,27 @@ def pipeline():
             dist.send(batch, rank + 1)
 
 
+def one_step_more():
+    """Rank 1 has a batch more than the others, which have returned by then."""
+    batches = 5 if begin() == 1 else 4
+    for _ in range(batches):
+        dist.all_reduce(torch.ones(8))
+
+
+def too_big():
+    """Rank 2 reduces more than the others, and gloo ends a rank that gets a part of that."""
+    dist.all_reduce(torch.ones(4000 if begin() == 2 else 8))
+
+
+def objects_for_tensors():
+    """Rank 1 gathers objects, the others tensors."""
+    rank, world = begin(), dist.get_world_size()
+    if rank == 1:
+        dist.all_gather_object([None] * world, {"loss": 1.0})
+    else:
+        dist.all_gather([torch.ones(100) for _ in range(world)], torch.ones(100))
+
+
 def all_compute():
     """Nobody: all ranks sleep, and wait for nothing."""
     begin()
@@ -285,5 +306,6 @@ ALL = {
         lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
         swallowed_exception, endless_loop, missing_sender, awaited_sender, monitored_barrier,
         other_root, other_group, missing_receiver, other_tag, ring, pipeline, all_compute,
+        one_step_more, too_big, objects_for_tensors,
     )
 }  # fmt: skip

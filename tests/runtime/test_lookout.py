@@ -20,17 +20,21 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.runtime import emit, outside, sampler, samples
 from nbtorchjob.runtime.lookout import Lookout, _Stall
 from nbtorchjob.runtime.peers import Alone
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.text import failures
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
+from tests.runtime import hangs
 from tests.runtime.hangs import LONG, Stuck, begin
 from tests.runtime.sampled import sampled
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(hangs)
 
 SINCE = 1e9
 
@@ -341,3 +345,21 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
     (waits,), (prints,) = found[0].samples, found[1].samples
     assert [call.op for call in waits.groups[0].calls if not call.done] == ["barrier"]
     assert (prints.rank, prints.threads[0].frames[0].name) == (1, "rank_1_prints")
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("one_step_more", "rank 1 made 8 calls in the default group, and ranks 0, 2 made 7 before returning"),
+        ("too_big", "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:nproc_per_node=")
+def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, told):
+    job = submit(hangs.ALL[case], spec=JobSpec(Elastic(nproc_per_node=3)))
+    job.wait(LIMIT)
+
+    heading, *_ = failures.lines(job.state)
+    assert heading.startswith("a collective gave up: ")
+    assert told in heading
+    job.delete()

@@ -25,7 +25,10 @@ Calls are counted within a group, so a number means the same call on all its ran
    either: what is concluded from such a call is sure only if nothing had moved for long.
 7. A frame holds what a call was given, too: where ranks wait in one call for another root, reduce otherwise,
    or are in one line with other groups of the same ranks, they don't mean the same.
-8. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
+8. A collective may give up at once: a rank that has left closes its connections, and gloo ends a rank that
+   gets data of another size. Ranks tell what they were in before they end. What a rank was in last is the
+   call that gave up: another rank was in another call there, or had ended before it.
+9. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
    Whoever isn't in one, and does nothing that would end by itself, keeps them waiting.
 
 A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
@@ -34,6 +37,9 @@ The first of these that applies:
     seen                                                    named                        sure  rule
     ------------------------------------------------------  ---------------------------  ----  --------------
     another operation, size or type at one number           the fewer; both, if as many  yes   ``_differing``
+    the newest call of a rank that a collective ended:      as above                     yes   ``_broken``
+    another operation, size or type there
+    the same, and all others had returned before            the fewer; all, if as many   yes   ``_broken``
     another root or reduction in one call, or another       the fewer; both, if as many  yes   ``_arguments``
     group of the same ranks in one line
     absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
@@ -63,7 +69,7 @@ from math import prod
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import STOPPED, Collective
+from nbtorchjob.runtime.samples import STOPPED, Collective, Group
 from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
 from nbtorchjob.state.diagnosis.standing import (
     COMPILES,
@@ -84,6 +90,7 @@ _TOGETHER = frozenset(
     ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all")
 )  # no rank leaves one of these before all have entered it
 _ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
+_GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # of gloo, which has no uneven ones, of these too
 _MAX_TEXT = 700
 _MOST_SIDES = 3
 
@@ -116,7 +123,12 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     """
     sources = known.info.sources
     sampled = [each for each in known.samples.values() if known.base(each.round) == known.round]
-    stands = [standing(rank, each.time, sources) for each in sampled for rank in each.samples]
+    raised = {each.rank: each.error.frames for each in known.errors if each.round == known.round}
+    stands = [
+        standing(rank, each.time, sources, raised.get(rank.rank, ()))
+        for each in sampled
+        for rank in each.samples
+    ]
     if not stands:
         return None
     seen = Seen(known, stands)
@@ -149,12 +161,62 @@ def _differing(seen: Seen, tell: Telling) -> _Found | None:
     return None
 
 
-def _differ(call: str, sides: list[list[int]], entered: Mapping[int, str], tell: Telling) -> _Found:
+def _differ(
+    call: str, sides: list[list[int]], entered: Mapping[int, str], tell: Telling, *, over: bool = False
+) -> _Found:
     odd, *others = sorted(sides, key=lambda side: (len(side), side))
     named = odd if len(odd) < len(others[0]) else sorted([*odd, *others[0]])
     rest = ", ".join(f"{ranks(side)} {entered[side[0]]}" for side in others[:_MOST_SIDES])
-    where = tell.places([odd[0], *(side[0] for side in others)])
+    firsts = [odd[0], *(side[0] for side in others)]
+    where = tell.lines(firsts) if over else tell.places(firsts)  # what those do that a call has ended?
     return _Found(f"{call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+
+
+def _broken(seen: Seen, tell: Telling) -> _Found | None:
+    for first in seen.broken:
+        group, call = first
+        made = {rank: known for rank in seen.members(group.name) if (known := seen.made(rank, group.name))}
+        there = {rank: same for rank, calls in made.items() if (same := _numbered(calls, call.seq))}
+        alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
+        sides: dict[object, list[int]] = {}
+        for rank, same in sorted(there.items()):
+            sides.setdefault(_alike(same, alike), []).append(rank)
+        if len(sides) > 1:
+            entered = {rank: _outer(seen.of[rank], same) for rank, same in there.items()}
+            where = f"as call #{call.seq} of {tell.group(group)}"
+            return _differ(where, [*sides.values()], entered, tell, over=True)
+        less = {
+            rank: calls[-1].seq
+            for rank, calls in made.items()
+            if calls[-1].seq < call.seq and seen.ended.get(rank) == RETURNED
+        }
+        if less and {*there, *less} == {*seen.members(group.name)}:
+            return _uneven(group, call, sorted(there), less, tell)
+    return None
+
+
+def _uneven(
+    group: Group, call: Collective, more: list[int], less: Mapping[int, int], tell: Telling
+) -> _Found:
+    counts: dict[int, list[int]] = {}
+    for rank, count in sorted(less.items()):
+        counts.setdefault(count, []).append(rank)
+    others = ", ".join(f"{ranks(who)} made {count}" for count, who in [*counts.items()][:_MOST_SIDES])
+    text = f"{ranks(more)} made {call.seq} calls in {tell.group(group)}, and {others} before returning"
+    last = ", ".join(filter(None, [what(call), tell.lines(more)]))
+    why = "the usual causes are uneven batches and a branch that some ranks skip"
+    named = more if len(more) < len(less) else sorted([*more, *less])
+    return _Found(f"{text}; the last is {last}; {why}", named)
+
+
+def _numbered(calls: Sequence[Collective], seq: int) -> Collective | None:
+    return next((call for call in calls if call.seq == seq), None)
+
+
+def _outer(stand: Standing, call: Collective) -> str:
+    """Return ``all_gather_object (all_gather int64[1])``: what the code called, and what that made of it."""
+    told = what(call)
+    return told if stand.inside in ("", call.op) else f"{stand.inside} ({told})"
 
 
 def _arguments(seen: Seen, tell: Telling) -> _Found | None:
@@ -186,9 +248,9 @@ def _entered(stand: Standing, tell: Telling) -> str:
     return f"{' '.join((call.op, parties(stand.inside, stand.given))).strip()} in {tell.group(group)}"
 
 
-def _alike(call: Collective) -> object:
+def _alike(call: Collective, alike: Sequence[str] = _ALIKE) -> object:
     """Return what must be the same on all ranks of a call."""
-    given = call.op in _ALIKE
+    given = call.op in alike
     return call.op, call.dtypes if given else (), tuple(map(prod, call.sizes)) if given else ()
 
 
@@ -368,6 +430,6 @@ def _apart(seen: Seen, tell: Telling) -> _Found | None:
 
 
 _RULES: tuple[Callable[[Seen, Telling], _Found | None], ...] = (
-    *(_differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
+    *(_broken, _differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
     *(_perhaps, _complete, _unrecorded, _apart),
 )

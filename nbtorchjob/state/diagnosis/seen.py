@@ -94,6 +94,21 @@ class Seen(FrozenDataclass):
         return found
 
     @cached_property
+    def broken(self) -> Sequence[tuple[Group, Collective]]:
+        """The newest calls of ranks that ended in them, the first first; they told so as they ended."""
+        found = []
+        for each in self.of.values():
+            calls = [(g, call) for g in each.groups for call in g.calls if not call.p2p]
+            if calls and each.state == ENDED and self.ended.get(each.rank) != RETURNED:
+                found.append(max(calls, key=lambda pair: pair[1].since))
+        return sorted(found, key=lambda pair: pair[1].since)
+
+    def made(self, rank: int, name: str) -> Sequence[Collective]:
+        """Return the calls that are known of a rank in a group."""
+        groups = self.of[rank].groups if rank in self.of else ()
+        return [call for group in groups if group.name == name for call in group.calls if not call.p2p]
+
+    @cached_property
     def moves(self) -> bool:
         """Whether a rank made a call just before it was looked at, or one isn't done."""
         calls = ((each, call) for each in self.of.values() for group in each.groups for call in group.calls)

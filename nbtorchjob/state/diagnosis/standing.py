@@ -116,8 +116,8 @@ class Standing(FrozenDataclass):
         return self.call is not None and bool(self.inside or self.handle)
 
 
-def standing(sample: RankSample, time: float, sources: Sources) -> Standing:
-    """Return where a rank stood that was sampled at ``time``."""
+def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence[Frame] = ()) -> Standing:
+    """Return where a rank stood that was sampled at ``time``, or where it ``raised`` what it failed of."""
     inside = next((thread for thread in sample.threads if _operation(thread)), None)
     frames = (inside or next(iter(sample.threads), Thread("", ()))).frames
     code = _code(frames[-1], sources) if frames else ""
@@ -125,7 +125,7 @@ def standing(sample: RankSample, time: float, sources: Sources) -> Standing:
         sample.rank,
         sample.state,
         time,
-        place=users_frame(frames, sources),
+        place=users_frame(frames, sources) or users_frame(raised, sources),
         inside=_operation(inside) if inside is not None else "",
         given=dict(inside.given) if inside is not None else {},
         waits="" if inside is not None else _waiting(frames, sources),

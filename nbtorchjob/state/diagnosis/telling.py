@@ -74,6 +74,10 @@ class Telling(FrozenDataclass):
         more = len(alike) - len(told)
         return "; ".join([*told, *([f"and {more} more elsewhere"] if more > 0 else [])])
 
+    def lines(self, who: Iterable[int]) -> str:
+        """Return the lines that ranks are in: ``Cell In[3], line 14: loss.backward()``."""
+        return "; ".join([*dict.fromkeys(filter(None, map(self.at, who)))][:_MOST_PLACES])
+
     def _does(self, rank: int) -> tuple[str, str]:
         """Return what a rank does, beginning with a verb, and where, as it can be said of several."""
         stand = self.seen.of.get(rank)

@@ -55,6 +55,30 @@ CASES = [
 ]
 
 
+CASES += [
+    (
+        "one_step_more",
+        (1,),
+        "rank 1 made 8 calls in the default group, and ranks 0, 2 made 7 before returning; the last is "
+        "all_reduce float32[8], hangs.py, line",
+        "dist.all_reduce(torch.ones(8))",
+    ),
+    (
+        "too_big",
+        (2,),
+        "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]; hangs.py, line",
+        "dist.all_reduce(torch.ones(4000",
+    ),
+    (
+        "objects_for_tensors",
+        (1,),
+        "rank 1 entered all_gather_object (all_gather int64[1]), but ranks 0, 2 all_gather float32[100]; "
+        "hangs.py, line",
+        "dist.all_gather_object(",
+    ),
+]
+
+
 def of_samples(name: str, without_calls: bool = False) -> Any:
     facts: list[Any] = [ev.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
     if without_calls:
