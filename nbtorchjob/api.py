@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRIES = 5
+_NAMED = 3  # in a warning
 
 
 @overload
@@ -301,15 +302,26 @@ def group(name: str, *, trust: bool = False) -> Runs[Any]:
 
 
 def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
-    """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``."""
+    """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``.
+
+    Of a group that was submitted from here, jobs that weren't are left out with a warning, unless with
+    ``trust``: anybody on the cluster may give a job the labels of a run.
+    """
     from nbtorchjob.job import Job  # late, as above
 
     name = _spelled(name)
     for each in backends.used():
         infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
         found: list[Job[Any]] = [Job(each, info, trust=trust) for info in infos if info.group == name]
+        ours = [job for job in found if trust or each.ours(job.info.address)]
+        if ours and len(ours) < len(found):
+            others = ", ".join(sorted({job.name for job in found} - {job.name for job in ours})[:_NAMED])
+            warnings.warn(
+                f"{others}: not submitted from here, so left out of {name}; --trust takes them in",
+                stacklevel=3,
+            )
         if found:
-            return found
+            return ours or found
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
 
 

@@ -3,10 +3,12 @@
 import pytest
 
 from nbtorchjob import Retry, api, capture, submission
+from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import secrets
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError, SubmitError
+from nbtorchjob.machine import folders
 from nbtorchjob.spec.early import Early
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
@@ -43,6 +45,24 @@ def test_each_run_is_given_its_own_and_found_again(stage, kind):
     assert isinstance(again.exception(LIMIT), JobFailedError)  # it is given the same
     assert [job.name for job in api.group("sweep")] == [job.name for job in runs]
     assert again.info.given == {"lr": 2}
+
+
+def test_a_job_of_somebody_else_is_no_run_of_a_group_though_it_says_so(stage, tmp_path, monkeypatch):
+    runs = sweep(stage, "begin(); value(lr)")
+    assert runs.wait(LIMIT)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(folders.STATE, str(tmp_path / "another machine"))
+        find.forget()
+        forged = api.attach(runs[1].info.address).retry()
+        assert forged.wait(LIMIT)
+        assert forged.info.group == "sweep"
+        assert [job.name for job in api.group("sweep")]  # none is this machine's
+    find.forget()
+
+    with pytest.warns(UserWarning, match=rf"^{forged.name}: not submitted from here"):
+        mine = api.group("sweep")
+    assert [job.name for job in mine] == [job.name for job in runs]
+    assert forged.name in [job.name for job in api.group("sweep", trust=True)]
 
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob", "volcano"])
