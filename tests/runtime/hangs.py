@@ -4,6 +4,7 @@ A case is a function that every rank runs; its docstring says who is to blame. T
 """
 
 import ctypes
+import importlib
 import os
 import queue
 import signal
@@ -293,6 +294,26 @@ def objects_for_tensors():
         dist.all_gather([torch.ones(100) for _ in range(world)], torch.ones(100))
 
 
+def backward_pass():
+    """Rank 1 sleeps between steps, and DDP's buckets of the others wait for its gradients."""
+    importlib.import_module("torch._dynamo")  # DDP does, which takes seconds
+    rank = begin()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for step in range(4):
+        if rank == 1 and step == 2:
+            time.sleep(LONG)
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def straggler():
+    """Rank 1 is slow, at first by less than what is taken for a hang."""
+    rank = begin()
+    for step in range(5):
+        if rank == 1:
+            time.sleep(2.0 if step < 3 else 5.0)
+        dist.all_reduce(torch.ones(8))
+
+
 def all_compute():
     """Nobody: all ranks sleep, and wait for nothing."""
     begin()
@@ -306,6 +327,6 @@ ALL = {
         lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
         swallowed_exception, endless_loop, missing_sender, awaited_sender, monitored_barrier,
         other_root, other_group, missing_receiver, other_tag, ring, pipeline, all_compute,
-        one_step_more, too_big, objects_for_tensors,
+        one_step_more, too_big, objects_for_tensors, backward_pass, straggler,
     )
 }  # fmt: skip

@@ -44,6 +44,7 @@ The first of these that applies:
     group of the same ranks in one line
     absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
     has ended, is stopped, or is held by something in C
+    the same of one that came late to the calls before      it, which is slow            yes   ``_absent``
     one waits in a call, and all others have returned       the one                      yes   ``_absent``
     each is absent from the call that another one waits in  all of them                  yes   ``_circle``
     some aren't in init_process_group, which others are in  those                        yes   ``_meeting``
@@ -83,7 +84,7 @@ from nbtorchjob.state.diagnosis.standing import (
 )
 from nbtorchjob.state.diagnosis.telling import Telling
 from nbtorchjob.state.known import Known
-from nbtorchjob.text.words import clip, ranks
+from nbtorchjob.text.words import clip, duration, ranks
 
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
 _TOGETHER = frozenset(
@@ -91,6 +92,7 @@ _TOGETHER = frozenset(
 )  # no rank leaves one of these before all have entered it
 _ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
 _GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # of gloo, which has no uneven ones, of these too
+_OFTEN, _MUCH_LONGER = 2, 3  # who was late so often is slow, unless it takes so much longer now
 _MAX_TEXT = 700
 _MOST_SIDES = 3
 
@@ -99,7 +101,8 @@ class Diagnosis(FrozenDataclass):
     """Why a job hangs, in a sentence, and the ranks to look at; ``frame`` is where the first of them is.
 
     Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at. ``busy`` says
-    that those ranks do what ends by itself: they compile, or save or load a checkpoint.
+    that those ranks do what ends by itself: they compile, or save or load a checkpoint; ``slow`` that they
+    were late to the calls before, and came.
     """
 
     text: str
@@ -108,12 +111,14 @@ class Diagnosis(FrozenDataclass):
     sure: bool
     time: float
     busy: bool = False
+    slow: bool = False
 
 
 class _Found(FrozenDataclass):
     text: str
     ranks: Sequence[int] = ()
     sure: bool = True
+    slow: bool = False
 
 
 def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
@@ -141,7 +146,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     named = [seen.of.get(rank) for rank in found.ranks]
     busy = bool(named) and all(each is not None and each.waits in (SAVES, COMPILES) for each in named)
     time = max(each.time for each in sampled)
-    return Diagnosis(text, tuple(found.ranks), frame, found.sure, time, busy)
+    return Diagnosis(text, tuple(found.ranks), frame, found.sure, time, busy, found.slow)
 
 
 def _differing(seen: Seen, tell: Telling) -> _Found | None:
@@ -265,10 +270,19 @@ def _absent(seen: Seen, tell: Telling) -> _Found | None:
         if free and all(map(seen.silent, free)):  # they may have been stopped in it
             whom = "it" if len(free) == 1 else "them"
             return _Found(f"{tell.places(free)}; {tell.waiting(wait, whom)}", free)
+        late = seen.late(free[0], wait) if len(free) == len(wait.absent) == 1 else ()
+        if len(late) >= _OFTEN and wait.seconds < _MUCH_LONGER * max(late):
+            return _slow(free[0], wait, late, tell)
         if free:
             where = tell.places(free, named=True)
             return _Found(f"{ranks(free)} never entered {tell.waited(wait)}; {where}", free)
     return None
+
+
+def _slow(rank: int, wait: Wait, late: Sequence[float], tell: Telling) -> _Found:
+    times = duration(sorted(late)[len(late) // 2])
+    text = f"rank {rank} is slow: it entered the last {len(late)} calls {times} after the others"
+    return _Found(f"{text}; {tell.waiting(wait, 'it')}; {tell.places([rank], named=True)}", [rank], slow=True)
 
 
 def _circle(seen: Seen, tell: Telling) -> _Found | None:

@@ -108,6 +108,21 @@ class Seen(FrozenDataclass):
         groups = self.of[rank].groups if rank in self.of else ()
         return [call for group in groups if group.name == name for call in group.calls if not call.p2p]
 
+    def late(self, rank: int, wait: Wait) -> Sequence[float]:
+        """Return by how many seconds a rank was behind in the calls before one that others wait in.
+
+        The newest first, as far back as it always was, by more than a moment.
+        """
+        begun = {each: {c.seq: c.since for c in self.made(each, wait.group.name)} for each in wait.waiters}
+        mine = {call.seq: call.since for call in self.made(rank, wait.group.name)}
+        found: list[float] = []
+        for seq in range(wait.call.seq - 1, 0, -1):
+            others = [calls[seq] for calls in begun.values() if seq in calls]
+            if seq not in mine or len(others) < len(begun) or mine[seq] - max(others) < MOMENT_S:
+                break
+            found.append(mine[seq] - max(others))
+        return found
+
     @cached_property
     def moves(self) -> bool:
         """Whether a rank made a call just before it was looked at, or one isn't done."""

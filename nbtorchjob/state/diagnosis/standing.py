@@ -19,6 +19,7 @@ SAVES, COMPILES = "saves or loads a checkpoint", "compiles"
 DATA, READS = "waits for its DataLoader", "reads"  # what several ranks may wait in at once
 
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
+_AUTOGRAD = "torch/autograd/graph.py"
 _C10D = "torch/distributed/distributed_c10d.py"
 # They wait for other ranks in Python and in C, and record nothing.
 MEETS = "init_process_group"
@@ -70,6 +71,7 @@ class Standing(FrozenDataclass):
     handle: bool = False  # whether its line waits for something by ``.wait()``, such as a call made before
     groups: tuple[Group, ...] = ()
     recorded: bool = False
+    ddp: bool = False  # whether its backward pass waits for DDP's buckets, if for a collective
     note: str = ""
 
     def entered(self, group: str) -> int | None:
@@ -132,8 +134,20 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         handle=".wait(" in code,
         groups=sample.groups,
         recorded=bool(sample.groups) or (sample.state in (RUNS, HELD) and not sample.note),
+        ddp=_in_backward(sample.threads),
         note=sample.note,
     )
+
+
+def _in_backward(threads: Sequence[Thread]) -> bool:
+    """Whether a rank is in a backward pass, and no collective of that is Python code's (FSDP's, tensors').
+
+    DDP's reducer calls its collectives from C++, and leaves no frame.
+    """
+    frames = [frame for thread in threads for frame in thread.frames]
+    ends = [thread.frames[-1] for thread in threads if thread.frames]
+    engine = any(each.name == "_engine_run_backward" and each.filename.endswith(_AUTOGRAD) for each in ends)
+    return engine and not any("torch/distributed/" in frame.filename for frame in frames)
 
 
 def library(frame: Frame, sources: Sources) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Group
+from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Collective, Group
 from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import parties, place
 from nbtorchjob.text.words import duration, line, ranks
@@ -39,8 +39,13 @@ class Telling(FrozenDataclass):
         return word if len(who) == 1 else several
 
     def call(self, wait: Wait) -> str:
-        """Return ``all_reduce #417 of the default group``."""
-        return f"{line(wait.call.op, 80)} #{wait.call.seq} of {self.group(wait.group)}"
+        """Return ``all_reduce #417 of the default group``, or ``DDP's all_reduce #417 …``."""
+        ddp = all(self.seen.of[rank].ddp for rank in wait.waiters)
+        return self._numbered(wait.group, wait.call, ddp=ddp)
+
+    def _numbered(self, group: Group, call: Collective, *, ddp: bool) -> str:
+        whose = "DDP's " if ddp and call.op == "all_reduce" else ""
+        return f"{whose}{line(call.op, 80)} #{call.seq} of {self.group(group)}"
 
     def group(self, group: Group) -> str:
         """Return what to call a group."""
@@ -97,7 +102,7 @@ class Telling(FrozenDataclass):
             return "is held by something in C", where
         if stand.inside:
             call = stand.call
-            numbered = f"{call[1].op} #{call[1].seq} of {self.group(call[0])}" if call else stand.inside
+            numbered = self._numbered(*call, ddp=stand.ddp) if call else stand.inside
             whom = parties(stand.inside, stand.given)
             return f"waits in {line(f'{numbered} {whom}', 120)}".rstrip(), where and f"({self.at(rank)})"
         if stand.unrecorded:

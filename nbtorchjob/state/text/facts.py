@@ -78,7 +78,8 @@ def phase(state: JobState) -> str:
 def status(state: JobState, now: float) -> str:
     """Return the phase in a word, and of a running job whether it hangs or has stalled."""
     if state.cancelled is None and not state.stopped:
-        if hang(state, now) is not None:
+        found = hang(state, now)
+        if found is not None and not found.slow:
             return HUNG
         silence = still(state, now)
         if silence is not None and silence.stalled:

@@ -76,6 +76,18 @@ CASES += [
         "hangs.py, line",
         "dist.all_gather_object(",
     ),
+    (
+        "backward_pass",
+        (1,),
+        "rank 1 never entered DDP's all_reduce #11 of the default group, which ranks 0, 2 have waited in",
+        "time.sleep(LONG)",
+    ),
+    (
+        "straggler",
+        (1,),
+        "rank 1 is slow: it entered the last 3 calls 2.0 s after the others; ranks 0, 2 have waited for it",
+        "time.sleep(2.0 if step < 3 else 5.0)",
+    ),
 ]
 
 
@@ -100,6 +112,7 @@ def test_real_hangs(name, ranks, text, code):
     assert (found.ranks, found.sure) == (ranks, True)
     assert text in found.text
     assert code in found.frame.line
+    assert found.slow is (name == "straggler")
 
 
 @pytest.mark.parametrize(
