@@ -13,11 +13,12 @@ from nbtorchjob.runtime import questions
 from nbtorchjob.runtime.questions import Messages
 from nbtorchjob.runtime.wire import WireError
 from nbtorchjob.state import JobState
-from nbtorchjob.text.words import clean
+from nbtorchjob.text.words import line
 
 MOST = 16  # nodes asked at once
 OLDER = "it runs an older version of nbtorchjob, which can't be asked"
 STARTING = "it is still starting"
+_TROUBLE = 500  # characters: a node may say anything
 
 
 class Conversation:
@@ -75,9 +76,9 @@ class Conversation:
             return b""
 
     def _take(self, message: dict[str, Any]) -> None:
-        if "end" in message:
+        if isinstance(end := message.get("end"), str):
             self.said = True
-            self.end(str(message["end"]))
+            self.end(end)
         elif self._asked and isinstance(message.get("record"), dict):
             self._records.append(message["record"])
         else:
@@ -96,7 +97,7 @@ class Conversation:
         """Hear no more of it; what it said until then stays."""
         if not self.over:
             self.over = True
-            self._trouble = clean(trouble)
+            self._trouble = line(trouble, _TROUBLE)
 
     @property
     def answer(self) -> NodeAnswer:

@@ -135,8 +135,15 @@ class Pump(threading.Thread):
     def _event(self, line: bytes, out: List[bytes]) -> None:
         try:
             record: Dict[str, Any] = json.loads(line.decode())
-        except ValueError:  # half a line from when the disk was full (``emit.py``)
+        except (ValueError, RecursionError):  # half a line from when the disk was full (``emit.py``)
             return
+        try:
+            self._hear(record, out)
+        except Exception:  # any process of a rank may write there: what it says is for the host to refuse
+            pass
+        out.append(frames.fact(line))
+
+    def _hear(self, record: Dict[str, Any], out: List[bytes]) -> None:
         if record["event"] == "WorkersStarted":
             for rank in record["ranks"]:
                 path = self._path(record["round"], rank, "log")
@@ -152,7 +159,6 @@ class Pump(threading.Thread):
             os.unlink(path)
         for hear in self._heard:
             hear(record)
-        out.append(frames.fact(line))
 
     def _path(self, round_: int, rank: int, what: str) -> str:
         return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))

@@ -1,11 +1,12 @@
 """What answers in a node's place may say anything: whoever asked is told in one line, or shown it."""
 
+import asyncio
 import json
 import random
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import reduce
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,8 @@ from nbtorchjob import ProfileError
 from nbtorchjob.backends import debugging, profiles, stacks
 from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import NodeAnswer
+from nbtorchjob.backends.kubernetes.api import remote
+from nbtorchjob.backends.kubernetes.jobs import asking
 from nbtorchjob.runtime.questions import RECORD_BYTES, Messages
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -119,6 +122,63 @@ def test_forged_words_of_the_debugger_are_left_out():
         completed = debugging.Session(saying(odd), held).complete("a", 0, 1)
         assert all(isinstance(word, str) for word in completed)
         assert {*debugging.release(answering({"released": odd}), state(held))} <= {1}
+
+
+@pytest.mark.parametrize(
+    ("said", "trouble"),
+    [
+        ("no\nroom \x1b]52;c;YQ==\x07", "no room  ]52;c;YQ== "),
+        ("x" * 900_000, "x" * 499 + "…"),
+        ({}, "what answers isn't a node of this job: it isn't a message"),
+        ([[]], "what answers isn't a node of this job: it isn't a message"),
+    ],
+)
+def test_what_a_node_ends_with_is_one_short_line(said, trouble):
+    node, conversation = Messages(KEY), Conversation(1, KEY, {"question": "sample"})
+    conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
+    node.number("1")
+    conversation.hear(node.write({"end": said}, RECORD_BYTES))
+    assert conversation.over
+    assert conversation.answer.trouble == trouble
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        *(json.dumps({"status": "Failure", "details": odd}).encode() for odd in ({"causes": 5}, 7, "x", [1])),
+        b'{"details": {"causes": [{"reason": "ExitCode", "message": Infinity}]}, "status": ""}',
+        b'{"details": {"causes": [{"reason": "ExitCode", "message": "x"}]}, "status": ""}',
+        *(b"", b"5", b"[]", b"\xff", DEEP),
+    ],
+)
+def test_an_end_that_no_command_has_is_none_that_can_be_read(status):
+    assert remote._end(status) == remote.End(None, "it says no end that can be read")
+
+
+def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
+    heard = 0
+
+    async def receive():
+        nonlocal heard
+        heard += 1
+        await asyncio.sleep(0)
+        return b"x" * 100
+
+    @asynccontextmanager
+    async def leading(*_):
+        yield SimpleNamespace(receive=receive)
+
+    async def carried():
+        line = asking.PodLine(cast("Any", None), {})
+        for _ in range(10 * asking._AHEAD):
+            await asyncio.sleep(0)
+        before = heard
+        assert line.receive(0) == b"x" * 100
+        line._work.cancel()
+        return before
+
+    monkeypatch.setattr(asking, "_leading", leading)
+    assert asyncio.run(carried()) == asking._AHEAD
 
 
 def test_a_number_that_no_node_gives_ends_the_conversation():

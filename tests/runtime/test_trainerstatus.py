@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from nbtorchjob.runtime import trainerstatus
 from nbtorchjob.runtime.emit import EVENTS
+from nbtorchjob.runtime.stream import Pump
 from nbtorchjob.runtime.trainerstatus import CA, TOKEN, URL, Poster
 from tests.backends.kubernetes.stage import until
 
@@ -20,7 +22,7 @@ class Trainer:
     """A server with TLS that answers with ``code``, and keeps what is posted."""
 
     def __init__(self, folder):
-        self.code = 200
+        self.code, self.location = 200, ""
         self.posts: list[tuple[str, str, dict[str, Any]]] = []
         key, self.certificate = folder / "key.pem", folder / "ca.crt"
         words = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=trainer"
@@ -32,6 +34,8 @@ class Trainer:
                 body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
                 self.posts.append((handler.path, handler.headers["Authorization"], body["trainerStatus"]))
                 handler.send_response(self.code)
+                if self.location:
+                    handler.send_header("Location", self.location)
                 handler.end_headers()
 
             def log_message(handler, *_):
@@ -123,6 +127,53 @@ def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(tr
     (told,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert told["text"] == "what is reported can't be posted to the TrainJob's status: 403 Forbidden"
     assert not poster.is_alive()
+
+
+FORGED = [
+    b"5",
+    b"[" * 100_000,
+    b"{}",
+    b'{"event": []}',
+    b'{"event": "WorkersStarted", "ranks": 5, "round": {}}',
+    b'{"event": "ValueReady", "ref": "log#00", "round": "../..", "rank": 0}',
+    b'{"event": "ValueReady", "ref": 7}',
+    b'{"event": "Reported", "rank": 0, "round": 0}',
+    b'{"event": "Reported", "rank": 0, "round": 0, "time": 1e300, "metrics": {"a": 1}}',
+    b'{"event": "Reported", "rank": 0, "round": 0, "time": 1, "metrics": {"step": "x", "steps": 5}}',
+    b'{"event": "Reported", "rank": 0, "round": 0, "time": 1, "metrics": [1]}',
+    b'{"event": "Reported", "rank": 0, "round": "x", "time": 1, "metrics": {}, "url": "https://elsewhere/"}',
+]
+
+
+def test_forged_facts_of_ranks_neither_stop_what_is_posted_nor_lead_it_elsewhere(poster, trainer, tmp_path):
+    good = json.dumps(reported(1, round_=1, loss=0.5)).encode()
+    (tmp_path / "facts").write_bytes(b"\n".join([*FORGED, good, b""]))
+    read, write = os.pipe()
+    pump = Pump(str(tmp_path), str(tmp_path / "facts"), str(tmp_path / "output"), write, [poster.note])
+    pump.start()
+    pump.finish()
+    poster.finish()
+    os.close(write)
+
+    with open(read, "rb") as file:
+        assert good in file.read()  # what comes after them is told as ever
+    assert {post[:2] for post in trainer.posts} == {("/namespaces/a/trainjobs/b/status", "Bearer of the job")}
+    assert trainer.posts[-1][2]["metrics"] == [{"name": "loss", "value": "0.5"}]
+
+
+def test_a_trainer_that_sends_it_elsewhere_is_not_followed(trainer):
+    other = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            other.append(self.headers["Authorization"])
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        trainer.code, trainer.location = 307, f"http://127.0.0.1:{server.server_port}/"
+        assert trainerstatus._post({"trainerStatus": {}}) == "307 Temporary Redirect"
+        server.shutdown()
+    assert other == []
 
 
 def test_nobody_there_is_no_trouble_for_the_node(trainer, monkeypatch):

@@ -82,5 +82,5 @@ def _end(data: bytes) -> End:
         causes: list[Any] = (found.get("details") or {}).get("causes") or []
         codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
         return End(codes[0] if codes else None, str(found.get("message") or ""))
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
         return End(None, "it says no end that can be read")

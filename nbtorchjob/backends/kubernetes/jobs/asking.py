@@ -24,6 +24,8 @@ _GONE = "its pod is gone"
 _NOT_RUNNING = "its container has ended, or hasn't started"
 _CUT = "the connection to it was cut"
 _QUIET_S = 60  # in which whoever talks to a node says something
+_AHEAD = 64  # pieces that wait to be heard, of at most 32 KiB from an API server (1.36)
+_LOOK_S = 0.02
 _KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
 _ENDS = {
     program.NO_NODE: asking.STARTING,
@@ -122,6 +124,9 @@ class PodLine:
                 self._begun.set_result(remote)
                 while data := await remote.receive():
                     self._came.put(data)
+                    # A pod that doesn't stop talking is held up by its connection.
+                    while self._came.qsize() >= _AHEAD:  # noqa: ASYNC110 - another thread takes them
+                        await asyncio.sleep(_LOOK_S)
                 self._why = _ended(remote)
         except ClusterError as exc:
             self._why = _why(exc)
