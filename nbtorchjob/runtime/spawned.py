@@ -140,6 +140,11 @@ def _why(name: str) -> str:
 
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _END_S = 0.2  # for a worker to end whose connection has
+_UNPICKLES = "reduction.pickle.load(from_parent)"  # in a traceback of multiprocessing's (CPython 3.8 to 3.14)
+_UNPICKLED = (
+    "exited with code %d as it couldn't unpickle its dataset or the loader's functions, which must work in a "
+    "new process; with multiprocessing_context='fork' nothing is pickled"
+)
 _CURES = {
     "SIGKILL": ", most likely as memory ran out: use fewer workers or smaller batches",
     "SIGBUS": ", as /dev/shm is full: raise --shm, or use fewer workers",
@@ -154,11 +159,13 @@ def notes(exc: BaseException, log: str) -> List[str]:
     """
     text, main = str(exc), sys.modules["__main__"]
     found = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
-    said = _LAST_WORDS.findall(_tail(log)) if _ENDED.search(text) else []
-    return found + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc)]
+    tail = _tail(log) if _ENDED.search(text) else ""
+    said = _LAST_WORDS.findall(tail)
+    exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
+    return found + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc, exited)]
 
 
-def _ended_workers(exc: BaseException) -> Iterator[str]:
+def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
     """Yield how workers of a DataLoader ended that was asked for its next batch.
 
     What torch raises is often just the end of a connection: to the worker that was to send a file's number
@@ -176,7 +183,7 @@ def _ended_workers(exc: BaseException) -> Iterator[str]:
                 name = signal.Signals(-code).name
                 yield "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
             elif code:
-                yield "DataLoader worker %d exited with code %d: see what it said in the log" % (number, code)
+                yield "DataLoader worker %d %s" % (number, exited % code)
         return
 
 

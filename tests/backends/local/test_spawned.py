@@ -268,3 +268,30 @@ def test_a_loaders_worker_that_was_killed_is_named_with_its_signal():
         job.result(LIMIT)
 
     assert "DataLoader worker 0 was ended by SIGKILL, most likely as memory ran out" in str(failed.value)
+
+
+CLOSED = """
+import torch
+from torch.utils.data import DataLoader
+
+class Table(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getstate__(self):
+        return {"path": "rows.db"}
+
+    def __setstate__(self, state):
+        raise KeyError(state["path"])
+
+for batch in DataLoader(Table(), num_workers=1, multiprocessing_context="spawn"):
+    pass
+"""
+
+
+def test_a_loaders_worker_that_can_not_unpickle_is_named_with_the_cure():
+    with pytest.raises(JobFailedError) as failed:
+        run(CLOSED).result(LIMIT)
+
+    assert "That process said: KeyError: 'rows.db'" in str(failed.value)
+    assert "DataLoader worker 0 exited with code 1 as it couldn't unpickle" in str(failed.value)
