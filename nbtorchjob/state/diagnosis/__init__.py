@@ -66,6 +66,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -189,7 +190,11 @@ def _broken(seen: Seen, tell: Telling) -> _Found | None:
         if len(sides) > 1:
             entered = {rank: _outer(seen.of[rank], same) for rank, same in there.items()}
             where = f"as call #{call.seq} of {tell.group(group)}"
-            return _differ(where, [*sides.values()], entered, tell, over=True)
+            found = _differ(where, [*sides.values()], entered, tell, over=True)
+            # Ranks that nothing is known of, another node's, may have been on either side.
+            return (
+                found if len(there) == len(seen.members(group.name)) else replace(found, ranks=sorted(there))
+            )
         less = {
             rank: calls[-1].seq
             for rank, calls in made.items()

@@ -357,3 +357,15 @@ def test_one_line_that_calls_a_library_may_be_in_other_groups():
     found = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
 
     assert found is None or "in one call" not in found.text
+
+
+@pytest.mark.parametrize(("world", "named"), [(3, (2,)), (6, (0, 1, 2))])
+def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(world, named):
+    def ended(number, size):
+        made = default(*calls("all_reduce", sizes=((size,),), done=0), ranks=tuple(range(world)))
+        return rank(number, ENDED, stack(2, "all_reduce"), made, "signal 6")
+
+    found = said(ended(0, 8), ended(1, 8), ended(2, 4000), world=world, over=True)
+
+    assert (found.ranks, found.sure) == (named, True)
+    assert "rank 2 entered all_reduce" in found.text
