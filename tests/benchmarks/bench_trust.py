@@ -18,8 +18,9 @@ from tests.benchmarks.measure import own_state
 from tests.runtime.test_ports import listens, meet, until_met
 
 ROOT = Path(__file__).resolve().parents[2]
+FORGED = ("", ""), ("frontends/cli/", "_facts"), ("frontends/server/", "_facts")
 AREAS = {
-    "forged facts": ("test_forged.py",),
+    "forged facts": tuple(f"{where}test_forged{more}.py" for where, more in FORGED),
     "frames": ("runtime/test_frames.py", "backends/kubernetes/logs/test_decode.py"),
     "values": ("runtime/test_codec.py", "runtime/test_wire.py", "backends/kubernetes/test_trust.py"),
     "records, files": ("backends/local/jobdir/test_damage.py", "backends/kubernetes/test_damaged_records.py"),
@@ -28,6 +29,19 @@ AREAS = {
     "terminal strings": ("frontends/cli/test_terminal.py", "text"),
     "node answers": ("backends/test_forged_answers.py",),
     "the nodes' store": ("runtime/test_signed.py", "runtime/test_lab.py"),
+    "stores": (
+        *(f"runtime/test_{name}.py" for name in ("store", "checkpoints", "packages", "shipped", "boot")),
+        "backends/kubernetes/payload",
+    ),
+    "clocks": ("backends/local/test_clocks.py", "runtime/test_patience.py", "runtime/test_injected.py"),
+    "runs of a group": ("backends/kubernetes/test_runs.py",),
+    "trainer's status": ("runtime/test_trainerstatus.py",),
+    "objects' labels": (
+        "backends/kubernetes/control/test_belonging.py",
+        "backends/kubernetes/objects/test_admission.py",
+    ),
+    "secrets": ("spec/test_secret_env.py", "backends/kubernetes/test_secret_env.py"),
+    "repositories": ("environment/test_git.py",),
     "compilers' caches": ("runtime/test_compilers.py", "backends/local/launch/test_compilers.py"),
 }
 LAUNCHES: dict[str, Launch] = {
