@@ -6,10 +6,12 @@ import math
 import os
 import posixpath
 import re
+import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
@@ -38,6 +40,8 @@ _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them i
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
 # leave 40 for the job's own name.
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_MOST_NAME = 40
+_FITTED, _DIGITS = 25, 6  # a group's name has room for 32
 
 
 @dataclass(frozen=True)
@@ -381,15 +385,22 @@ def _check_retry(retry: object, launch: Launch) -> None:
 
 
 def job_name(value: object) -> str:
-    """Return a job's name for ``My_Job``: what isn't allowed in it gives way, as where one is made up.
+    """Return the name that a job gets for a given one: ``my-job`` for ``My_Job``.
 
-    Raises ``SpecError``.
+    A name that is too long, or loses letters beyond ASCII, ends with a digest of the given one, so that two
+    such names stay two jobs. Raises ``SpecError`` for what begins with a digit, or has nothing to name by.
     """
     text = value if isinstance(value, str) else ""
-    for name in (text, re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")):
-        if _NAME.fullmatch(name):
-            return name
-    raise SpecError("name", value, "at most 40 letters a-z, digits and '-', with a letter first")
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9]+", "-", ascii_text.lower()).strip("-")
+    if _NAME.fullmatch(text):
+        return text
+    if text.isascii() and _NAME.fullmatch(name):
+        return name
+    if any(map(str.isalpha, text)) and (len(text) > _MOST_NAME or not text.isascii()):
+        stem = name.lstrip("-0123456789")[:_FITTED].strip("-") or "job"
+        return f"{stem}-{sha256(text.encode(errors='replace')).hexdigest()[:_DIGITS]}"
+    raise SpecError("name", value, "a letter first, then letters, digits and '-'")
 
 
 def _variables(name: str, value: object) -> tuple[str, ...]:

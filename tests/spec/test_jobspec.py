@@ -1,5 +1,6 @@
 import json
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -126,6 +127,24 @@ def test_a_name_is_a_label(name):
     assert JobSpec(name=name).name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "fitted"),
+    [
+        ("a" * 41, "a" * 25),
+        ("Train the very large model of the third quarter", "train-the-very-large-mode"),
+        ("Größe", "groe"),
+        ("训练", "job"),
+        ("1é", "e"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_made_fit_and_stays_different_from_others(name, fitted):
+    short = JobSpec(name=name).name
+
+    assert re.fullmatch(rf"{fitted}-[0-9a-f]{{6}}", short)
+    assert short != JobSpec(name=f"{name}é").name
+    assert JobSpec(name=short).name == short
+
+
 @pytest.mark.parametrize("name", ["My_Job", "my job", "-my.job-", "My__Job\n"])
 def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
     assert JobSpec(name=name).name == "my-job"
@@ -134,7 +153,7 @@ def test_a_name_is_cleaned_up_as_one_that_is_made_up(name):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("name", n) for n in ("", "_", "1a", "-1", "a" * 41, "é", 1)),
+        *(("name", n) for n in ("", "_", "1a", "-1", "—", 1)),
         *(("backend", b) for b in ("", "Local", "cloud", None)),
         *(("env", e) for e in (None, "A=1", {"": "1"}, {"A=B": "1"}, {"A": 1}, {"A": "\0"}, {"\0": ""})),
         ("env", {1: "1"}),

@@ -256,7 +256,7 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--monitor-interval inf", "--monitor-interval: got inf"),
         ("--clean-pod-policy x", "--clean-pod-policy: got 'x', but it must be 'None' or 'All' or 'Running'"),
         ("--backend moon", "--backend: got 'moon', but it must be 'local' or 'kubernetes'"),
-        ("--name 3A", "--name: got '3A', but it must be at most 40 letters"),
+        ("--name 3A", "--name: got '3A', but it must be a letter first"),
         ("--env A", "--env: got 'A', but it must be NAME=VALUE"),
         ("--env =1", "--env: got '=1', but it must be NAME=VALUE"),
         ("--cpu two", "--cpu: got 'two', but it must be an amount above 0"),
@@ -350,7 +350,7 @@ def test_choices_are_those_that_parse_takes():
     [
         ("--keep a --on b", "--keep can't be given beside --on: a cell starts a lab, or runs on one"),
         ("--keep a --name b", "--name can't be given beside --keep, which names the job"),
-        ("--keep 3!", "--keep: got '3!', but it must be at most 40"),
+        ("--keep 3!", "--keep: got '3!', but it must be a letter first"),
         ("--on a --nnodes 2 --retries 1", "--nnodes, --retries can't be given beside --on a"),
         ("--on a -p fast", "--profile can't be given beside --on a"),
         ("--rank 1", "--rank can't be given without --on NAME"),
