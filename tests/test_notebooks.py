@@ -74,7 +74,7 @@ def reads_without_a_kernel(saved):
         text = output.get("data", {}).get("text/plain", "")
         if text.startswith("torchjob "):
             assert set(output.data) == {"text/html", "text/plain"}
-            assert output.data["text/html"].startswith(('<div class="nbtorchjob"', "<pre"))
+            assert output.data["text/html"].startswith(('<div class="nbtorchjob', "<pre"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

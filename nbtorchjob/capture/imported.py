@@ -40,8 +40,7 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
         module = sys.modules.get(name)
         if name == "builtins" or importable.installed(module):
             for key, value in importable.attributes(module).copy().items():
-                # By its type: an object may warn of being asked for its `__class__` (torch 2.13's reduce_op).
-                mine = issubclass(type(value), FunctionType | type) and value.__module__ == "__main__"
+                mine = issubclass(type(value), FunctionType | type) and _made_in(value) == "__main__"
                 if mine and captured.get(key) is not value:
                     yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
 
@@ -86,15 +85,25 @@ def _set_here(
             if type(here) is not type(value) or here != value:
                 yield f"{owner}.{key} is {values.short(here)} here, and {values.short(value)} {anew}"
             continue
-        function = here.__func__ if isinstance(here, staticmethod | classmethod) else here
-        code = function.__code__ if isinstance(function, FunctionType) else None
+        function = here.__func__ if type(here) in (staticmethod, classmethod) else here
+        code = function.__code__ if type(function) is FunctionType else None
         replaced = code is not None and key in defined and not _decorated(defined[key])
-        if getattr(here, "__module__", None) == "__main__" or type(here).__module__ == "__main__":
+        if _made_in(function) == "__main__":
             yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
         elif replaced and code is not None and (code.co_name, code.co_filename) != (key, str(path)):
             yield f"{owner}.{key} was replaced here, which isn't so {anew}"
         elif _is_new(key, here, bound):
             yield f"{owner}.{key} was set here, and isn't there {anew}"
+
+
+def _made_in(obj: Any) -> object:
+    """Return the name of the module that defines a function, a class, or another object's class.
+
+    The object isn't asked: it may warn of that (torch 2.13's reduce_op), or answer anything.
+    """
+    if issubclass(type(obj), FunctionType):
+        return obj.__module__
+    return type.__getattribute__(obj if issubclass(type(obj), type) else type(obj), "__module__")
 
 
 def _decorated(function: ast.stmt) -> bool:
@@ -159,7 +168,7 @@ def _edited(module: ModuleType, code: CodeType) -> bool:
     return any(
         name not in now or _form(now[name]) != _form(value.__code__)
         for name, value in vars(module).items()
-        if isinstance(value, FunctionType)
+        if type(value) is FunctionType
         and value.__globals__ is vars(module)
         and (value.__name__, value.__code__.co_filename) == (name, code.co_filename)
     )

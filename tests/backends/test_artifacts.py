@@ -34,7 +34,7 @@ def sends(job, data, node=0, attempt=1):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     job.folder.emit(
-        "ArtifactsReady", node=node, attempt=attempt, ref="", size=len(data), files=1, total=len(data)
+        "ArtifactsReady", node=node, attempt=attempt, ref=str(path), size=len(data), files=1, total=len(data)
     )
     return path
 

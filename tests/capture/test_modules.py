@@ -1,8 +1,10 @@
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
+from nbtorchjob import capture
 from nbtorchjob.capture import modules
 from nbtorchjob.errors import CaptureError
 
@@ -142,3 +144,20 @@ def test_of_modules_from_elsewhere_that_are_too_big_together_the_biggest_stay(ro
     found, notes = modules.local_paths(["some_l", "more_l", "own_l"], root / "notebook")
     assert sorted(found) == ["more_l.py", "own_l.py"]
     assert notes == ["some_l isn't taken along, as it is 12 MB: ranks on a cluster need it installed"]
+
+
+def test_objects_of_a_local_module_are_not_asked_what_they_are(root):
+    put(root, {"odd_c.py": HOSTILE})
+    capture.from_cell("odd_c.Lying, odd_c.one", {"odd_c": importlib.import_module("odd_c")}, root=root)
+
+
+HOSTILE = """
+class Lies(type):
+    def __getattribute__(cls, name):
+        raise AssertionError(name)
+
+class Lying(metaclass=Lies):
+    pass
+
+one = object.__new__(Lying)
+"""

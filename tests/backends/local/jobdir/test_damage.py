@@ -225,7 +225,6 @@ def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
         "node-0/round-1/rank-0.value",
         "../round-0/rank-0.value",
         "node-0/round-0/../rank-0.value",
-        "",
     ],
 )
 def test_a_value_is_looked_for_only_where_a_rank_of_the_job_writes(ref, act):

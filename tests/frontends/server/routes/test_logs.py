@@ -357,7 +357,7 @@ async def test_what_ranks_left_is_listed_and_comes_as_an_archive(server, job):
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("runs/events", content)
         size = {"size": path.stat().st_size, "files": 1, "total": len(content)}
-        job.folder.emit("ArtifactsReady", node=0, attempt=attempt, ref="", **size)
+        job.folder.emit("ArtifactsReady", node=0, attempt=attempt, ref="here", **size)
 
     listed = json.loads((await server.get(jobs(local(job), "artifacts"))).body)
     newest = await server.get(jobs(local(job), "artifacts.zip"))
