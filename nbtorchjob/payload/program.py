@@ -27,7 +27,7 @@ _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
-# What a program that travels has only where a job needs it: 100 kB go to each pod, and into each Secret.
+# What a program that travels has only where a job needs it: 105 kB go to each pod, and into each Secret.
 PARTS = {
     "environment": ("environment.py",),
     "needs": ("needed.py",),

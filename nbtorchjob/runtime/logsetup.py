@@ -14,7 +14,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from . import importable
 
 # Loggers of the process that runs a notebook, which code in it doesn't write to.
-_KERNEL = ("IPKernelApp", "ipykernel", "IPython", "traitlets", "tornado", "asyncio", "parso", "nbtorchjob")
+_KERNEL = (
+    *("IPKernelApp", "ipykernel", "IPython", "traitlets", "tornado", "asyncio", "parso", "nbtorchjob"),
+    *("ServerApp", "LabApp", "NotebookApp", "TorchJobApp"),  # of a server in the same process
+)
 # What torch (2.13) sets up itself when it is imported: these, and levels of its own loggers.
 _OF_TORCH = (
     "c10d-NullHandler-default",
@@ -67,7 +70,7 @@ def told() -> Tuple[Dict[str, Any], List[str]]:
             logger.level,
             logger.propagate,
             logger.disabled,
-            list(logger.filters),
+            [each for each in logger.filters if not _of_library(each)],
             [each for each in handlers if each is not None],
             library,
         )
@@ -87,6 +90,10 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[Handler]:
     if type_ is logging.NullHandler or type_.__module__.startswith("_pytest"):
         return None
     own = {name: value for name, value in vars(handler).items() if name not in ("lock", "stream", "_name")}
+    # A library's own may be missing in the image, and isn't worth a refusal.
+    if _of_library(own.get("formatter")):
+        own["formatter"] = None
+    own["filters"] = [each for each in own.get("filters", ()) if not _of_library(each)]
     mine = type_.__module__ == "__main__" or not importable.installed(sys.modules.get(type_.__module__))
     stream = getattr(handler, "stream", None)
     names = [name for name in _STREAMS if stream is not None and getattr(sys, name) is stream]
@@ -98,6 +105,13 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[Handler]:
         return None
     plain: Dict[str, Any] = {name: own[name] for name in ("level", "filters", "formatter") if name in own}
     return Handler(logging.StreamHandler, "stderr", plain)  # one that draws in a terminal: its words go on
+
+
+def _of_library(obj: Any) -> bool:
+    """Whether a formatter's or filter's class is of an installed distribution."""
+    module = type(obj).__module__
+    python = module.partition(".")[0] in ("logging", "builtins")
+    return not python and bool(importable.installed(sys.modules.get(module)))
 
 
 def lay(setup: Dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import logging.handlers
 import sys
 
 import pytest
+from _pytest import logging as _pytest_logging
+from traitlets.config import application as traitlets_log
 
 from nbtorchjob.capture import from_cell
 
@@ -114,3 +116,15 @@ def test_a_handler_that_draws_in_a_terminal_writes_its_text(notebook, ranks):
     logging.basicConfig(force=True, handlers=[rich.RichHandler()], format="drawn %(message)s", level="INFO")
     text = "import sys\nlogging.root.handlers[0].setStream(sys.stdout)\nlogging.info('x')"
     assert printed(ranks, text, notebook) == (None, "drawn x\n", ())
+
+
+def test_a_librarys_formatter_or_filter_asks_nothing_of_the_image(notebook, ranks):
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(traitlets_log.LevelFormatter("%(highlevel)s%(message)s"))
+    handler.addFilter(_pytest_logging.LogCaptureHandler())
+    logging.getLogger("train").addHandler(handler)
+    call = from_cell("logging.getLogger('train').error('kept')", notebook)
+
+    assert {each.module.partition(".")[0] for each in call.needs} <= {"torch"}
+    _, out, error = ranks.run(call)
+    assert (out.strip(), error) == ("kept", "")

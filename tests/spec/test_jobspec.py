@@ -140,7 +140,7 @@ def test_a_name_is_a_label(name):
 def test_a_name_that_does_not_fit_is_made_fit_and_stays_different_from_others(name, fitted):
     short = JobSpec(name=name).name
 
-    assert re.fullmatch(rf"{fitted}-[0-9a-f]{{6}}", short)
+    assert re.fullmatch(rf"{fitted}-[0-9a-f]{{6}}", str(short))
     assert short != JobSpec(name=f"{name}é").name
     assert JobSpec(name=short).name == short
 
