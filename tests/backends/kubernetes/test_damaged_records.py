@@ -200,7 +200,9 @@ def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, 
         lambda: [
             obj
             for obj in stage.objects("apis/batch.volcano.sh/v1alpha1/{}/jobs")
+            # By the tender, or by the kubelet, whichever comes first.
             if labelling.STOPPED in obj["metadata"].get("annotations", {})
+            or obj.get("status", {}).get("state", {}).get("phase") in ("Failed", "Aborted", "Terminated")
         ]
     )
     tending.stop()

@@ -130,7 +130,7 @@ def test_no_option_is_on_or_filled_by_default_unless_its_default_says_so():
 @pytest.mark.parametrize(
     ("key", "entry", "error"),
     [
-        ("name", "3 Bad Names", "got '3 Bad Names', but it must be at most 40"),
+        ("name", "3 Bad Names", "got '3 Bad Names', but it must be a letter first"),
         ("env", ("A=1", "B"), "got 'B', but it must be NAME=VALUE"),
         ("nnodes", "4:1", "got '4:1', but it must be a whole number, 1 or more, or 'MIN:MAX'"),
         ("nproc-per-node", "gpu", "got 'gpu', but it must be a whole number"),
