@@ -67,7 +67,10 @@ def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping
     yield module.__name__, importable.attributes(module), tree.body
     for stmt in tree.body:
         cls = importable.attributes(module).get(stmt.name) if isinstance(stmt, ast.ClassDef) else None
+        # What a NamedTuple, a decorator or a base's __init_subclass__ sets is in no text.
         if isinstance(stmt, ast.ClassDef) and type(cls) is type and not stmt.decorator_list:
+            if issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__"):
+                continue
             yield f"{module.__name__}.{stmt.name}", vars(cls), stmt.body
 
 

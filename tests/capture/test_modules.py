@@ -151,6 +151,13 @@ def test_objects_of_a_local_module_are_not_asked_what_they_are(root):
     capture.from_cell("odd_c.Lying, odd_c.one", {"odd_c": importlib.import_module("odd_c")}, root=root)
 
 
+def test_what_a_named_tuple_sets_is_no_difference(root):
+    put(root, {"pair_c.py": "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: int = 1\n"})
+    call = capture.from_cell("pair_c.Pair()", {"pair_c": importlib.import_module("pair_c")}, root=root)
+
+    assert call.notes == ()
+
+
 HOSTILE = """
 class Lies(type):
     def __getattribute__(cls, name):
