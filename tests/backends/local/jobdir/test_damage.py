@@ -238,6 +238,17 @@ def test_a_value_is_looked_for_only_where_a_rank_of_the_job_writes(ref, act):
         api.attach(acted.name).result()
 
 
+def test_a_value_that_is_nowhere_is_none(act):
+    acted = act()
+    acted.begin()
+    acted.folder.emit("ValueReady", rank=0, round=0, ref="", size=5)
+    acted.folder.emit("NodeExited", node=0, pod="", code=0)
+    acted.end()
+
+    with pytest.raises(ResultError, match="rank 0 left no value"):
+        api.attach(acted.name).result()
+
+
 def test_a_job_without_a_key_has_no_value_that_can_be_checked(act):
     acted = act()
     acted.begin()
