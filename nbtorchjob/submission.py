@@ -306,7 +306,6 @@ def dry_run(call: Call, spec: JobSpec) -> str:
     notes = (*call.notes, *missing_files(call, plan.spec))
     lines += ["# differs on ranks:"] if notes else []
     lines += [f"#   {note}" for note in notes]
-    lines += [f"# not taken along: {setting}" for setting in settings.others()]
     return "\n".join(lines)
 
 

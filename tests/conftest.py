@@ -14,6 +14,7 @@ from traitlets.config import Config
 
 import nbtorchjob
 from nbtorchjob.machine import folders
+from nbtorchjob.runtime import carried
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 
@@ -67,6 +68,8 @@ def state_dir(tmp_path_factory):
     """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""
     folder = tmp_path_factory.mktemp("state")
     os.environ[folders.STATE] = str(folder)
+    # pytest makes errors of warnings, which is so in no notebook: ranks would get that from this process.
+    del carried.SETTINGS["warnings.filterwarnings"]
     yield folder
     end_pool()
 

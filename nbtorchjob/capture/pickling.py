@@ -116,9 +116,6 @@ class Pickler(pickler.Pickler):
             return self._stream
         if issubclass(type_, io.TextIOWrapper):
             return _refuse_file  # cloudpickle would send the file's text instead
-        torch = sys.modules.get("torch")
-        if torch is not None and type_ is torch.nn.Parameter:
-            return self._parameter
         return super()._reducer(type_)
 
     def reduce_function(self, function: Any) -> Any:
@@ -185,10 +182,11 @@ class Pickler(pickler.Pickler):
             self.seen.stays.append((tensor, "hooks"))
         return super().reduce_tensor(tensor)
 
-    def _parameter(self, parameter: Any) -> Any:
+    def reduce_parameter(self, parameter: Any) -> Any:
+        """Note what doesn't travel of a parameter, and reduce it."""
         if parameter.grad is not None:
             self.seen.stays.append((parameter, "grad"))
-        return NotImplemented
+        return super().reduce_parameter(parameter)
 
     def _stream(self, stream: Any) -> Any:
         for name in _STREAMS:  # a kernel's own streams hold threads and sockets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from nbtorchjob.runtime import settings
@@ -15,13 +14,3 @@ def cautions(spec: JobSpec) -> Iterator[str]:
     if found and not spec.carry_settings:
         them = "it" if len(found) == 1 else "them"
         yield f"ranks don't get {', '.join(found)}: --carry-settings takes {them} along"
-
-
-def others() -> Iterator[str]:
-    """Name what else isn't carried along; it changes messages rather than results."""
-    warnings = sys.modules.get("warnings")
-    if warnings is not None and any(
-        action == "ignore" and message is None and kind is Warning and module is None
-        for action, message, kind, module, _ in warnings.filters
-    ):
-        yield "warnings that are ignored"

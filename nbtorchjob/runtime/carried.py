@@ -7,8 +7,9 @@ told of numbers and devices is another matter (``settings``), and so is ``loggin
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from . import onimport
 
@@ -60,6 +61,83 @@ def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
         pandas.set_option(name, each)
 
 
+# What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
+# torch 2.13, numpy 2.4, scipy 1.17): by action, category, message and module.
+_FILTERS = (
+    ("default", "builtins.DeprecationWarning", "", "__main__"),
+    *(
+        ("ignore", "builtins.%s" % name, "", "")
+        for name in ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
+    ),
+    *(
+        ("ignore", "builtins.Warning", message, "")
+        for message in (
+            "torch::jit::fuser::cuda",
+            "numpy.dtype size changed",
+            "numpy.ufunc size changed",
+            "numpy.ndarray size changed",
+            "the matrix subclass is not the recommended way",
+        )
+    ),
+    ("ignore", "torch.jit._trace.TracerWarning", "", "torch.(?!jit)"),
+    ("always", "numpy.exceptions.RankWarning", "", ""),
+    ("always", "scipy.special._sf_error.SpecialFunctionWarning", "", ""),
+)
+
+
+def _filters(warnings: Any) -> List[Tuple[str, str, str, str, int]]:
+    """Return the filters that the notebook has set, the first first: patterns and the category as texts."""
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        name = "%s.%s" % (category.__module__, category.__qualname__)
+        patterns = [getattr(each, "pattern", each) or "" for each in (message, module)]
+        known = (action, name, *patterns)
+        if (
+            known not in _FILTERS and category.__module__ != "__main__"
+        ):  # a rank has another class of that name
+            found.append((action, name, *patterns, line))
+    return found
+
+
+_laid_filters: List[Any] = []  # those that this process got from the notebook
+
+
+def _set_filters(warnings: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
+    for each in _laid_filters:
+        if each in warnings.filters:
+            warnings.filters.remove(each)
+    _laid_filters.clear()
+    for each in reversed(value):
+        home = each[1].rpartition(".")[0]
+        if home in sys.modules:
+            _add_filter(each, sys.modules[home])
+        else:
+            onimport.change({home: functools.partial(_add_filter, each)})
+
+
+def _add_filter(each: Tuple[str, str, str, str, int], home: Any) -> None:
+    import warnings
+
+    action, name, message, module, line = each
+    category: Any = getattr(home, name.rpartition(".")[2], None)  # another version may not have it
+    if isinstance(category, type):
+        warnings.filterwarnings(action, message, category, module, line)  # type: ignore[arg-type]
+        _laid_filters.append(warnings.filters[0])
+
+
+def _locales(locale: Any) -> Dict[str, str]:
+    names = [name for name in dir(locale) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
+    found = {name: locale.setlocale(getattr(locale, name)) for name in names}
+    return {name: value for name, value in found.items() if value != "C"}
+
+
+def _set_locales(locale: Any, value: Dict[str, str]) -> None:
+    for name in _locales(locale):
+        locale.setlocale(getattr(locale, name), "C")
+    for name, each in value.items():
+        locale.setlocale(getattr(locale, name), each)
+
+
 _NUMPY_PRINTS: Dict[str, Any] = {
     "edgeitems": 3,
     "threshold": 1000,
@@ -81,6 +159,9 @@ SETTINGS: Dict[str, _Setting] = {
         lambda sys, value: sys.setrecursionlimit(value),
         lambda sys: 1000,
     ),
+    "warnings.filterwarnings": _Setting("warnings", _filters, _set_filters, lambda warnings: []),
+    # C functions follow it, too, so that it is set whether or not code imports Python's module.
+    "locale.setlocale": _Setting("_locale", _locales, _set_locales, lambda locale: {}),
     "decimal.setcontext": _Setting("decimal", _context, _set_context, _default_context),
     "multiprocessing.set_start_method": _Setting(
         "multiprocessing",
@@ -137,8 +218,8 @@ def lay(values: Dict[str, Any]) -> None:
         SETTINGS[name].set(sys.modules[module], value)
     for name, value in values.items():
         home = SETTINGS[name].module
-        if home in sys.modules:
-            _set(name, value, sys.modules[home])
+        if home in sys.modules or home in sys.builtin_module_names:
+            _set(name, value, importlib.import_module(home))
         else:
             onimport.change({home: functools.partial(_set, name, value)})
 

@@ -184,6 +184,7 @@ class Encoder:
             "grad": bool(value.requires_grad),
             "parameter": type(value) is torch.nn.Parameter,
             "buffer": at,
+            **({"inference": True} if value.is_inference() else {}),
         }
 
     _ENCODERS: ClassVar[Dict[type, Callable[[Any, Any], Any]]] = {
@@ -293,10 +294,11 @@ class _Decoder:
         dtype = getattr(torch, tree["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise ValueError("torch has no dtype %s" % tree["dtype"])
-        data = _tensor_of(self._buffer(tree["buffer"]), dtype, tree["shape"], False)
-        if tree["parameter"]:
-            return torch.nn.Parameter(data, requires_grad=tree["grad"])
-        return data.requires_grad_(tree["grad"])
+        with torch.inference_mode(bool(tree.get("inference"))):
+            data = _tensor_of(self._buffer(tree["buffer"]), dtype, tree["shape"], False)
+            if tree["parameter"]:
+                return torch.nn.Parameter(data, requires_grad=tree["grad"])
+            return data.requires_grad_(tree["grad"])
 
     _DECODERS: ClassVar[Dict[str, Callable[[Any, Any], Any]]] = {
         "pickle": _pickle,

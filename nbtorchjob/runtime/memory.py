@@ -186,9 +186,10 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
     high = _reach(tensor.shape, strides, size)[1]
     index = memory.add(start, start + high, tensor, tensor.untyped_storage().data_ptr())
     form = (tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    inference = (True,) if tensor.is_inference() else ()
     return (
         make_tensor,
-        (index, tensor.dtype, *form, tensor.requires_grad),
+        (index, tensor.dtype, *form, tensor.requires_grad, *inference),
         vars(tensor) or None,
         None,
         None,
@@ -209,11 +210,21 @@ def _plain(tensor: Any) -> bool:
 
 
 def make_tensor(
-    index: int, dtype: Any, shape: Any, strides: Any, conjugate: bool, negative: bool, requires_grad: bool
+    index: int,
+    dtype: Any,
+    shape: Any,
+    strides: Any,
+    conjugate: bool,
+    negative: bool,
+    requires_grad: bool,
+    inference: bool = False,
 ) -> Any:
     """Make a tensor over the memory at ``index``."""
     import torch
 
+    if inference:
+        with torch.inference_mode():
+            return make_tensor(index, dtype, shape, strides, conjugate, negative, requires_grad)
     region, offset = _take(index)
     size = torch.empty(0, dtype=dtype).element_size()
     if offset % size:  # over memory that another one begins in the middle of an item

@@ -119,14 +119,18 @@ class Pickler(pickle.Pickler):
             return functools.partial(memory.reduce_array, self.memory)
         if torch is not None and type_ is torch.Tensor:
             return self.reduce_tensor
+        if torch is not None and type_ is torch.nn.Parameter:
+            return self.reduce_parameter
         if torch is not None and type_ is torch.memory_format:
             return _reduce_memory_format
         for base in type_.__mro__:
-            own = _OF_TORCH.get((base.__module__, base.__name__))
+            own = _OF_LIBRARIES.get((base.__module__, base.__name__))
             if own is not None:
                 return own
         if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
             return _reduce_wrapper
+        if issubclass(type_, BaseException):
+            return _reduce_exception
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
         if by_name(type_):
@@ -134,8 +138,6 @@ class Pickler(pickle.Pickler):
             return functools.partial(_reduce_sentinel, known) if known else _leave
         if issubclass(type_, enum.Enum):
             return _reduce_member
-        if issubclass(type_, BaseException) and type_.__reduce__ is BaseException.__reduce__:
-            return _reduce_exception
         if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
             return _reduce_trapped
         return _leave
@@ -143,6 +145,12 @@ class Pickler(pickle.Pickler):
     def reduce_tensor(self, tensor: Any) -> Any:
         """Reduce a tensor that is of no subclass."""
         return memory.reduce_tensor(self.memory, tensor)
+
+    def reduce_parameter(self, parameter: Any) -> Any:
+        """Reduce a parameter, as torch does unless it was made for inference."""
+        if not parameter.is_inference():
+            return NotImplemented
+        return rebuilt.inference_parameter, (parameter.data, parameter.requires_grad)
 
     # Functions
 
@@ -520,20 +528,50 @@ def _reduce_scheduler(scheduler: Any) -> Any:
     return (*made, state, None, None, rebuilt.fill_scheduler)
 
 
-# Classes of torch (2.13) that don't say for themselves how they are made again elsewhere.
-_OF_TORCH: Dict[Tuple[str, str], Callable[[Any], Any]] = {
+def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
+    found = obj.__reduce_ex__(5)
+    constant = getattr(sys.modules.get(module), name, None)
+    if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
+        return found
+    own = {key: _Constant(module, name) if value is constant else value for key, value in found[2].items()}
+    return (*found[:2], own, *found[3:])
+
+
+class _Constant:
+    """A text or a tuple that a module compares others with by identity: pickle would make another one."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._place = (module, name)
+
+    def __reduce__(self) -> Any:
+        return rebuilt.constant, self._place
+
+
+# Classes of torch (2.13) and Python that don't say for themselves how they are made again elsewhere.
+_OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
     ("torch._ops", "OpOverloadPacket"): _reduce_packet,
     ("torch._ops", "OpOverload"): _reduce_overload,
     ("torch._ops", "HigherOrderOperator"): _reduce_higher_order,
     ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
     ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
+    ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("argparse", "_ActionsContainer"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("argparse", "Namespace"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("optparse", "Option"): functools.partial(_reduce_with_constant, "optparse", "NO_DEFAULT"),
 }
 
 
 def _reduce_exception(exc: Any) -> Any:
-    base = next(each for each in type(exc).__mro__ if by_name(each))
-    own = dict(vars(exc))
-    return rebuilt.make_exception, (type(exc), base, exc.args), own, None, None, rebuilt.fill_object
+    type_: Any = type(exc)
+    if by_name(type_) or type_.__reduce__ is not BaseException.__reduce__:
+        reduced = exc.__reduce_ex__(5)
+        if not isinstance(reduced, tuple) or len(reduced) > 3:
+            return reduced
+    else:
+        base = next(each for each in type_.__mro__ if by_name(each))
+        reduced = (rebuilt.make_exception, (type_, base, exc.args), dict(vars(exc)))
+    state = reduced[2] if len(reduced) > 2 else None
+    return (*reduced[:2], (state, rebuilt.raised(exc)), None, None, rebuilt.fill_exception)
 
 
 def _reduce_trapped(obj: Any) -> Any:

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import enum
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -261,6 +262,43 @@ def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
     return made
 
 
+class RemoteTraceback(Exception):
+    """Stands as the cause of an exception that was raised in another process, with its traceback as text."""
+
+    def __str__(self) -> str:
+        return '\n"""\n%s"""' % self.args
+
+
+def raised(exc: BaseException) -> str:
+    """Return the traceback of an exception and of what led to it; "" if it was never raised."""
+    if exc.__traceback__ is None and exc.__cause__ is None and exc.__context__ is None:
+        return ""
+    if exc.__traceback__ is None and isinstance(exc.__cause__, RemoteTraceback):
+        return str(exc.__cause__.args[0])
+    import traceback
+
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+    except Exception:  # its own code, or that of what it holds, can't say what it is
+        return ""
+
+
+def fill_exception(made: Any, state: Tuple[Any, str]) -> None:
+    """Fill in an exception's attributes, and what is said of where it was raised."""
+    own, text = state
+    if type(made).__setstate__ is not BaseException.__setstate__:
+        made.__setstate__(own)
+    else:
+        fill_object(made, own)
+    if text:
+        made.__cause__ = RemoteTraceback(text)
+
+
+def constant(module: str, name: str) -> Any:
+    """Return what a module has under that name."""
+    return getattr(importlib.import_module(module), name)
+
+
 def fill_object(made: Any, state: Any) -> None:
     """Set attributes without asking the object's ``__getattr__``, which may need them already."""
     own, slots = state if isinstance(state, tuple) else (state, None)
@@ -294,6 +332,14 @@ def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
 
     told_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = told_step
+
+
+def inference_parameter(data: Any, requires_grad: bool) -> Any:
+    """Make a parameter that was made in ``torch.inference_mode``, where alone it may be made again."""
+    import torch
+
+    with torch.inference_mode():
+        return torch.nn.Parameter(data, requires_grad)
 
 
 def of_torch(name: str) -> Any:

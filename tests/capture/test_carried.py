@@ -1,8 +1,10 @@
 """Settings of the notebook's process are on its ranks as they are in the notebook."""
 
 import decimal
+import locale
 import multiprocessing
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from nbtorchjob.runtime import carried
 
 # What sets each in a notebook, and what shows it there.
 SET = {
+    "warnings.filterwarnings": "import warnings; warnings.filterwarnings('error', 'so', UserWarning)",
+    "locale.setlocale": "import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')",
     "sys.setrecursionlimit": "import sys; sys.setrecursionlimit(4321)",
     "decimal.setcontext": "import decimal; decimal.getcontext().prec = 5",
     "multiprocessing.set_start_method": (
@@ -26,8 +30,20 @@ SET = {
 }
 
 
+FILTERS = carried.SETTINGS["warnings.filterwarnings"]  # which tests take out, as pytest sets some
+
+
 @pytest.fixture
-def process():
+def filters():
+    """Have warnings as a fresh process does, and carry their filters, which tests' own aren't."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setitem(carried.SETTINGS, "warnings.filterwarnings", FILTERS)
+        warnings.resetwarnings()
+        yield
+
+
+@pytest.fixture
+def process(filters):
     """Put this process's settings back."""
     limit, context = sys.getrecursionlimit(), decimal.getcontext().copy()
     method, errors = multiprocessing.get_start_method(allow_none=True), np.geterr()
@@ -36,6 +52,7 @@ def process():
     decimal.setcontext(context)
     multiprocessing.set_start_method(method, force=True)
     np.seterr(**errors)
+    locale.setlocale(locale.LC_NUMERIC, "C")
     np.set_printoptions(precision=8)
     torch.set_printoptions(profile="default")
     if "matplotlib" in sys.modules:
@@ -44,14 +61,14 @@ def process():
         sys.modules["pandas"].reset_option("display.max_rows")
 
 
-def test_a_fresh_process_has_nothing_to_carry(ranks):
+def test_a_fresh_process_has_nothing_to_carry(filters, ranks):
     imports = "import decimal, multiprocessing, numpy, torch\nfrom nbtorchjob.runtime import carried"
     text = f"{imports}\ncarried.told()"
     assert ranks.run(from_cell(text, {"__name__": "__main__"}))[0] == {}
     assert carried.told() == {}
 
 
-@pytest.mark.parametrize("name", carried.SETTINGS)
+@pytest.mark.parametrize("name", SET)
 def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     home = carried.SETTINGS[name].module
     pytest.importorskip(home)
@@ -63,6 +80,28 @@ def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     assert error == ""
     assert list(here) == [name]
     assert value == here
+
+
+def test_each_setting_is_tried():
+    assert SET.keys() == {*carried.SETTINGS, "warnings.filterwarnings"}
+
+
+def test_a_filter_of_a_librarys_warning_holds_once_that_is_imported(process, ranks):
+    warnings.simplefilter("ignore", np.exceptions.VisibleDeprecationWarning)
+    text = "import warnings, numpy\n[each[2].__name__ for each in warnings.filters if each[0] == 'ignore']"
+    value, _, error = ranks.run(from_cell(text, {"__name__": "__main__"}))
+    assert error == ""
+    assert "VisibleDeprecationWarning" in value
+
+
+def test_filters_of_an_earlier_turn_are_taken_back(process):
+    warnings.simplefilter("error", UserWarning)
+    values = carried.told()
+    warnings.resetwarnings()
+    carried.lay(values)
+    assert warnings.filters[0][:3] == ("error", None, UserWarning)
+    carried.lay({})
+    assert carried.told() == {}
 
 
 def test_what_isnt_set_any_more_is_as_before(process):

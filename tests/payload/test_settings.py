@@ -1,7 +1,5 @@
 """What the notebook's process was told, named where ranks don't have it, and laid on them on request."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -57,14 +55,6 @@ def test_what_changes_numbers_is_a_note():
     assert submission.cautions(JobSpec()) == (asked,)
     assert submission.cautions(JobSpec(carry_settings=True)) == ()
     assert f"# note: {asked}" in api.dry_run(len, "x")
-
-
-def test_what_changes_words_is_in_the_dry_run():
-    assert "not taken along" not in api.dry_run(len, "x")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        text = api.dry_run(len, "x")
-    assert "# not taken along: warnings that are ignored" in text
 
 
 def test_it_is_on_or_off():

@@ -99,6 +99,18 @@ def test_tensors_come_home_with_dtype_shape_and_grad(tensor):
     assert pickles == (0 if tensor.is_contiguous() else 1)
 
 
+def test_a_tensor_of_inference_stays_one():
+    with torch.inference_mode():
+        tensor, model = torch.ones(3), torch.nn.Linear(2, 2)
+    value, _ = home([tensor, model.weight, model, torch.ones(3)])
+    assert [each.is_inference() for each in (*value[:2], value[2].bias, value[3])] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
 def test_a_parameter_stays_a_parameter():
     found, _ = home({"w": torch.nn.Parameter(torch.ones(2), requires_grad=False)})
 
