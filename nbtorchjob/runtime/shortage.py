@@ -17,6 +17,7 @@ from typing import Iterator, List, Optional
 
 from . import exits, listening
 from .errors import Error
+from .injected import FOLDER
 from .meter import HERE, Memory, Roots, cgroups
 
 # torch's own errors have the number in their text (2.13), as "(errno: 24 - Too many open files)"; those of
@@ -82,7 +83,7 @@ def _limit_met(exc: BaseException, roots: Roots) -> str:
     if number == errno.ENOMEM:
         return "there is no memory for it: " + "; ".join(_memory(roots))
     if number in FULL:
-        return _disk(_path(exc) or tempfile.gettempdir())
+        return _disk(_path(exc) or _fullest())
     if number == errno.EROFS:
         return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
     if listening.ITSELF in str(exc):
@@ -127,8 +128,23 @@ def _disk(path: str) -> str:
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder) or "."
     found = os.statvfs(folder)
-    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    return "%s is full: %s of %s are free" % (folder, _size(free), _size(total))
+    total = found.f_blocks * found.f_frsize
+    return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
+
+
+def _fullest() -> str:
+    """Return where a process of a job writes and has the least room: the error of a write names no file.
+
+    Not ``tempfile.gettempdir()``, which writes a file to find a folder, and so on a full disk finds another.
+    """
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    places = (os.environ.get(FOLDER, os.curdir), os.curdir, temporary)
+    return os.path.abspath(min(filter(os.path.isdir, places), key=_free))
+
+
+def _free(place: str) -> int:
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
 
 
 def _path(exc: Optional[BaseException]) -> str:

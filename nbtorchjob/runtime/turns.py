@@ -97,21 +97,28 @@ class Interrupts:
 
     def guarded(self, round_: int, act: Callable[[], Any]) -> Tuple[Any, Optional[BaseException]]:
         """Return what ``act`` returns, or what it raises, of whatever kind."""
-        # No exception of the handler comes up in this very frame, so there is no gap.
-        self._running = round_
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio has its own in place of only that
+        # The code runs below ``_begin``, and only there the handler raises: in ``signal.signal``, or in
+        # another handler that runs in this frame, an exception would end the rank.
         try:
-            return self._begin(act), None
+            return self._begin(round_, act), None
         except BaseException as exc:
             return None, exc
         finally:
-            self._running = 0
-            signal.signal(signal.SIGINT, _ignore)
+            self._rest()
 
-    def _begin(self, act: Callable[[], Any]) -> Any:
-        if self._due():  # since before there was anything to interrupt
-            raise KeyboardInterrupt
-        return act()
+    def _begin(self, round_: int, act: Callable[[], Any]) -> Any:
+        self._running = round_
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio replaces only that by its own
+            if self._due():  # since before there was anything to interrupt
+                raise KeyboardInterrupt
+            return act()
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._running = 0
+        signal.signal(signal.SIGINT, _ignore)
 
     def _due(self) -> bool:
         count = self._numbers[COUNT]
@@ -121,13 +128,21 @@ class Interrupts:
         return bool(due)
 
     def _heed(self, number: int, frame: Optional[FrameType]) -> None:
-        here = frame is not None and frame.f_code is Interrupts.guarded.__code__
-        if not self._running or here or not self._due():
+        if not self._running or not _in_code(frame) or not self._due():
             return
         codes_own = signal.getsignal(signal.SIGINT)
-        if not callable(codes_own):
+        if not callable(codes_own) or codes_own is _ignore:
             raise KeyboardInterrupt
         codes_own(signal.SIGINT, frame)
+
+
+def _in_code(frame: Optional[FrameType]) -> bool:
+    """Return whether an exception in this frame ends in ``guarded`` as the code's own does."""
+    above = None
+    while frame is not None and frame.f_code is not Interrupts.guarded.__code__:
+        above, frame = frame, frame.f_back
+    # A greenlet's frames lead to no others.
+    return frame is None or (above is not None and above.f_code is Interrupts._begin.__code__)
 
 
 def _ignore(number: int, frame: Optional[FrameType]) -> None:

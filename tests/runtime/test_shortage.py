@@ -181,6 +181,18 @@ def test_what_is_refused_has_a_cause_and_a_code_that_agree(exc, cause, line):
     assert reason.hint or cause is Cause.UNKNOWN
 
 
+def test_a_full_disk_is_the_one_with_the_least_room_where_the_error_names_no_file(folder, monkeypatch):
+    real = os.statvfs
+    full = os.statvfs_result((1, 1, 9, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda place: full if place == str(folder) else real(place))
+    monkeypatch.setenv("NBTORCHJOB_FOLDER", str(folder))
+
+    # What a write raises; a temporary folder would be looked for elsewhere, as this one is full.
+    assert (
+        shortage.limit_met(OSError(errno.ENOSPC, "full")) == f"{folder} is full: 0 bytes of 9 bytes are free"
+    )
+
+
 def test_a_limit_that_can_not_be_read_leaves_the_exception_as_it_is(tmp_path):
     exc = raised(OSError(errno.ENFILE, "many"))
     error = from_exception(exc)
