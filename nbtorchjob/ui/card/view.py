@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import sys
 import time
@@ -16,6 +17,7 @@ from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
+from nbtorchjob.runtime import displays
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import LogTail, Piece
@@ -34,8 +36,8 @@ PERIOD_S = 0.25
 QUIET_S = sending.QUIET_S  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
 _MOST_STACKS = 12  # lines of where a cell's ranks are that doesn't end
-# MIME types that run nothing in a page.
-_INERT = ("text/plain", "image/png", "image/jpeg", "image/gif")
+# What images of the kinds that run nothing in a page begin with.
+_IMAGES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8"}
 
 
 class Detached(Interrupted):
@@ -81,9 +83,9 @@ class Card:
 
     def _display(self, state: JobState) -> None:
         new = [each for each in state.displays if (each.round, each.seq) > self._displayed]
-        kept = None if not new or self._trusted() else _INERT
+        trusted = not new or self._trusted()
         for each in new:
-            bundle = {mime: text for mime, text in each.data.items() if kept is None or mime in kept}
+            bundle = dict(each.data) if trusted else inert(each.data)
             if bundle:
                 Output().show(bundle)
             self._displayed = each.round, each.seq
@@ -95,6 +97,24 @@ class Card:
         elif printed := render.printed(state):
             say(printed, end="")
         self._display(state)
+
+
+def inert(bundle: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of a bundle from a stranger that runs nothing in a page, a terminal or nbconvert.
+
+    Jupyter trusts whatever a cell shows that its user has run, so only text and images are left. An image
+    has to be one: nbconvert 7 ends in an error where it isn't base64, and puts it into Markdown as it is.
+    """
+    kept = {mime: text for mime, text in bundle.items() if mime in _IMAGES and _is_image(mime, text)}
+    text = bundle.get(displays.TEXT)
+    return kept if text is None else {**kept, displays.TEXT: safe(text)}
+
+
+def _is_image(mime: str, text: str) -> bool:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True).startswith(_IMAGES[mime])
+    except ValueError:  # not base64, or not ASCII
+        return False
 
 
 class Terminal:

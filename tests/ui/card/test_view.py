@@ -286,6 +286,9 @@ def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
     assert (capsys.readouterr().out, output.bundles) == (told, [])
 
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_what_rank_0_displays_is_shown_once_below_the_card(monkeypatch, trusted):
     shown: list[dict[str, str]] = []
@@ -299,7 +302,7 @@ def test_what_rank_0_displays_is_shown_once_below_the_card(monkeypatch, trusted)
         return Handle()
 
     monkeypatch.setattr(IPython.display, "display", show)
-    figure, table = {"image/png": "iVBO", "text/plain": "<Figure>"}, {"text/html": "<b>1</b>"}
+    figure, table = {"image/png": PIXEL, "text/plain": "<Figure>"}, {"text/html": "<b>1</b>"}
     displayed = [ev.Displayed(3.0, 0, 0, seq, data) for seq, data in enumerate((figure, table))]
     card = view.Card(OFFERS, trusted=lambda: trusted)
     card.draw(state(*STARTED, displayed[0]))
@@ -307,6 +310,20 @@ def test_what_rank_0_displays_is_shown_once_below_the_card(monkeypatch, trusted)
     card.close(state(*STARTED, *displayed, *SUCCEEDED))
 
     assert shown[1:] == ([figure, table] if trusted else [figure])
+
+
+@pytest.mark.parametrize(
+    ("bundle", "kept"),
+    [
+        ({"text/html": "<script>", "text/markdown": "[x](javascript:1)", "image/svg+xml": "<svg/>"}, {}),
+        ({"image/png": PIXEL, "application/javascript": "1"}, {"image/png": PIXEL}),
+        ({"image/png": f"{PIXEL[:60]}\n{PIXEL[60:]}\n"}, {"image/png": f"{PIXEL[:60]}\n{PIXEL[60:]}\n"}),
+        ({"image/png": f'x" onerror="alert(1)">{PIXEL}', "image/jpeg": PIXEL, "image/gif": "é"}, {}),
+        ({"text/plain": "\x1b]52;c;YQ==\x07<b>"}, {"text/plain": "^[]52;c;YQ==^G<b>"}),
+    ],
+)
+def test_of_what_a_stranger_displays_only_text_and_real_images_are_left(bundle, kept):
+    assert view.inert(bundle) == kept
 
 
 def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
