@@ -134,7 +134,7 @@ def _set_here(
 def _made_in(obj: Any) -> object:
     """Return the name of the module that defines a function, a class, or another object's class.
 
-    The object isn't asked: it may warn of that (torch 2.13's reduce_op), or answer anything.
+    The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
     """
     if issubclass(type(obj), FunctionType):
         return obj.__module__

@@ -2,7 +2,7 @@
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
 what happens to them as events; it notices a worker that left with exit code 0 without returning, for
-which torch 2.13 waits for ever; it ends with the other nodes' agents (``peers.py``); where it is told to
+which torch waits for ever; it ends with the other nodes' agents (``peers.py``); where it is told to
 end, its ranks may save first (``departure.py``); and while it starts them, it isn't interrupted
 (``deferred.py``).
 """
@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from . import exits, groups, returns, shortage, template
+from . import exits, groups, returns, shortage, template, torch_versions
 from .answering import Handler
 from .checkpoints import Saved
 from .deferred import until_started
@@ -196,9 +196,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         death_sig = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         if self._pcontext:
             self._pcontext.close(death_sig, timeout)
-        super()._shutdown(
-            death_sig
-        )  # no rank is left for it to wait for: before torch 2.12 it takes no time-out
+        # No rank is left for it to wait for, and not every version takes a time-out (``END_TIMEOUT``).
+        super()._shutdown(death_sig)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)
@@ -247,7 +246,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _end_ranks(self) -> None:
         """End ranks that have returned, and so done all that a program does at its end.
 
-        torch would tell them to, and wait for one after the other (2.13): what is left is for the kernel to
+        torch would tell them to, and wait for one after the other: what is left is for the kernel to
         take down, which it does while this process ends, too.
         """
         for process in self._processes:
@@ -312,8 +311,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     @property
     def _values(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:
         """What ranks have returned, as far as torch has looked, and the queues that it comes by."""
-        # Private to torch (2.13), as ``_processes`` is; without them a return is seen after a whole pause.
-        return getattr(self._pcontext, "_return_values", {}), getattr(self._pcontext, "_ret_vals", {})
+        context = self._pcontext
+        return torch_versions.RETURNED.get(context), torch_versions.RETURN_QUEUES.get(context)
 
     def _wait_for_an_end(self, seconds: float) -> None:
         """Wait for so long, or until one more rank has ended, or returned."""
@@ -331,8 +330,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     @property
     def _processes(self) -> Sequence[Any]:
-        # Private to torch (2.13); without it a failed rank is seen by torch's own look only.
-        return getattr(getattr(self._pcontext, "_pc", None), "processes", ())
+        processes: Sequence[Any] = torch_versions.PROCESSES.get(self._pcontext)
+        return processes
 
     def _ended(self) -> Dict[int, int]:
         """Return the exit codes of ranks that are gone: one that has returned stays until all have."""

@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from . import onimport
+from . import onimport, torch_versions
 
 
 class _Setting(NamedTuple):
@@ -151,7 +151,7 @@ _NUMPY_PRINTS: Dict[str, Any] = {
 }
 _PRINTED = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 
-# The defaults are those of a fresh process: Python 3.13, torch 2.13, numpy 2.4.
+# The defaults are those of a fresh process: Python 3.13 and numpy 2.4.
 SETTINGS: Dict[str, _Setting] = {
     "sys.setrecursionlimit": _Setting(
         "sys",
@@ -183,7 +183,7 @@ SETTINGS: Dict[str, _Setting] = {
     ),
     "torch.set_printoptions": _Setting(
         "torch",
-        lambda torch: {k: v for k, v in vars(torch._tensor_str.PRINT_OPTS).items() if k in _PRINTED},
+        lambda torch: {k: v for k, v in vars(torch_versions.PRINT_OPTIONS.get()).items() if k in _PRINTED},
         lambda torch, value: torch.set_printoptions(**value),
         lambda torch: _PRINTED,
     ),

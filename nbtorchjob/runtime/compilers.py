@@ -1,6 +1,6 @@
 """Where the compilers of a rank's code keep what they make, and load without a check.
 
-torch (2.13) takes a folder in the machine's temporary folder whose name anybody can predict, and unpickles
+torch takes a folder in the machine's temporary folder whose name anybody can predict, and unpickles
 what it finds there: whoever makes that folder first has their code run. Variables lead to another one, but
 for precompiled headers and the memos of torch's own code, which go there whatever they say.
 """
@@ -14,7 +14,7 @@ import stat
 from typing import Dict, Mapping, MutableMapping
 
 # Triton (3.5) would take a folder in the home, and in torch's processes one of torch's; what torch carries
-# of QuACK (2.13) one in the temporary folder. matplotlib (3.11), numba (0.62) and transformers (5.3) keep
+# of QuACK one in the temporary folder. matplotlib (3.11), numba (0.62) and transformers (5.3) keep
 # nothing in shared places.
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "QUACK_CACHE_DIR": "quack"}
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
@@ -27,7 +27,7 @@ def variables(folder: str) -> Dict[str, str]:
 
 
 def default(env: Mapping[str, str]) -> str:
-    """Return the folder that torch takes by itself in a process with this environment (2.13)."""
+    """Return the folder that torch takes by itself in a process with this environment."""
     places = (env.get(name) for name in _TEMPORARY)
     temporary = next((os.path.abspath(place) for place in places if place and os.path.isdir(place)), "/tmp")
     name = next((env[name] for name in _NAMES if env.get(name)), "") or _name()

@@ -64,7 +64,7 @@ def kill_children() -> None:
     """End every child of this process, and the orphans that come to it by that, until there are none.
 
     What removes the shared memory that these leave behind ends by itself: Python's tracker when they have,
-    torch's manager, which nobody waits for, two seconds later (2.13).
+    torch's manager, which nobody waits for, two seconds later.
     """
     until = time.monotonic() + _CLEANING_S
     while True:

@@ -15,6 +15,8 @@ import types
 from itertools import islice
 from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
+from . import torch_versions
+
 MAX_REPR = 200  # characters
 _MOST = 460  # characters of a container
 _ITEMS = 5
@@ -232,7 +234,10 @@ def _tensor(value: Any, type_: type, depth: int) -> str:
     hangs. Subclasses may run anything to give out a number.
     """
     torch = sys.modules["torch"]
-    with torch._C.DisableTorchFunctionSubclass():
+    without = torch_versions.WITHOUT_SUBCLASSES.get()
+    if without is None:
+        return "a tensor"
+    with without():
         dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
         layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
         grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""

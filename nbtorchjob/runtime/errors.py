@@ -20,7 +20,7 @@ MAX_MESSAGE = 16_384
 MAX_NOTES = 16
 MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
 
-# What collectives raise when a peer is gone (torch 2.13): c10d's own types, and gloo's RuntimeError.
+# What collectives raise when a peer is gone: c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
 # The same types, but the fault is here: trying again as if a node had been lost would never end.
@@ -91,7 +91,7 @@ class Error:
 
     @property
     def lost_peer(self) -> bool:
-        """Whether it only says that another rank is gone, as collectives do (torch 2.13)."""
+        """Whether it only says that another rank is gone, as collectives do."""
         if any(text in self.message for text in _OWN_FAULTS):
             return False
         # A user's own ConnectionResetError reads the same, but isn't a RuntimeError.
@@ -100,7 +100,7 @@ class Error:
 
     @property
     def collective(self) -> bool:
-        """Whether a collective failed, as another rank is gone or never came (torch 2.13)."""
+        """Whether a collective failed, as another rank is gone or never came."""
         return self.lost_peer or any(text in self.message for text in _TIMED_OUT)
 
     @classmethod

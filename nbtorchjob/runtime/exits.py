@@ -1,6 +1,6 @@
 """How a node's agent ends: the exit codes that tell whose fault it was.
 
-torchrun exits with 1 for everything (torch 2.13). Codes from 128 up are those that PyTorchJob's
+torchrun exits with 1 for everything. Codes from 128 up are those that PyTorchJob's
 ``restartPolicy: ExitCode`` retries (training-operator 1.9), so what may be tried again lies there,
 clear of the 128 + signal codes (129-165) that shells and container runtimes give.
 """

@@ -91,7 +91,7 @@ def _own_files() -> None:
 def _leave_libraries() -> None:
     """Have what libraries would undo at exit left to the kernel, as far as it was there before the fork.
 
-    torch takes its 134 libraries of operators down (2.13): 70 ms in a rank, which has to copy that memory.
+    torch takes its 134 libraries of operators down: 70 ms in a rank, which has to copy that memory.
     """
     for each in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
         each.atexit = False

@@ -13,7 +13,7 @@ from . import torch_versions
 
 ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own
 ITSELF = "this machine can't connect to itself"
-_FILES = 16  # that a store takes, and some to spare (2.13)
+_FILES = 16  # that a store takes, and some to spare
 _REACH_S = 5.0  # for a connection from this machine to itself
 _BACKLOG = 2048  # all nodes of a job may come at once
 
@@ -45,7 +45,7 @@ def check(listener: socket.socket, address: str) -> None:
     """Make sure that a ``TCPStore`` can serve at ``address``, and be reached there by this process.
 
     Raises ``OSError`` where it can't, as where the loopback interface is down or no more files may be open.
-    torch itself then tries again for minutes, without a word, or ends the process (2.13).
+    torch itself then tries again for minutes, without a word, or ends the process.
     """
     files = []
     try:

@@ -18,7 +18,7 @@ _KERNEL = (
     *("IPKernelApp", "ipykernel", "IPython", "traitlets", "tornado", "asyncio", "parso", "nbtorchjob"),
     *("ServerApp", "LabApp", "NotebookApp", "TorchJobApp"),  # of a server in the same process
 )
-# What torch (2.13) sets up itself when it is imported: these, and levels of its own loggers.
+# What torch sets up itself when it is imported: these, and levels of its own loggers.
 _OF_TORCH = (
     "c10d-NullHandler-default",
     "strobelight_function_profiler",

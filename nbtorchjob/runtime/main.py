@@ -27,7 +27,7 @@ def run() -> None:
     util._run_finalizers()  # type: ignore[attr-defined]  # they unlink the names of semaphores
     sys.stdout.flush()
     sys.stderr.flush()
-    # An orderly end destroys torch's stores while their threads run, which now and then aborts (2.13).
+    # An orderly end destroys torch's stores while their threads run, which now and then aborts.
     os._exit(code)
 
 

@@ -4,7 +4,7 @@ Python itself calls us there (``Py_AddPendingCall``). While the main thread wait
 what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
 as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which
 the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
-the profiler has freed by then (2.13). But it is done where torch only asks what overrides an operation: with
+the profiler has freed by then. But it is done where torch only asks what overrides an operation: with
 ``torch.set_default_device`` nearly all of a rank's time may be in such calls, and none has begun by then.
 """
 

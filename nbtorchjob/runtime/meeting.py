@@ -1,6 +1,6 @@
 """What the nodes of a rendezvous know of each other, as JSON where torch would write a pickle.
 
-torch (2.13) unpickles whatever lies in the store under a name that is always the same. Here what is
+torch unpickles whatever lies in the store under a name that is always the same. Here what is
 unpickled was pickled by this very process, a moment before.
 """
 

@@ -13,6 +13,8 @@ import pickle
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
+from . import torch_versions
+
 # Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
 SMALL = 4096
 _LINE = 64
@@ -200,12 +202,14 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
 def _plain(tensor: Any) -> bool:
     import torch
 
+    is_wrapped = torch_versions.IS_WRAPPED.get()
     return bool(
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and is_wrapped is not None
+        and not is_wrapped(tensor)
     )
 
 
@@ -234,7 +238,8 @@ def make_tensor(
     else:
         tensor = torch.empty(0, dtype=dtype).set_(region.storage, offset // size, shape, strides)
     tensor = tensor.conj() if conjugate else tensor
-    tensor = torch._neg_view(tensor) if negative else tensor
+    negate = torch_versions.NEGATIVE_VIEW.get() or torch.neg
+    tensor = negate(tensor) if negative else tensor
     return tensor.requires_grad_(requires_grad)
 
 

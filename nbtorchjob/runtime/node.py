@@ -34,7 +34,7 @@ WARM = "NBTORCHJOB_WARM"
 
 # So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
 # out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
-# torch waits 480 s for that watchdog (2.13), Flyte 300.
+# torch waits 480 s for that watchdog, Flyte 300.
 _NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
@@ -158,7 +158,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         from . import shipped  # late: it travels only where it is needed
 
         shipped.lay(payload, folder)
-    gc.disable()  # imports leave hardly any: torch takes three quarters of the time (2.13)
+    gc.disable()  # imports leave hardly any: torch takes three quarters of the time
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -312,7 +312,7 @@ _plain = 0  # how many loggers there were when all had plain formats
 def plain_logging() -> None:
     """Have torch log plainly; where the process that this one was forked from has seen to it, that does.
 
-    torch's own formatter imports torch._dynamo for the first error it prints (2.13): a second that a failed
+    torch's own formatter imports torch._dynamo for the first error it prints: a second that a failed
     job would wait for.
     """
     global _plain

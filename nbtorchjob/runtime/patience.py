@@ -61,9 +61,12 @@ class Patience:
             meets = detail.get()
             if meets is not None:
                 detail.replace(self._meets(meets))
-        if torch_versions.SET_TIMEOUT.get() is not None:
-            torch_versions.SET_TIMEOUT.replace(self._set(c10d))
-        c10d.rendezvous = self._finds(c10d.rendezvous)
+        set_timeout = torch_versions.SET_TIMEOUT.get()
+        if set_timeout is not None:
+            torch_versions.SET_TIMEOUT.replace(self._set(set_timeout))
+        meet = torch_versions.MEET.get()
+        if meet is not None:
+            torch_versions.MEET.replace(self._finds(meet))
         c10d.Work.wait = self._waits(c10d.Work.wait)
         threading.Thread(target=self._watch, daemon=True, name="patience").start()
 
@@ -92,19 +95,22 @@ class Patience:
                 return inner(*args, **kwargs)
             self._limit(name, asked)
             options = bound.arguments.get("backend_options")
-            if options is not None and getattr(options, "_timeout", None) == asked:
-                options._timeout = _NEVER  # else torch warns that they differ
+            if torch_versions.OPTIONS_TIMEOUT.get(options) == asked:
+                torch_versions.OPTIONS_TIMEOUT.set(options, _NEVER)  # else torch warns that they differ
             bound.arguments["timeout"] = max(asked, _NEVER)
             with self._within("init_process_group" if name in ("0", "default_pg") else "new_group", asked):
                 return inner(*bound.args, **bound.kwargs)
 
         return meet
 
-    def _set(self, c10d: Any) -> Callable[..., None]:
-        @functools.wraps(c10d._set_pg_timeout)
+    def _set(self, inner: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(inner)
         def set_timeout(timeout: timedelta, group: Any = None) -> None:
-            group = c10d._get_default_group() if group is None else group
-            self._limit(str(c10d._world.pg_names.get(group)), timeout)
+            world = torch_versions.WORLD.get()
+            group = world.default_pg if group is None else group
+            if group is None:
+                inner(timeout)  # which says that there is none
+            self._limit(str(world.pg_names.get(group)), timeout)
 
         return set_timeout
 

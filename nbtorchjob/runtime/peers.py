@@ -365,7 +365,7 @@ class Peers(Alone):
 
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """See the base class."""
-        # A store whose host is gone without a word never answers: reads have no timeout (torch 2.13).
+        # A store whose host is gone without a word never answers: reads have no timeout.
         # The thread that looks may take as long to connect as torch lets it, and ends the node if it can't.
         answered = self._looks != self._looks_seen or not self._connected
         self._looks_seen = self._looks

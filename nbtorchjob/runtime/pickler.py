@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import cloudpickle
 
-from . import generated, importable, memory, rebuilt, sources
+from . import generated, importable, memory, rebuilt, sources, torch_versions
 from .importable import made_by_hand
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
@@ -492,7 +492,7 @@ def _reduce_member(member: Any) -> Any:
 
 
 def _reduce_memory_format(found: Any) -> Any:
-    # Its name is "torch.channels_last" (2.13), which pickle finds in the first module that has `torch`.
+    # Its name is "torch.channels_last" , which pickle finds in the first module that has `torch`.
     return rebuilt.of_torch, (str(found).rpartition(".")[2],)
 
 
@@ -501,7 +501,7 @@ def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
 
 
 def _reduce_packet(packet: Any) -> Any:
-    # Its `__module__` says "torch._ops.aten" (2.13), which isn't there.
+    # Its `__module__` says "torch._ops.aten" , which isn't there.
     space, _, name = packet._qualified_op_name.partition("::")
     return getattr, (getattr(sys.modules["torch"].ops, space), name)
 
@@ -523,7 +523,7 @@ def _reduce_loader(loader: Any) -> Any:
 
 def _reduce_scheduler(scheduler: Any) -> Any:
     # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
-    state = (dict(vars(scheduler)), getattr(scheduler.optimizer, "_opt_called", False))
+    state = (dict(vars(scheduler)), torch_versions.STEPPED.get(scheduler.optimizer))
     made = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
     return (*made, state, None, None, rebuilt.fill_scheduler)
 
@@ -547,11 +547,11 @@ class _Constant:
         return rebuilt.constant, self._place
 
 
-# Classes of torch (2.13) and Python that don't say for themselves how they are made again elsewhere.
+# Classes of torch and Python that don't say for themselves how they are made again elsewhere.
 _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
-    ("torch._ops", "OpOverloadPacket"): _reduce_packet,
-    ("torch._ops", "OpOverload"): _reduce_overload,
-    ("torch._ops", "HigherOrderOperator"): _reduce_higher_order,
+    (torch_versions.PACKET.module, torch_versions.PACKET.name): _reduce_packet,
+    (torch_versions.OVERLOAD.module, torch_versions.OVERLOAD.name): _reduce_overload,
+    (torch_versions.HIGHER_ORDER.module, torch_versions.HIGHER_ORDER.name): _reduce_higher_order,
     ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
     ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
     ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),

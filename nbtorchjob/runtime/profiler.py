@@ -131,25 +131,29 @@ class Profiler:
 
         def begin() -> int:
             import torch
-            from torch._C import _profiler
+            from torch.autograd import ProfilerState
+            from torch.profiler import ProfilerActivity
 
-            _autograd: Any = torch._C._autograd
-            if _autograd._profiler_enabled():
+            if not all(detail.get() for detail in torch_versions.PROFILER):
+                raise RefusedError("torch %s has another profiler" % torch.__version__)
+            if torch_versions.PROFILER_RUNS.get()():
                 raise RefusedError(_THEIRS)
             none = (False,) * 5  # no shapes, memory, stacks, FLOPs, modules
-            config = _profiler.ProfilerConfig(
-                _profiler.ProfilerState.KINETO, *none, _profiler._ExperimentalConfig()
+            config = torch_versions.PROFILER_CONFIG.get()(
+                ProfilerState.KINETO, *none, torch_versions.PROFILER_EXPERIMENTAL.get()()
             )
-            activities, scopes = {_profiler.ProfilerActivity.CPU}, _profiler.RecordScope
+            activities, scopes = {ProfilerActivity.CPU}, torch_versions.RECORD_SCOPE.get()
             if torch.cuda.is_initialized():
-                activities.add(_profiler.ProfilerActivity.CUDA)
+                activities.add(ProfilerActivity.CUDA)
             self._result = None
             self._give_way()
             before = os.environ.get(_LOGS)
             os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
             try:
-                _autograd._prepare_profiler(config, activities)
-                _autograd._enable_profiler(config, activities, {scopes.FUNCTION, scopes.BACKWARD_FUNCTION})
+                torch_versions.PREPARE_PROFILER.get()(config, activities)
+                torch_versions.ENABLE_PROFILER.get()(
+                    config, activities, {scopes.FUNCTION, scopes.BACKWARD_FUNCTION}
+                )
             except BaseException:
                 self._stop()
                 raise
@@ -176,7 +180,7 @@ class Profiler:
                 return
 
     def _record_no_more(self) -> None:
-        sys.modules["torch"]._C._autograd._enable_record_function(False)
+        torch_versions.RECORD_FUNCTIONS.get()(False)
 
     def _wait_for_gloo(self, seconds: float) -> None:
         """Wait for its threads to be done with what is still recorded, so long at most."""
@@ -186,12 +190,11 @@ class Profiler:
 
     def _stop(self) -> None:
         if self._restore is not None:
-            autograd = sys.modules["torch"]._C._autograd
             try:
-                self._result = autograd._disable_profiler()
+                self._result = torch_versions.DISABLE_PROFILER.get()()
             except Exception as exc:
                 self._result = exc
-            autograd._enable_record_function(True)
+            torch_versions.RECORD_FUNCTIONS.get()(True)
             self._restore()
             self._restore = None
 
@@ -280,16 +283,19 @@ def _memory(path: str, seconds: float) -> Dict[str, Any]:
     """Have torch write down for so long what its allocator does; write torch's own snapshot."""
     import torch
 
-    memory = torch.cuda.memory
-    if torch._C._cuda_isHistoryEnabled():
+    recorded, record = torch_versions.MEMORY_RECORDED.get(), torch_versions.RECORD_MEMORY.get()
+    snapshot = torch_versions.MEMORY_SNAPSHOT.get()
+    if recorded is None or record is None or snapshot is None:
+        raise RefusedError("torch %s has no record of its memory" % torch.__version__)
+    if recorded():
         # There is one history; to end ours would end theirs, and theirs may be of any size.
         raise RefusedError("its own code records its accelerator's memory")
-    memory._record_memory_history("all", stacks="python", max_entries=MEMORY_EVENTS, clear_history=True)
+    record("all", stacks="python", max_entries=MEMORY_EVENTS, clear_history=True)
     try:
         time.sleep(seconds)
-        found = memory._snapshot()
+        found = snapshot()
     finally:
-        memory._record_memory_history(None, clear_history=True)
+        record(None, clear_history=True)
     with open(path, "wb") as file:
         pickle.dump(found, file)
     held: Dict[int, List[int]] = {}

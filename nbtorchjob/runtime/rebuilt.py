@@ -314,7 +314,7 @@ def fill_plainly(made: Any, state: Dict[str, Any]) -> None:
 
 
 def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
-    """Fill in a scheduler of learning rates, whose optimizer notes that it steps, as torch has it (2.13)."""
+    """Fill in a scheduler of learning rates, whose optimizer notes that it steps, as torch has it."""
     own, called = state
     vars(scheduler).update(own)
     optimizer = scheduler.optimizer

@@ -79,7 +79,7 @@ def counts() -> "dict[str, list[int]]":
 def sequence_numbers() -> "dict[str, list[int]]":
     """Return how many calls each group has had, as :func:`counts` does, of gloo's sends and receives, too.
 
-    They aren't recorded, and move nothing else (2.13); whether they are done isn't known.
+    They aren't recorded, and move nothing else; whether they are done isn't known.
     """
     found = {}
     world = torch_versions.WORLD.get()
@@ -190,7 +190,7 @@ def _collective(entry: Dict[str, Any]) -> Collective:
         seq=entry["p2p_seq_id" if p2p else "collective_seq_id"],
         op=name,
         since=entry["time_created_ns"] / 1e9,
-        # What is retired has completed, or timed out; gloo's stay "scheduled" (2.13).
+        # What is retired has completed, or timed out; gloo's stay "scheduled".
         done=bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
         dtypes=tuple(_DTYPES.get(each, each.lower()) for each in entry["input_dtypes"]),

@@ -29,7 +29,7 @@ from .meeting import Meeting
 from .peers import Alone, Peers, PeersEnded
 from .signed import SignedStore
 
-# c10d reads other keys than the "timeout" of flytekit's defaults (torch 2.13). With a node range
+# c10d reads other keys than the "timeout" of flytekit's defaults. With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
 DEFAULTS = {
     "join_timeout": 900,
@@ -168,19 +168,14 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 def _fresh_looks(handler: Any) -> Iterator[None]:
     """Have each look for the other nodes ask the store, where torch's own answers anew once a second.
 
-    That is for an agent that runs its ranks and asks now and then who else has come. The attribute is private
-    to torch; without it nodes meet as late as there.
+    That is for an agent that runs its ranks and asks now and then who else has come.
     """
-    holder: Any = getattr(handler, "_state_holder", None)
-    seconds = getattr(holder, "_cache_duration", None)
-    if seconds is None:
-        yield
-        return
-    holder._cache_duration = 0
+    seconds = torch_versions.ANSWERS_FOR_S.get(handler)
+    torch_versions.ANSWERS_FOR_S.set(handler, 0)
     try:
         yield
     finally:
-        holder._cache_duration = seconds
+        torch_versions.ANSWERS_FOR_S.set(handler, seconds)
 
 
 class _Pause:
@@ -211,9 +206,7 @@ def dynamic(
     They recognize each other by ``key``. Raises ``PeersEnded`` if the job has ended, ``TimeoutError`` if
     there is nobody to meet.
     """
-    # An agent that isn't first in the new round keeps the address of the store that the *lost*
-    # first one had opened (torch 2.13, dynamic_rendezvous.next_rendezvous): ``Watched`` opens one a round.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[torch_versions.OWN_STORE] = "1"  # ``Watched`` opens one a round
     torch_versions.METHOD_NAME.replace(_calling)
     conf = {**DEFAULTS, **configs}
     where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)

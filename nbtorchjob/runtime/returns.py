@@ -1,6 +1,6 @@
 """How ranks tell their agent that they returned, and wait for the others: by pipes, which need no /dev/shm.
 
-torch takes multiprocessing's queues and events for it (2.13), whose locks are named semaphores: files in
+torch takes multiprocessing's queues and events for it, whose locks are named semaphores: files in
 /dev/shm, which may be read-only or full. ``torchrun`` takes none for the programs that it starts. Each queue
 here has one writer and one reader, so it needs no lock, and no dead rank can hold one.
 """

@@ -25,7 +25,7 @@ MAX_GROUPS = 64  # of a rank: those that a call is pending in first, then the la
 
 @dataclass(frozen=True)
 class Collective:
-    """One call of a collective on a rank, as torch's flight recorder has it (torch 2.13).
+    """One call of a collective on a rank, as torch's flight recorder has it.
 
     ``seq`` counts the calls in the group, from 1, and is the same on every rank that takes part. ``since`` is
     when the rank called it, in seconds since the epoch; ``timeout`` is in seconds. ``peer`` is the other

@@ -27,7 +27,7 @@ def _flag(module: str, name: str, default: bool) -> _Setting:
     )
 
 
-# The defaults are those of a fresh process, torch 2.13. Values are plain data: they travel as JSON.
+# The defaults are those of a fresh process. Values are plain data: they travel as JSON.
 _SETTINGS: Dict[str, _Setting] = {
     "dtype": _Setting(
         "torch.set_default_dtype(torch.%s)",

@@ -20,7 +20,7 @@ from .errors import Error
 from .injected import FOLDER
 from .meter import HERE, Memory, Roots, cgroups
 
-# torch's own errors have the number in their text (2.13), as "(errno: 24 - Too many open files)"; those of
+# torch's own errors have the number in their text, as "(errno: 24 - Too many open files)"; those of
 # C++'s library have the words alone.
 _IN_TEXT = re.compile(r"\berrno: (\d+)")
 _WORDS = {os.strerror(number): number for number in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)}

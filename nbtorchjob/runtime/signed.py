@@ -1,6 +1,6 @@
 """A store in which only values signed with the job's key count.
 
-torch's TCPStore (2.13) authenticates nobody, and its keys are the same in every job: whoever reaches
+torch's TCPStore authenticates nobody, and its keys are the same in every job: whoever reaches
 its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
 and is used only once that has been checked. An old value of the same job under its own name passes:
 whoever replays one can disturb a job, and no more.
@@ -25,7 +25,7 @@ class SignedStore(Store):  # type: ignore[misc]
     """Wraps ``store``; the agents of one job, and nobody else, have ``key``.
 
     Reading raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it knows
-    only its C++ side, and doesn't keep it alive (torch 2.13): somebody else has to.
+    only its C++ side, and doesn't keep it alive: somebody else has to.
     """
 
     def __init__(self, store: Any, key: bytes) -> None:

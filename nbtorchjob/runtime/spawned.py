@@ -33,7 +33,7 @@ _DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
 _MAKERS = ("namedtuple", "NamedTuple", "TypedDict", "Enum", "NewType", "TypeVar", "partial", "device")
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
-# Messages of torch's spawn and DataLoader (2.13), and of concurrent.futures (CPython 3.14).
+# Messages of torch's spawn and DataLoader, and of concurrent.futures (CPython 3.14).
 _ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
 _TAIL = 1 << 16
@@ -169,7 +169,7 @@ def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
     """Yield how workers of a DataLoader ended that was asked for its next batch.
 
     What torch raises is often just the end of a connection: to the worker that was to send a file's number
-    along with its batch (2.13).
+    along with its batch.
     """
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         workers = getattr(frame.f_locals.get("self"), "_workers", ())

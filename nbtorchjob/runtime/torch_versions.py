@@ -1,8 +1,9 @@
 """What nbtorchjob uses of torch that torch doesn't promise, and which versions have it.
 
 Where it can, code asks for a detail, not for a version: a build between two releases (``2.6.0a0+nv24``) has
-what it has. Where a comment elsewhere names a version of torch, that is where the behaviour was last seen.
-``make test-torch VERSION=...`` holds this table, and all tests of ranks, to a version.
+what it has. A comment elsewhere that says how torch behaves names no version: it holds for all that
+docs/tried.md lists, as the tests of ranks pass with each. ``make test-torch VERSION=...`` runs them and
+holds this table to that version.
 """
 
 from __future__ import annotations
@@ -54,6 +55,28 @@ class Detail(NamedTuple):
         return self.since <= version and (self.until is None or version < self.until)
 
 
+class Attribute(NamedTuple):
+    """A private attribute of an object of class ``of``, by its path; ``fallback`` stands in for it."""
+
+    of: str
+    path: str
+    fallback: Any = None
+
+    def get(self, owner: Any) -> Any:
+        """Return its value, or ``fallback`` where the object has no such attribute."""
+        for step in self.path.split("."):
+            owner = getattr(owner, step, None)
+        return self.fallback if owner is None else owner
+
+    def set(self, owner: Any, value: Any) -> None:
+        """Set it, if the object has it."""
+        *steps, name = self.path.split(".")
+        for step in steps:
+            owner = getattr(owner, step, None)
+        if hasattr(owner, name):
+            setattr(owner, name, value)
+
+
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _PROCESSES = "torch.distributed.elastic.multiprocessing.api"
 _RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -61,6 +84,27 @@ _C10D, _C = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 
 # Without it, ``NodeAgent`` itself waits for ranks that it ends, which it does anyway.
 END_TIMEOUT = Detail(_AGENT, "LocalElasticAgent._shutdown", "timeout", since=(2, 12))
+# What ``NodeAgent`` overrides. Without one of them, torch's agent does that its own way.
+OVERRIDDEN = tuple(
+    Detail(_AGENT, "LocalElasticAgent." + name)
+    for name in (
+        "_exit_barrier",
+        "_invoke_run",
+        "_monitor_workers",
+        "_record_worker_events",
+        "_shutdown",
+        "_start_workers",
+        "_stop_workers",
+        "record_duration",
+    )
+)
+# What it reads of torch's agent. There is nothing to fall back on: its own loop stands on them.
+INHERITED = ("_exit_barrier_timeout", "_pcontext", "_rdzv_handler", "_remaining_restarts", "_worker_group")
+# Without the first, a failed rank is seen by torch's own look only; without the others, a return is seen
+# after a whole pause.
+PROCESSES = Attribute("MultiprocessContext", "_pc.processes", ())
+RETURNED = Attribute("MultiprocessContext", "_return_values", {})
+RETURN_QUEUES = Attribute("MultiprocessContext", "_ret_vals", {})
 # Without it, a signal that comes while ranks are started ends the node as a failure of its agent.
 SIGNAL_HANDLER = Detail(_PROCESSES, "_terminate_process_handler")
 
@@ -72,10 +116,15 @@ KEEP_ALIVE = Detail(
     since=(2, 9),
     missed="keep_alive_interval and keep_alive_max_attempt of rdzv_configs have no effect",
 )
-# Without it, nodes look for each other once a second.
+# Without one of these two, nodes look for each other once a second.
+ANSWERS_FOR_S = Attribute("DynamicRendezvousHandler", "_state_holder._cache_duration")
 DELAY = Detail(_RENDEZVOUS, "_delay")
 # Without it, each step of a rendezvous reads the sources of its whole stack.
 METHOD_NAME = Detail(_RENDEZVOUS, "get_method_name")
+
+# An agent that isn't first in a new round keeps the address of the store that a lost first one opened, unless
+# this variable says that no agent shares its store with ranks.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # Since then, the quicker one of the two servers behind a TCPStore takes a socket that listens already.
 _UV_LISTENS: Version = (2, 9)
@@ -87,6 +136,8 @@ BARRIER = Detail(_C10D, "_is_barrier_after_init")
 NEW_GROUP = Detail(_C10D, "_new_process_group_helper")
 STORE_BARRIER = Detail(_C10D, "_store_based_barrier")
 SET_TIMEOUT = Detail(_C10D, "_set_pg_timeout")
+# Without it, torch warns once a group that its options have another time-out than it was given.
+OPTIONS_TIMEOUT = Attribute("ProcessGroup.Options", "_timeout")
 # Without it, stacks know no groups, and those that code leaves open are left in order.
 WORLD = Detail(_C10D, "_world")
 
@@ -106,11 +157,51 @@ NCCL_CALLS = Detail(
 
 # Without it, code that profiles itself while it is profiled fails.
 PREPARE = Detail("torch.autograd.profiler", "_prepare_profiler")
+# Without one of these, a rank isn't profiled, and says so.
+PROFILER_RUNS = Detail("torch", "_C._autograd._profiler_enabled")
+PREPARE_PROFILER = Detail("torch", "_C._autograd._prepare_profiler")
+ENABLE_PROFILER = Detail("torch", "_C._autograd._enable_profiler")
+DISABLE_PROFILER = Detail("torch", "_C._autograd._disable_profiler")
+RECORD_FUNCTIONS = Detail("torch", "_C._autograd._enable_record_function")
+RECORD_SCOPE = Detail("torch", "_C._profiler.RecordScope")
+PROFILER_CONFIG = Detail("torch", "_C._profiler.ProfilerConfig")
+PROFILER_EXPERIMENTAL = Detail("torch", "_C._profiler._ExperimentalConfig")
+PROFILER = (
+    PROFILER_RUNS,
+    PREPARE_PROFILER,
+    ENABLE_PROFILER,
+    DISABLE_PROFILER,
+    RECORD_FUNCTIONS,
+    RECORD_SCOPE,
+    PROFILER_CONFIG,
+    PROFILER_EXPERIMENTAL,
+)
+# Without one of these, what a rank's accelerator holds isn't recorded. A build for CPUs lacks the first.
+MEMORY_RECORDED = Detail("torch", "_C._cuda_isHistoryEnabled")
+RECORD_MEMORY = Detail("torch.cuda.memory", "_record_memory_history")
+MEMORY_SNAPSHOT = Detail("torch.cuda.memory", "_snapshot")
 # Without one of these two, a rank that compiled ends 4 ms later.
 COMPILE_TIMES = Detail("torch._dynamo.utils", "dump_compile_times")
 COMPILE_LOG = Detail("torch._dynamo.utils", "log")
 
-DETAILS = tuple(value for value in list(globals().values()) if isinstance(value, Detail))
+# Without it, a tensor that functorch wraps is sent by value.
+IS_WRAPPED = Detail("torch", "_C._functorch.is_functorch_wrapped_tensor")
+# Without it, such a tensor is negated where it arrives: it doesn't share its memory there.
+NEGATIVE_VIEW = Detail("torch", "_neg_view")
+# Without it, a tensor among a frame's variables is called "a tensor".
+WITHOUT_SUBCLASSES = Detail("torch", "_C.DisableTorchFunctionSubclass")
+# Without it, print options that a notebook sets hold in the notebook alone.
+PRINT_OPTIONS = Detail("torch._tensor_str", "PRINT_OPTS")
+# Without one of these, such an operator travels as torch itself has it pickled, which fails by name.
+PACKET = Detail("torch._ops", "OpOverloadPacket")
+OVERLOAD = Detail("torch._ops", "OpOverload")
+HIGHER_ORDER = Detail("torch._ops", "HigherOrderOperator")
+# Without it, a scheduler of learning rates warns once that its optimizer hasn't stepped.
+STEPPED = Attribute("Optimizer", "_opt_called", False)
+
+_VALUES = list(globals().values())
+DETAILS = (*OVERRIDDEN, *(value for value in _VALUES if isinstance(value, Detail)))
+ATTRIBUTES = tuple(value for value in _VALUES if isinstance(value, Attribute))
 
 
 def installed() -> str:

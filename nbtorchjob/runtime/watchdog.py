@@ -14,7 +14,7 @@ LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn
 class Watchdog:
     """Calls ``stuck`` when torch polls ranks that are all dead, and doesn't return from the call.
 
-    torch 2.13 waits without limit for a lock that a dead rank held, or for its value.
+    torch waits without limit for a lock that a dead rank held, or for its value.
     ``every_second`` is called from the same thread, which waits for nothing.
     """
 

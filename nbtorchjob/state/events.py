@@ -2,7 +2,7 @@
 
 Times are seconds since the epoch. A *round* is one life of the worker group: it grows with every
 restart and with every change of membership, where torch's count of *restarts* in place grows
-only with the former (torch 2.13, ``torch.distributed.elastic.agent``).
+only with the former (``torch.distributed.elastic.agent``).
 """
 
 from __future__ import annotations

@@ -1,27 +1,42 @@
 """What is private to torch and used here is there in the versions that are said to have it."""
 
+import ast
 import importlib
+import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed import HashStore
+from torch.distributed.elastic.agent.server import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
+import nbtorchjob
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.torch_versions import Detail
+from nbtorchjob.runtime.agent import NodeAgent
+from nbtorchjob.runtime.keeper import Keeper
+from nbtorchjob.runtime.torch_versions import Attribute, Detail
 
 HERE = torch_versions.release(torch.__version__)
+PACKAGE = Path(nbtorchjob.__file__).parent
+VERSION = re.compile(r"torch(?:'s \w+)? \(?2\.\d|\(2\.1\d\)")
+PRIVATE = re.compile(r"(?:torch|c10d|dist|elastic)\.(?:\w+\.)*_[a-zA-Z]")
 
 
 @pytest.mark.parametrize("detail", torch_versions.DETAILS, ids=lambda detail: detail.name)
 def test_this_torch_has_the_details_that_its_version_is_said_to_have(detail):
     if detail is torch_versions.NCCL_CALLS and not torch.distributed.is_nccl_available():
         pytest.skip("this build has no NCCL")
+    if detail is torch_versions.MEMORY_RECORDED and not torch.backends.cuda.is_built():
+        pytest.skip("this build has no CUDA")
     importlib.import_module(detail.module)
     assert (detail.get() is not None) is detail.expected(HERE)
 
@@ -70,3 +85,41 @@ def test_ranks_return_through_queues_of_their_own(folder):
     assert (ranks._pc, ranks._return_values) == (None, {})
     with ranks._ret_vals[0]._reader as reader, ranks._ret_vals[0]._writer:
         assert not reader.poll(0)
+
+
+def test_a_details_attribute_is_read_and_set_by_its_path():
+    inner = SimpleNamespace(_seconds=1)
+    known = Attribute("Handler", "_inner._seconds", 60)
+    assert known.get(SimpleNamespace(_inner=inner)) == 1
+    known.set(SimpleNamespace(_inner=inner), 0)
+    assert inner._seconds == 0
+
+    known.set(SimpleNamespace(), 0)
+    assert known.get(SimpleNamespace()) == known.get(None) == 60
+
+
+def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():
+    spec = WorkerSpec(role="", local_world_size=1, rdzv_handler=None, entrypoint=print)
+    theirs = {*dir(LocalElasticAgent(spec, DefaultLogsSpecs()))} - {"_shutdown_timeout"}  # ours, before 2.12
+    theirs = {name for name in theirs if re.match(r"_[a-z]|record_", name) and name != "_abc_impl"}
+
+    overridden = {name for cls in (NodeAgent, Keeper) for name in vars(cls)} & theirs
+    listed = {detail.name.partition(".")[2] for detail in torch_versions.OVERRIDDEN}
+    assert overridden == listed
+    source = inspect.getsource(NodeAgent) + inspect.getsource(Keeper)
+    assert {*re.findall(r"\bself\.(\w+)", source)} & theirs - listed == {*torch_versions.INHERITED}
+
+
+def test_nothing_else_names_what_is_private_to_torch_or_a_version_of_it():
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name == "torch_versions.py":
+            continue
+        text = path.read_text()
+        for number, line in enumerate(text.split("\n"), 1):
+            if VERSION.search(line):
+                found.append(f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and PRIVATE.match(ast.unparse(node)):
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []

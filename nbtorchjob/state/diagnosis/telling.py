@@ -10,7 +10,7 @@ from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import parties, place
 from nbtorchjob.text.words import duration, line, ranks
 
-_DEFAULT = {"0", "default_pg"}  # what torch (2.13) calls the group of init_process_group
+_DEFAULT = {"0", "default_pg"}  # what torch calls the group of init_process_group
 _MOST_PLACES = 3
 _MAX_NAME = 24
 # A verb of one rank -> of several, and both of what is over.

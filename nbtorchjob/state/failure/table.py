@@ -1,6 +1,6 @@
 """The table of causes: what is seen of an end or a wait -> whose fault it is, what to say, what to do.
 
-The signs are those of Kubernetes 1.36, containerd 2.1 and torch 2.13. Of the rows that fit the first one
+The signs are those of Kubernetes 1.36 and containerd 2.1, and of torch. Of the rows that fit the first one
 counts (see ``rows.py`` for the columns). What no row fits is shown as it is.
 """
 

@@ -135,7 +135,7 @@ class Attempt:
             own["PET_RDZV_CONF"] = (
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
-        # By itself gloo listens where the host's name leads to, which others may reach (torch 2.13).
+        # By itself gloo listens where the host's name leads to, which others may reach.
         ours = {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **compilers.variables()}
         return {**ours, **self._request["env"], **self._refuge, **own}
 

@@ -31,7 +31,7 @@ _READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
     "THP_",
 )
-# Not as they are loaded. torch sets the first when a kernel makes an optimizer (2.13),
+# Not as they are loaded. torch sets the first when a kernel makes an optimizer,
 # scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
 # PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
 # says.

@@ -65,7 +65,7 @@ _PRELOAD = (
     "zipfile",
     "zipimport",
 )
-# What a rank's first optimizer imports, 1.0 CPU s (torch 2.13), in the order in which they need each other.
+# What a rank's first optimizer imports, 1.0 CPU s, in the order in which they need each other.
 _WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 _PEER = struct.Struct("3i")  # of a Unix socket: the other end's process, user and group
 _QUIET_S = 1.0  # without a request, before the next of them
@@ -163,7 +163,7 @@ def _process(connection: socket.socket) -> Process:
 def _start() -> int:
     """Start a pool; return its process id."""
     # With the kernel's own sys.path the pool finds the torch that the notebook would import. Imports leave
-    # hardly any garbage: without looking for it they take three quarters of the time (torch 2.13).
+    # hardly any garbage: without looking for it they take three quarters of the time.
     folder = str(paths.pool_dir())
     code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
     code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
