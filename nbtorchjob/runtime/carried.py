@@ -62,7 +62,7 @@ def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
 
 
 # What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
-# torch 2.13, numpy 2.4, scipy 1.17): by action, category, message and module.
+# numpy 2.4, scipy 1.17, any torch): by action, category, message and module.
 _FILTERS = (
     ("default", "builtins.DeprecationWarning", "", "__main__"),
     *(
