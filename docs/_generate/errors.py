@@ -50,6 +50,7 @@ def _by_operator(row: Row) -> Sequence[Row]:
 
 _PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
     "A rank raised": ("exception", table.ERRORS),
+    "A rank raised, in a line like that": ("exception", table.LINES),
     "A rank raised, but only because another one was gone": ("exception", table.PEERS),
     "A rank ended without an exception": ("exit code", table.RANK_CODES),
     "A signal ended a rank or a node": ("signal", table.SIGNALS),

@@ -44,7 +44,7 @@ from nbtorchjob.environment.wanted import Wanted
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime import carried, pickler
+from nbtorchjob.runtime import carried, importable, pickler
 from nbtorchjob.runtime.sources import ANCHOR, Codes, SourceError, check
 
 _LABEL = 60
@@ -190,6 +190,7 @@ def from_cell(
         objects = {name: namespace[name] for name in names} | kwargs | dict(given)
         return _take(call, objects, label, filename, imports, root, namespace, theirs, (cell.text,))
 
+    notes += dict.fromkeys(lookup.computed(cell.code, "the cell"))
     stays: list[str] = []
     try:
         taken = take(names)
@@ -422,6 +423,12 @@ def _take(
     call["carried"] = carried.told()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
+        made = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
+        if made:  # which ranks find by their names once they are loaded
+            objects |= made
+            pickled = pickling.dump(
+                {**call, "modules": [*made.values()]}, namespace, theirs.names, theirs.push
+            )
     except CaptureError:
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
@@ -442,6 +449,9 @@ def _take(
         filename=filename,
         notes=(
             *pickled.seen.notes(taken),
+            *dict.fromkeys(
+                note for code in pickled.seen.codes for note in lookup.computed(code, f"{code.co_name}()")
+            ),
             *imported.differences(paths),
             *imported.patched(named, taken),
             *left,
@@ -455,6 +465,17 @@ def _take(
         lays=bool(call["carried"] or call["logging"]),
         paths={name: value for name, value in taken.items() if isinstance(value, str | PurePath)},
     )
+
+
+def _made_by_hand(names: Iterable[str], taken: Iterable[Any]) -> dict[str, Any]:
+    """Return what the notebook put into ``sys.modules`` under ``names``, apart from what is ``taken``."""
+    known = {id(module) for module in taken}
+    found = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
+    return {
+        name: module
+        for name, module in found.items()
+        if id(module) not in known and name != "__main__" and importable.made_by_hand(name)
+    }
 
 
 def _anchor(names: list[str], attributes: Iterable[str], namespace: dict[str, Any]) -> FunctionType:

@@ -235,7 +235,10 @@ def _names(node: ast.expr, names: Container[str]) -> bool:
 
 def _attributes(code: CodeType) -> set[str]:
     inner = (_attributes(const) for const in code.co_consts if isinstance(const, CodeType))
-    return set(code.co_names).union(*inner)
+    texts = (
+        [const for const in code.co_consts if isinstance(const, str)] if "getattr" in code.co_names else []
+    )
+    return set(code.co_names).union(*(text.split(".") for text in texts), *inner)
 
 
 def _annotated(tree: ast.Module, code: CodeType) -> set[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import dis
 import getpass
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import field
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from nbtorchjob.capture.cells import Cell, Read, surely_read
@@ -179,6 +180,32 @@ def _listed(cell: Cell) -> Iterator[str]:
             name = child.func.id
             if name in asked and (name == "globals" or not inside) and not _looks_one_up(node):
                 yield f"{name}() (line {child.lineno}) has on ranks only what the cell reads and sets"
+
+
+def computed(code: CodeType, whose: str) -> Iterator[str]:
+    """Note what the code of ``whose`` looks up or imports by a name that it computes: that can't be seen."""
+    steps = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
+    for this, key, then in zip(steps, steps[1:], steps[2:], strict=False):
+        method = key.opname in ("LOAD_ATTR", "LOAD_METHOD")  # globals().get(…)
+        subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
+        if this.argval == "globals" and (subscript or (method and _variable(then))):
+            yield f"{whose} looks in globals() for a name that it computes: {_NAMED}"
+        named = any(text.replace(".", "").isidentifier() for text in pickler.texts(code))
+        if this.argval in ("import_module", "__import__") and _variable(key) and not named:
+            yield f"{whose} imports a module by a name that it computes: {_NAMED_MODULES}"
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from computed(each, whose)
+
+
+def _variable(step: dis.Instruction) -> bool:
+    return step.opname.startswith("LOAD_") and step.opname not in ("LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD")
+
+
+_NAMED = "ranks have the names that code mentions"
+_NAMED_MODULES = "a cluster's ranks have the local modules that code mentions"
+# What stands between what is called and its arguments, as each Python has it.
+_NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "CALL", "CALL_FUNCTION", "EXTENDED_ARG", "NOP", "KW_NAMES")
 
 
 def _looks_one_up(node: ast.AST) -> bool:

@@ -192,8 +192,20 @@ def _imports(path: Path) -> list[str]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template or a test case; importing it would fail anyway
         return []
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    return [name for node in nodes for name in imported(node)]
+    nodes = [*ast.walk(tree)]
+    found = [
+        name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in imported(node)
+    ]
+    return found + [name for node in nodes if isinstance(node, ast.Call) for name in _by_text(node)]
+
+
+def _by_text(call: ast.Call) -> Iterator[str]:
+    """Yield the module that a call imports by its name: ``import_module("a.b")``."""
+    function = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    first = call.args[0] if call.args else None
+    text = first.value if isinstance(first, ast.Constant) else None
+    if function in ("import_module", "__import__") and isinstance(text, str) and not text.startswith("."):
+        yield text
 
 
 def refuse_too_much(files: Iterable[LocalFile]) -> None:

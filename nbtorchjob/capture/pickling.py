@@ -20,7 +20,7 @@ from typing import Any
 from nbtorchjob.capture import debuggers
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import importable, pickler
+from nbtorchjob.runtime import importable, pickler, rebuilt
 from nbtorchjob.runtime.sources import Codes
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -50,6 +50,7 @@ class Seen:
     theirs: frozenset[str] = frozenset()
 
     modules: set[str] = field(default_factory=set)
+    made: list[Any] = field(default_factory=list)
     surely: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +143,10 @@ class Pickler(pickler.Pickler):
     def reduce_module(self, module: ModuleType) -> Any:
         """Note the module, and reduce it."""
         self.seen.modules.add(importable.name_of(module))
-        return self._imported(super().reduce_module(module))
+        reduced = self._imported(super().reduce_module(module))
+        if isinstance(reduced, tuple) and reduced[0] is rebuilt.make_module:
+            self.seen.made.append(module)
+        return reduced
 
     def reduce_stand_in(self, found: Any) -> Any:
         """Note the module that an object stands for, and reduce it."""

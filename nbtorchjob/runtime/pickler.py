@@ -420,6 +420,8 @@ def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
+    if "getattr" in code.co_names:
+        yield from (text for each in code.co_consts if isinstance(each, str) for text in each.split("."))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)

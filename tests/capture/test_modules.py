@@ -3,6 +3,8 @@ import fractions
 import importlib
 import sys
 import textwrap
+import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,47 @@ def test_what_the_notebook_put_in_the_place_of_others_functions_is_noted(
 def test_a_builtin_that_travels_is_no_difference(notebook, monkeypatch):
     monkeypatch.setattr(builtins, "mine", notebook["mine"], raising=False)
     assert from_cell("mine()", notebook).notes == ()
+
+
+def test_a_module_that_a_local_one_imports_by_its_name_travels(root):
+    put(root, {"by_name.py": "import importlib\nimportlib.import_module('named_b').X", "named_b.py": "X = 1"})
+    assert paths(["by_name"], root) == ["by_name.py", "named_b.py"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("globals()[name]", "looks in globals()"),
+        ("globals().get(name)", "looks in globals()"),
+        ("importlib.import_module(name)", "imports a module by a name"),
+        ("__import__(name)", "imports a module by a name"),
+        ("globals()['kept']", ""),
+        ("globals().get('kept', 1)", ""),
+        ("importlib.import_module('json')", ""),
+        ("eval('kept', globals())", ""),
+    ],
+)
+def test_what_is_looked_up_by_a_name_that_code_computes_is_noted(body, says):
+    space = {"__name__": "__main__", "kept": 3}
+    exec(f"import importlib\nname = 'kept'\ndef f(name): return {body}", space)
+    called, written = from_cell("f(name)", space), from_cell(f"name\n{body}", space)
+    assert [says in each for each in called.notes] == [True] * bool(says), called.notes
+    assert [says in each for each in written.notes] == [True] * bool(says), written.notes
+
+
+@pytest.mark.parametrize("cell", ["import handmade_a\nhandmade_a.twice(4)", "f()"])
+def test_a_module_that_the_notebook_made_by_hand_is_imported_on_ranks(cell, ranks, monkeypatch):
+    made = types.ModuleType("handmade_a")
+    exec("def twice(n): return 2 * n", vars(made))
+    monkeypatch.setitem(sys.modules, "handmade_a", made)
+    space = {"__name__": "__main__"}
+    exec("def f():\n    import handmade_a\n    return handmade_a.twice(4)", space)
+    assert ranks.run(from_cell(cell, space)) == (8, "", "")
+
+
+def test_a_module_made_by_hand_that_cant_travel_is_refused_by_its_name(monkeypatch):
+    made = types.ModuleType("handmade_b")
+    made.lock = threading.Lock()
+    monkeypatch.setitem(sys.modules, "handmade_b", made)
+    with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.lock is a lock"):
+        from_cell("import handmade_b", {"__name__": "__main__"})

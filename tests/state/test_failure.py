@@ -268,6 +268,9 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
             for name in rank_api.__all__
         ),
         ("NameError", "name 'lr' is not defined", Cause.USER, ""),
+        ("ModuleNotFoundError", "No module named 'mine'", Cause.USER, "import mine in the cell"),
+        ("AttributeError", "module 'xml' has no attribute 'dom'", Cause.USER, "import xml.dom in the cell."),
+        ("AttributeError", "'A' object has no attribute 'dom'", Cause.USER, ""),
         ("EOFError", "EOF when reading a line", Cause.USER, "no keyboard"),
         ("EOFError", "", Cause.USER, "no keyboard"),
         ("EOFError", "Ran out of input", Cause.USER, ""),

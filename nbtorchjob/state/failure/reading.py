@@ -71,6 +71,8 @@ def of_error(error: Error) -> Reason:
     """Explain why a rank raised an exception."""
     name = error.type.rpartition(".")[2]
     row = find(table.ERRORS, name, error.message)
+    if row is None and error.frames:
+        row = find(table.LINES, name, error.frames[-1].line)
     if row is None and error.lost_peer:
         return _read(table.PEERS, name, error.message)
     return Reason(Cause.USER, error.type) if row is None else row.reason(error.type, error.message)

@@ -277,6 +277,12 @@ ERRORS = (
     Row(".*", _USER, "{word}", _PROCESSES, told="can't start new thread|Resource temporarily unavailable"),
     Row("NameError", _USER, "{word}", "Import it: from nbtorchjob import {what}.",
         told=f"name '(?P<what>{'|'.join(rank_api.__all__)})' is not defined"),
+    Row("ModuleNotFoundError", _USER, "{word}",
+        "A module beside the notebook travels if the code names it: import {what} in the cell. "
+        "An installed one has to be in the image, or asked for with --package.",
+        told=r"No module named '(?P<what>[\w.]+)'"),
+    Row("AttributeError", _USER, "{word}", "If that is a module: import {home}.{what} in the cell.",
+        told=r"^module '(?P<home>[\w.]+)' has no attribute '(?P<what>\w+)'$"),
     Row("EOFError", _USER, "{word}", "A rank has no keyboard: set a variable in the notebook.",
         told="^$|EOF when reading a line"),
     Row("TypeError|AttributeError", _USER, "{word}",
@@ -295,6 +301,13 @@ ERRORS = (
         told="Duplicate GPU detected"),
     Row("DistBackendError", _UNKNOWN, "{word}", "NCCL failed; for a detailed log, use --env NCCL_DEBUG=INFO.",
         told=r"nccl(?:UnhandledCuda|System|Internal)Error|ncclInvalid"),
+)
+
+# The type of an exception, and the line that raised it; no row where there is nothing to add.
+LINES = (
+    Row("KeyError", _USER, "{word}",
+        "On ranks globals() has what the code that travels names: name the variable in the cell.",
+        told=r"\bglobals\(\)"),
 )
 
 # An exception that only says that another rank is gone, where nothing else is known.
