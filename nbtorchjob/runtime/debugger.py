@@ -57,6 +57,11 @@ def socket_of(rank: int) -> str:
     return "debug-%d.sock" % rank
 
 
+def mark_of(rank: int) -> str:
+    """Return the name of the file that is in a node's folder for as long as that rank is stopped."""
+    return "stopped-%d" % rank
+
+
 def rank_of(name: str) -> Optional[int]:
     """Return the rank whose socket is called that; None for another file."""
     found = re.match(r"debug-(\d+)\.sock$", name)
@@ -72,6 +77,7 @@ class Debugger:
         self._wait = wait
         self._patience = patience
         self._line = _Line(os.path.join(folder, socket_of(rank)))
+        self._mark = os.path.join(folder, mark_of(rank))
         self.alone = threading.Lock()  # one thread at a time stops
         self._own = threading.local()  # each thread's pdb
         self._told = False
@@ -145,6 +151,8 @@ class Debugger:
             "nbtorchjob: rank %d stops at %s:%d, in %s\n" % (self._rank, filename, lineno, function)
         )
         self._line.listen()  # first: somebody may come as soon as it is told
+        with suppress(OSError):
+            os.close(os.open(self._mark, os.O_CREAT | os.O_WRONLY, 0o600))
         emit("RankStops", **fields, filename=filename, lineno=lineno, function=function, why=why)
         if self._patience.installed and not self._told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             self._told = True
@@ -157,6 +165,8 @@ class Debugger:
                 yield
         finally:
             sampler.held = ""
+            with suppress(OSError):
+                os.unlink(self._mark)
             if self._line.released:
                 self._line.how = RELEASED
             emit("RankGoesOn", **fields, how=self._line.how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from nbtorchjob.backends.local import liveness
@@ -27,9 +27,18 @@ def told(job: JobDirectory) -> Waiting | None:
     from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
 
     _step_now_and_then()
-    many = queue.behind(job.path.name)
-    text = f"behind {words.count(many, 'job')}" if many else "next on this machine"
-    return None if many is None else Waiting(time.time(), text)
+    found = queue.behind(job.path.name)
+    return None if found is None else Waiting(time.time(), _behind(*found))
+
+
+def _behind(many: int, running: Sequence[str]) -> str:
+    """Say how many jobs come first, and which of them run."""
+    if not many:
+        return "next on this machine"
+    more = [f"{len(running) - 2} more"] if len(running) > 2 else []
+    names = " and ".join([*running[:2], *more])
+    who = f": {names} {'runs' if len(running) == 1 else 'run'}" if running else ""
+    return f"behind {words.count(many, 'job')}{who}"
 
 
 def tidy(over: Collection[str]) -> None:

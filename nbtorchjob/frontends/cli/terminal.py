@@ -140,7 +140,7 @@ class Terminal:
 
         # A program that reads the JSON has no use for the log, but a person may.
         write = output.log_beside if self._json else output.log
-        return view.Silent() if asked.quiet else Stream(job, write=write, tell=self.say)
+        return view.Silent(self.say) if asked.quiet else Stream(job, write=write, tell=self.say)
 
     @contextmanager
     def reading(self, job: Job[Any]) -> Iterator[None]:

@@ -180,12 +180,26 @@ class Terminal:
 
 
 class Silent:
-    """For ``--quiet``: nothing."""
+    """For ``--quiet``: only what somebody has to act on, or else would wait for in vain."""
 
     tells = False
 
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._write = write
+        self._stops = Stops()
+        self._waits = False
+
     def draw(self, state: JobState) -> None:
-        """Show nothing."""
+        """Say once what the job waits for on this machine, and which of its ranks are stopped."""
+        behind = [each.text for each in state.waiting if each.text.startswith("behind ")]
+        if behind and not self._waits:
+            self._waits = True
+            self._tell(f"{state.info.name} waits {behind[0]}")
+        if told := self._stops.new(state):
+            self._tell(told.rstrip("\n"))
+
+    def _tell(self, text: str) -> None:
+        (self._write or say)(text)
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show nothing."""

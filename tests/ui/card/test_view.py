@@ -352,6 +352,21 @@ def test_silence_writes_nothing(output, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_silence_says_once_what_a_job_waits_for_and_where_a_rank_is_stopped(capsys):
+    silent = view.Silent()
+    behind = ev.Waiting(1001.0, "behind 1 job: swift-otter runs")
+    stops = ev.RankStops(1002.0, 0, 1, 0, 7, "step", "train.py", ev.BREAKPOINT)
+    for _ in range(2):
+        silent.draw(state(behind))
+    for _ in range(2):
+        silent.draw(state(*STARTED, stops))
+    first, second = capsys.readouterr().out.splitlines()
+
+    assert first.endswith(" waits behind 1 job: swift-otter runs")
+    assert "rank 1 stops at train.py, line 7, in `step`" in second
+    assert "debug" in second
+
+
 class OnLab(Waits):
     """What runs on a lab: it is interrupted rather than cancelled."""
 

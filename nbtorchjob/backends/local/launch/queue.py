@@ -10,7 +10,8 @@ started. So a kernel or a pool that dies takes nothing along.
 Jobs of their own don't wait for runs of a group, only for each other; runs wait for all. So a sweep keeps
 nobody waiting, and this machine has at most twice as many ranks as it has room for. In each of the two
 classes kernels take turns, and nobody is overtaken by who needs less room. Labs hold no place: mostly they
-rest. GPUs are shared by none: a run has one for each rank of a node, any other job all that it sees.
+rest. A job of which a rank is stopped in the debugger gives its place up meanwhile: that may take hours. GPUs
+are shared by none: a run has one for each rank of a node, any other job all that it sees.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         for name in [name for name in waiting if name in going or _over(name)]:
             (folder / "waiting" / name).unlink(missing_ok=True)
             del waiting[name]
-        starts = [replace(each, starter=me) for each in due([*waiting.values(), *new], going.values())]
+        taken = map(_taken, going.values())
+        starts = [replace(each, starter=me) for each in due([*waiting.values(), *new], taken)]
         for each in starts:
             _write(folder / "running", each)
             if each.name in waiting:
@@ -178,13 +180,24 @@ def leave(name: str) -> bool:
     return found
 
 
-def behind(name: str) -> int | None:
-    """Return how many jobs one is behind; None where it doesn't wait."""
+def behind(name: str) -> tuple[int, list[str]] | None:
+    """Return how many jobs one is behind, and what runs in the places; None where it doesn't wait."""
     if not liveness.queued(name):
         return None
-    folder = paths.queue_dir()
-    found = _known.look(folder)
-    return ahead(name, found[0], found[1])
+    waiting, running = _known.look(paths.queue_dir())
+    running = [*map(_taken, running)]
+    many = ahead(name, waiting, running)
+    return (
+        None
+        if many is None
+        else (many, [*dict.fromkeys(each.group or each.name for each in running if each.ranks)])
+    )
+
+
+def _taken(each: Place) -> Place:
+    """Return what a job that runs takes up: no place where a rank is stopped, which may take hours."""
+    path = paths.jobs_dir() / each.name
+    return replace(each, ranks=0) if each.ranks and any(path.glob("*/stopped-*")) else each
 
 
 class _Known:

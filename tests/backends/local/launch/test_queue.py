@@ -108,6 +108,20 @@ def until_there(path):
         time.sleep(0.005)
 
 
+def stop_in_the_debugger():
+    breakpoint()
+
+
+@pytest.mark.torch
+def test_a_job_that_is_stopped_in_the_debugger_gives_its_place_up(one_at_a_time):
+    first = nbtorchjob.submit(stop_in_the_debugger)
+    until(lambda: first.state.stopped)
+    assert nbtorchjob.submit(len, "ab").result(LIMIT) == 2
+    assert first.state.stopped
+    first.cancel()
+    assert first.wait(LIMIT)
+
+
 @pytest.mark.torch
 def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
     first = nbtorchjob.submit(until_there, folder / "go")
@@ -116,13 +130,14 @@ def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
 
     until(lambda: first.state.phase is Phase.RUNNING)
     states = {state.name: state for state in api.jobs()}
-    assert [each.text for each in states[second.name].waiting] == ["behind 1 job"]
+    runs = f"{first.name} runs"
+    assert [each.text for each in states[second.name].waiting] == [f"behind 1 job: {runs}"]
     assert states[second.name].phase is Phase.PENDING
-    until(lambda: [each.text for each in third.state.waiting] == ["behind 2 jobs"])
+    until(lambda: [each.text for each in third.state.waiting] == [f"behind 2 jobs: {runs}"])
     second.cancel()
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
-    until(lambda: [each.text for each in third.state.waiting] == ["behind 1 job"])
+    until(lambda: [each.text for each in third.state.waiting] == [f"behind 1 job: {runs}"])
     (folder / "go").touch()
 
     assert first.result(LIMIT) is None
