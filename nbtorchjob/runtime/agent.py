@@ -32,7 +32,7 @@ from .errors import Error
 from .injected import ATTEMPT, saving
 from .lookout import Lookout
 from .meter import Meter
-from .peers import PeersEnded
+from .peers import Alone, PeersEnded
 from .watchdog import LIMIT_S, Watchdog
 
 PEER_LOST = signal.SIGUSR1
@@ -249,6 +249,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         torch would tell them to, and wait for one after the other: what is left is for the kernel to
         take down, which it does while this process ends, too.
         """
+        if self._worker_group.group_world_size > 1:  # others may turn out to wait for what these never called
+            self._lookout.returned()
         for process in self._processes:
             process.kill()
         self._pcontext = None  # there is nothing left of it to close
@@ -349,7 +351,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             if self._elastic and self._rdzv_handler.num_nodes_waiting():
                 return False  # that peer is about to start again, and so does this node
             if self._elastic or self._remaining_restarts == 0:
-                patience = self._peers.patience
+                # Nodes whose ranks have all returned have no more to say of it.
+                patience = Alone.patience if self._peers.others_done() else self._peers.patience
         now = time.monotonic()
         self._broken_at = self._broken_at or now
         return now < self._broken_at + patience

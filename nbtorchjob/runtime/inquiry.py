@@ -116,6 +116,7 @@ class Inquiry:
         self._number = 0
         self._pids: Dict[int, int] = {}  # by rank
         self._codes: Dict[int, int] = {}  # of the ranks that have ended, by rank
+        self._kept: Dict[int, Dict[str, Any]] = {}  # by rank
         self._lines: Dict[int, _Line] = {}  # by process id
         self._path = os.path.join(folder, sampler.SOCKET)
         self._listener = _listen(folder)
@@ -126,11 +127,15 @@ class Inquiry:
             self._accept()
             for pid in self._lines.keys() - set(pids.values()):
                 self._lines.pop(pid).close()
-            self._pids, self._codes = dict(pids), {}
+            self._pids, self._codes, self._kept = dict(pids), {}, {}
 
     def ended(self, codes: Dict[int, int]) -> None:
         """Take in the exit codes of ranks that have ended."""
         self._codes = codes
+
+    def keep(self) -> None:
+        """Sample ranks that have returned: they will be gone while other nodes' ranks may wait for them."""
+        self._kept = {sample["rank"]: sample for sample in self.samples()}
 
     def close(self) -> None:
         """Ask no more. A question that is being asked is lost, not waited for."""
@@ -181,7 +186,8 @@ class Inquiry:
             for line in self._lines.values():
                 line.hear()  # what ranks that have ended since the last look have said before
             return [
-                _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
+                self._kept.get(rank)
+                or _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
                 for rank, pid in sorted(self._pids.items())
             ]
 

@@ -54,6 +54,7 @@ class Lookout:
         self._wake = threading.Event()
         self._closed = self._rests = self._sleeps = False
         self._lock = threading.Lock()
+        self._wishes = threading.Lock()  # one is answered at a time
         self._newest: Dict[str, Any] = {}  # the sample that was taken last
         self._began = 0.0  # when that was begun
         _thread.start_new_thread(self._watch, ())  # threading's way waits until it runs
@@ -62,7 +63,7 @@ class Lookout:
         """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
         self._inquiry.enter(pids)
         self._peers = peers
-        peers.on_sample_wanted = self._want
+        peers.on_sample_wanted, peers.on_end = self._want, self._answer_wish
         self.go_on(round_, folder, pids)
 
     def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
@@ -81,6 +82,10 @@ class Lookout:
     def ended(self, codes: Dict[int, int]) -> None:
         """Take in the exit codes of ranks that have ended, by rank."""
         self._inquiry.ended(codes)
+
+    def returned(self) -> None:
+        """Take in that all ranks of this node have returned, and are about to be ended."""
+        self._inquiry.keep()
 
     def close(self) -> None:
         """End."""
@@ -121,6 +126,13 @@ class Lookout:
             self._peers.want_sample(TIMEOUT)
             self._take(TIMEOUT)
 
+    def _answer_wish(self) -> None:
+        """Take the sample that another node has asked for, if it hasn't been taken yet."""
+        with self._wishes:
+            wanted, self._wanted = self._wanted, ""
+            if wanted and self._is_old(wanted):
+                self._take(wanted)
+
     def _want(self, why: str) -> None:
         self._wanted = why
         self._wake.set()
@@ -142,9 +154,7 @@ class Lookout:
                 time.sleep(_EVERY_S)
 
     def _look(self, stall: "_Stall") -> None:
-        wanted, self._wanted = self._wanted, ""
-        if wanted and self._is_old(wanted):
-            self._take(wanted)
+        self._answer_wish()
         if self._rests:
             return
         stall.look(self._inquiry.pulses())

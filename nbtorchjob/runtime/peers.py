@@ -65,6 +65,7 @@ class Alone:
     replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
     patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
     on_sample_wanted: "Callable[[str], None]" = staticmethod(lambda why: None)  # called in another thread
+    on_end: "Callable[[], None]" = staticmethod(lambda: None)  # called before ranks end because of a peer
 
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
@@ -106,6 +107,10 @@ class Alone:
     def decide(self, word: str, value: str) -> str:
         """Say it for all nodes of this round, unless another one has; return what stands."""
         return value
+
+    def others_done(self) -> bool:
+        """Whether the ranks of all other nodes of this round have returned."""
+        return True
 
     def finish(self, limit: float) -> None:
         """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
@@ -216,6 +221,7 @@ class Peers(Alone):
         """See the base class."""
         if self._ended is not None:
             self._heeded = True
+            self.on_end()
             raise self._ended
 
     def tell(self, code: int) -> int:
@@ -323,6 +329,14 @@ class Peers(Alone):
         except RuntimeError:  # the store is gone: others see to that
             return ""
 
+    def others_done(self) -> bool:
+        """See the base class."""
+        ring = self._ring
+        try:
+            return ring is not None and self._store.check([ring.key("done", node) for node in ring.after])
+        except RuntimeError:  # the store is gone: others see to that
+            return False
+
     def finish(self, limit: float) -> None:
         """See the base class. Raises ``PeersEnded``."""
         ring, until, pause = self._ring, time.monotonic() + limit, 0.002
@@ -395,6 +409,7 @@ class Peers(Alone):
         if store.check([END]):
             word = int(store.get(END))
             if ring is not None:
+                self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
                 self._look_for_samples(store)
             # Once the ranks of all its nodes have returned, there is nothing to heed.
             if self._told or (ring is not None and store.check(ring.keys("done"))):

@@ -252,7 +252,7 @@ def test_a_module_that_the_notebook_made_by_hand_is_imported_on_ranks(cell, rank
 
 def test_a_module_made_by_hand_that_cant_travel_is_refused_by_its_name(monkeypatch):
     made = types.ModuleType("handmade_b")
-    made.lock = threading.Lock()
+    vars(made)["lock"] = threading.Lock()
     monkeypatch.setitem(sys.modules, "handmade_b", made)
     with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.lock is a lock"):
         from_cell("import handmade_b", {"__name__": "__main__"})

@@ -172,6 +172,24 @@ def test_another_node_may_ask(look_out, told):
     assert peers.told == []
 
 
+def test_another_nodes_wish_is_answered_before_ranks_end(look_out, told):
+    peers = Peers()
+    lookout, _ = look_out(peers=peers)
+    lookout._wanted = "timeout"  # as it stands while the thread that looks has yet to wake
+    peers.on_end()
+    assert [fact.why for fact in told(1)] == ["timeout"]
+    peers.on_end()
+    assert len(told(1)) == 1
+
+
+def test_what_ranks_were_in_is_known_once_they_have_returned_and_are_gone(look_out, told):
+    lookout, _ = look_out(counts=(1, 1))
+    before = lookout.sample("asked")["samples"]
+    lookout.returned()
+    lookout.ended({0: -9})
+    assert lookout.sample("timeout")["samples"] == before
+
+
 @pytest.mark.parametrize(
     "said",
     [[{"of": 1, "sample": 5}], ["no record"], [{"inode": "x"}], [[1]], [{"of": [], "at": {}}]],
@@ -354,9 +372,10 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
         ("too_big", "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]"),
     ],
 )
+@pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.filterwarnings("ignore:nproc_per_node=")
-def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, told):
-    job = submit(hangs.ALL[case], spec=JobSpec(Elastic(nproc_per_node=3)))
+def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, told, nodes):
+    job = submit(hangs.ALL[case], spec=JobSpec(Elastic(nnodes=nodes, nproc_per_node=3 // nodes)))
     job.wait(LIMIT)
 
     heading, *_ = failures.lines(job.state)

@@ -520,6 +520,25 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
     assert ended(peers) is None
 
 
+def test_who_is_to_end_hears_first_that_a_sample_is_wanted(gangs):
+    one, other = gangs()
+    heard = []
+    other.on_sample_wanted = lambda why: heard.append(why)
+    other.on_end = lambda: heard.append("end")
+    one.want_sample("timeout")
+    one.tell(exits.USER_ERROR)
+    eventually(lambda: ended(other) == exits.of_peer(exits.USER_ERROR))
+    assert heard[:2] == ["timeout", "end"]
+
+
+def test_a_node_knows_once_the_ranks_of_all_others_have_returned(gangs):
+    one, other = gangs()
+    assert not one.others_done()
+    other.finish(0.0)
+    assert one.others_done()
+    assert not other.others_done()
+
+
 def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, folder, monkeypatch):
     monkeypatch.setenv(emit.EVENTS, str(folder / "events.jsonl"))
     one, other = gangs()
