@@ -1,5 +1,6 @@
 """What every test stands on: a state folder and a warm pool of the tests' own."""
 
+import builtins
 import gc
 import os
 import shutil
@@ -110,8 +111,17 @@ def no_older_jobs(state_dir):
         shutil.rmtree(state_dir / kept, ignore_errors=True)
 
 
+@pytest.fixture
+def no_more_builtins():
+    """Take away what a shell puts there for good, such as ``display``."""
+    before = {*vars(builtins)}
+    yield
+    for name in vars(builtins).keys() - before:
+        delattr(builtins, name)
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch, tmp_path):
+def clean_environment(no_more_builtins, monkeypatch, tmp_path):
     """Take a developer's own settings away, and give each test a folder to stand in."""
     for name in list(os.environ):
         if name.startswith(("NBTORCHJOB_", "PET_")) and name != folders.STATE:
@@ -124,14 +134,14 @@ def clean_environment(monkeypatch, tmp_path):
     home.mkdir()
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder of its script
-    before = dict(os.environ)
+    before, modules = dict(os.environ), {*sys.modules}
     yield
     # What code under test sets of itself: with a variable for torch, each job after it would start cold.
     os.environ.clear()
     os.environ.update(before)
     # What was imported from that folder: another test may make a module of the same name.
-    for name, module in [*sys.modules.items()]:
-        if name != "__main__" and str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+    for name in sys.modules.keys() - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
 

@@ -147,9 +147,8 @@ def test_a_name_that_is_nowhere_is_refused():
         from_cell("zzzzzzzz", notebook())
 
 
-def test_a_name_that_ranks_have_is_offered_with_its_import(monkeypatch):
+def test_a_name_that_ranks_have_is_offered_with_its_import():
     for name in (*rank_api.__all__, "display"):
-        monkeypatch.delattr(builtins, name, raising=False)  # as IPython has it, and ranks do
         home = "IPython.display" if name == "display" else "nbtorchjob"
         with pytest.raises(CaptureError, match=rf"isn't imported: add `from {home} import {name}`$"):
             from_cell(f"{name}(1)", notebook())

@@ -3,7 +3,6 @@
 import ast
 import io
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -87,9 +86,7 @@ def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, fo
     assert wire.read_value(ready["ref"], lambda *_: pytest.fail("no pickle is needed"), key) == 3
 
 
-def test_big_memory_lies_outside_the_archive_and_is_mapped(folder, monkeypatch):
-    # Loggers that other tests set up would travel as well.
-    monkeypatch.setattr(logging.root.manager, "loggerDict", {})
+def test_big_memory_lies_outside_the_archive_and_is_mapped(folder):
     path = packed(folder / "job.pyz", np.arange(1_000_000), np.ones(3))
 
     opened = Payload(str(path))

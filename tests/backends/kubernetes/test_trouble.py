@@ -1,7 +1,6 @@
 """What befalls a job while it runs, and what its reader is told."""
 
 import json
-import logging
 import pickle
 import subprocess
 import sys
@@ -235,8 +234,6 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
 
 
 def test_what_a_killed_kernel_left_long_ago_is_replaced_by_the_same_cell(stage, orphan, monkeypatch):
-    # Loggers that other tests set up are part of a call, and the kernel has none of them.
-    monkeypatch.setattr(logging.root.manager, "loggerDict", {})
     age(monkeypatch)
     job = stage.submit()
     assert f"{job.name}-claim" == orphan

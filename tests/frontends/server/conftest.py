@@ -1,6 +1,7 @@
 """A Jupyter Server with the extension, and what a page in a browser would send it."""
 
 import json
+import logging
 from urllib.parse import quote
 
 import pytest
@@ -60,6 +61,20 @@ def server_config():
         "ServerApp": {"jpserver_extensions": extensions, "allow_unauthenticated_access": False},
         "TorchJobApp": {"tend": False},
     }
+
+
+@pytest.fixture(autouse=True)
+def no_loggers_left():
+    """Forget the logger that each server makes for its events, under a name of its own and for good.
+
+    A call that is captured takes the settings of all loggers along.
+    """
+    loggers = logging.root.manager.loggerDict
+    before = {*loggers}
+    yield
+    for name in loggers.keys() - before:
+        if name.startswith("jupyter_events.logger."):
+            del loggers[name]
 
 
 @pytest.fixture(name="jp_environ")
