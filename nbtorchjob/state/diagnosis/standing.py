@@ -35,6 +35,15 @@ _WAITS = (
     (r"torch/distributed/rendezvous\.py", r".*", "waits for a store"),
     (r"multiprocessing/queues\.py|/queue\.py", r"get|put", "waits for a queue"),
     (r"subprocess\.py", r".*", "waits for a process"),
+    (r"multiprocessing/process\.py", r"join", "waits for a process"),
+    (r"multiprocessing/pool\.py", r"get|wait|join|next", "waits for a pool of processes"),
+    (r"multiprocessing/(?:connection|managers)\.py", r".*", "waits for a pipe"),
+    (r"/filelock/.*\.py", r".*", "waits for a file's lock"),
+    (
+        r"(?:http/client|/socket|/ssl)\.py|/(?:requests|urllib3|httpx|httpcore|botocore)/.*\.py",
+        r".*",
+        "waits for a server",
+    ),
     (r"concurrent/futures/.*\.py", r"result|wait|as_completed", "waits for a future"),
     (r"threading\.py", r"join|_wait_for_tstate_lock", "waits for a thread"),
     (r"threading\.py", r".*", "waits for a lock"),
@@ -45,6 +54,7 @@ _LINES = (
     (r"\bsleep\(", "sleeps"),
     (r"\bos\.(system|wait|waitpid)\(", "waits for a process"),
     (r"store(\(\))?\.(get|wait)\(", "waits for a store"),
+    (r"\b(?:flock|lockf)\(", "waits for a file's lock"),
     (r"\bacquire\(|^with \w*(lock|mutex|semaphore)\w*\s*:", "waits for a lock"),
     (r"\binput\(|\bread(line|lines)?\(|\brecv\(", READS),
 )
@@ -208,7 +218,10 @@ def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
     own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
-        return next((told for pattern, told in _LINES if re.search(pattern, code)), "")
+        said = [told for pattern, told in _LINES if re.search(pattern, code)]
+        awaits = said[:1] == [_LINES[0][1]]  # whatever it is that it awaits
+        # Of a line with two calls it may be either.
+        return said[0] if said and (awaits or len(said) == 1) else ""
     for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
         for file, name, told in _WAITS:
             if re.search(rf"(?:{file})$", frame.filename) and re.fullmatch(name, frame.name):

@@ -28,6 +28,7 @@ LINES = [
     "time.sleep(100)",
     "handle.wait()",
     "dist.recv(t, 1)",
+    "time.sleep(1); flock(file, LOCK_EX)",
 ]
 SITE = "/usr/lib/python3.11/site-packages/"
 C10D = SITE + "torch/distributed/distributed_c10d.py"
@@ -81,6 +82,8 @@ HELD = "ranks 0-1, 3 have waited for it for 40 s in all_reduce #2 of the default
 LOADER = SITE + "torch/utils/data/dataloader.py _try_get_data"
 QUEUE = "/usr/lib/python3.11/queue.py get"
 LOCK = "/usr/lib/python3.11/threading.py wait"
+PROCESS = "/usr/lib/python3.11/multiprocessing/process.py"
+FORK = "/usr/lib/python3.11/multiprocessing/popen_fork.py wait"
 JOIN = "/usr/lib/python3.11/threading.py join"
 
 AWAY = [
@@ -88,6 +91,10 @@ AWAY = [
     (absent(2, 3, LOADER, QUEUE, LOCK), "it waits for its DataLoader in Cell In[3], line 3"),
     (absent(2, 3, QUEUE, LOCK), "it waits for a queue in Cell In[3], line 3"),
     (absent(2, 3, LOCK), "it waits for a lock in"),
+    (absent(2, 3, PROCESS + " join", FORK), "it waits for a process in"),
+    (absent(2, 3, SITE + "filelock/_api.py acquire"), "it waits for a file's lock in"),
+    (absent(2, 3, SITE + "requests/sessions.py get"), "it waits for a server in"),
+    (absent(2, 7), "it is in Cell In[3], line 7: time.sleep(1); flock(file, LOCK_EX)"),
     (absent(2, 3, JOIN), "it waits for a thread in"),
     (
         absent(2, 3, SITE + "torch/serialization.py save"),
