@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from nbtorchjob.backends.kubernetes.api.login import Login, log_in
 from nbtorchjob.backends.kubernetes.api.remote import MESSAGE_BYTES, PROTOCOLS, Remote
@@ -147,7 +149,7 @@ class Connection:
         )
         await stack.enter_async_context(session)
         self.requests += 1
-        with _broken(login.server):
+        with _broken(login.server, login):
             found = await session.ws_connect(
                 f"{login.server}{path}?{urlencode(query, quote_via=quote)}",
                 protocols=PROTOCOLS,
@@ -190,7 +192,7 @@ class Connection:
             sock_read=request.silence,
         )
         self.requests += 1
-        with _broken(login.server):
+        with _broken(login.server, login):
             sent = await login.api.rest_client.request(
                 request.method, url, headers=headers, body=request.body, _request_timeout=timeout
             )
@@ -207,7 +209,7 @@ async def _refused(response: aiohttp.ClientResponse) -> None:
 
 
 @contextmanager
-def _broken(server: str) -> Iterator[None]:
+def _broken(server: str, login: Login | None = None) -> Iterator[None]:
     import aiohttp
 
     try:
@@ -217,6 +219,23 @@ def _broken(server: str) -> Iterator[None]:
         cause = getattr(error, "os_error", None)  # plainer than aiohttp's words around it
         silent = "timed out" if isinstance(error, asyncio.TimeoutError) else type(error).__name__
         why = getattr(cause, "strerror", None) or " ".join(str(error).split()) or silent
+        if isinstance(cause, ConnectionRefusedError):
+            why = os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
+        proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
+        if proxied and login is not None:
+            raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error
+
+
+def _proxy(login: Login) -> str:
+    """Name the proxy to a cluster, without a password in its address, and where it is set."""
+    named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+    url = login.api.rest_client.proxy or next(iter(named.values()), "")
+    where = next((name for name, value in named.items() if value == url), "proxy-url of the kubeconfig")
+    address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
+    return f"the proxy {address} ({where}) to the cluster at {login.server}"
+
+
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")

@@ -7,8 +7,10 @@ models would cost memory and time for every listed object.
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +80,18 @@ async def _read_kubeconfig(config: Any, files: list[str], context: str | None, s
         )
     if complaints and not settings.api_key and not settings.cert_file:
         raise ClusterError(
-            f"the kubeconfig's login command failed: {complaints[-1]}: run it by hand, or log in again"
+            f"the kubeconfig's login command failed: {_said(complaints[-1])}: run it by hand, or log in again"
         )
     return loader.current_context["context"].get("namespace") or "default"
+
+
+def _said(complaint: str) -> str:
+    """Return what the package says of a login command (kubernetes 37), with what that printed as text."""
+    returned = re.fullmatch(r"exec: process returned (\d+)\. (b(['\"]).*\3)", complaint)
+    if returned is None:
+        return complaint.removeprefix("exec: ")
+    printed = ast.literal_eval(returned[2]).decode(errors="replace")
+    return f"it ended with code {returned[1]} and said: {' '.join(printed.split())}"
 
 
 def _account() -> Login:

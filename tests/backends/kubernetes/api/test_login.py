@@ -9,11 +9,12 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from nbtorchjob.backends.kubernetes.api import login
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
-from nbtorchjob.errors import ClusterError
+from nbtorchjob.errors import ClusterError, UnreachableError
 from tests.backends.kubernetes.scripted import Reply, Server, kubeconfig, scripted, status
 
 POD = Target(PODS, "ns", "a")
@@ -142,9 +143,26 @@ async def test_credentials_that_stay_refused_are_an_error(server, client):
 async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, login_command):
     kubeconfig(tmp_path / "kubeconfig", server.url, **login_command)
 
-    with pytest.raises(ClusterError, match=r"login command failed.*your session has ended"):
+    with pytest.raises(ClusterError, match=r"login command failed.*your session has ended") as refusal:
         await client.get(POD)
+    assert "b'" not in str(refusal.value)
     assert server.asked == []
+
+
+@scripted
+@pytest.mark.parametrize("where", ["HTTPS_PROXY", "proxy-url of the kubeconfig"])
+async def test_a_dead_proxy_is_named_with_where_it_is_set(server, client, tmp_path, monkeypatch, where):
+    kubeconfig(tmp_path / "kubeconfig", "https://10.1.2.3:6443")
+    if where == "HTTPS_PROXY":
+        monkeypatch.setenv(where, "http://me:secret@127.0.0.1:9")
+    else:
+        text = (tmp_path / "kubeconfig").read_text()
+        written = yaml.safe_load(text)
+        written["clusters"][0]["cluster"]["proxy-url"] = "http://me:secret@127.0.0.1:9"
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(written))
+    with pytest.raises(UnreachableError) as refusal:
+        await client.get(POD)
+    assert f"the proxy 127.0.0.1:9 ({where}) to the cluster at https://10.1.2.3:6443" in str(refusal.value)
 
 
 @pytest.fixture
