@@ -18,8 +18,8 @@ that store when it ends, and a beat while it lives:
     R/counts   1 if that counts, as all have sent theirs; 0 if not
     R/left/N   node N may end, as far as that goes
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
-    R/seen/N   what node N saw of its ranks then. The nodes before it in the ring tell that, too: a cluster
-               may take its log away as soon as another node has failed
+    R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
+               cluster may take its log away as soon as another node has failed
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 """
 
@@ -263,7 +263,7 @@ class Peers(Alone):
         try:
             if ring is not None and len(data) <= _SEEN_BYTES:
                 ring.sample_looks = _SAMPLE_LOOKS
-                self._store.set(ring.key("seen", ring.node), data)
+                self._store.seal(ring.key("seen", ring.node), data)
         except RuntimeError:  # the store is gone: others see to that
             pass
 
@@ -452,7 +452,7 @@ class Peers(Alone):
         ring.sample_looks -= 1
         for node in ring.after[:_SEEN]:
             key = ring.key("seen", node)
-            data = store.get(key) if store.check([key]) else b""
+            data = store.unseal(key) if store.check([key]) else b""
             if data != ring.seen.get(node, b""):
                 ring.seen[node] = data
                 text = zlib.decompress(data)

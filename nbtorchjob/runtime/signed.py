@@ -4,11 +4,16 @@ torch's TCPStore authenticates nobody, and its keys are the same in every job: w
 its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
 and is used only once that has been checked. An old value of the same job under its own name passes:
 whoever replays one can disturb a job, and no more.
+
+Whoever reaches that port may also read. What nobody else may know is sealed: added to a keystream of
+HMAC-SHA256 in counter mode, under a key of its own and a nonce that comes once, and then marked as every
+value is. Most images have no library with a cipher, and a Python without one has this in its ``hmac``.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 from datetime import timedelta
 from typing import Any, List, Optional, Sequence, Union
 
@@ -19,6 +24,7 @@ from .peers import PeersEnded
 from .wire import derived, sign
 
 _MARK = 32  # bytes, in front of each value
+_NONCE = 16  # bytes, in front of a sealed one
 
 
 class SignedStore(Store):  # type: ignore[misc]
@@ -44,6 +50,16 @@ class SignedStore(Store):  # type: ignore[misc]
     def get(self, name: str) -> bytes:
         """See the base class."""
         return self._checked(name, self._store.get(name))
+
+    def seal(self, name: str, value: bytes) -> None:
+        """Set a value that only agents of this job can read, by :meth:`unseal`."""
+        nonce = os.urandom(_NONCE)
+        self.set(name, nonce + self._ciphered(nonce, value))
+
+    def unseal(self, name: str) -> bytes:
+        """Return what was sealed under this name; raises ``PeersEnded`` as reading does."""
+        data = self.get(name)
+        return self._ciphered(data[:_NONCE], data[_NONCE:])
 
     def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
         """See the base class."""
@@ -77,6 +93,13 @@ class SignedStore(Store):  # type: ignore[misc]
     def has_extended_api(self) -> bool:
         """See the base class."""
         return True
+
+    def _ciphered(self, nonce: bytes, data: bytes) -> bytes:
+        """Return the data added to the nonce's keystream, which done twice gives it back."""
+        key = derived(self._key, "seal")
+        blocks = range(0, len(data), _MARK)
+        stream = b"".join(sign(nonce + at.to_bytes(8, "big"), key) for at in blocks)[: len(data)]
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
     def _marked(self, name: str, value: Union[bytes, str]) -> bytes:
         data = value.encode() if isinstance(value, str) else value

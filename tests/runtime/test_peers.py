@@ -10,6 +10,7 @@ import socketserver
 import sys
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -539,7 +540,7 @@ def test_a_node_knows_once_the_ranks_of_all_others_have_returned(gangs):
     assert not other.others_done()
 
 
-def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, folder, monkeypatch):
+def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, store, folder, monkeypatch):
     monkeypatch.setenv(emit.EVENTS, str(folder / "events.jsonl"))
     one, other = gangs()
     record = {"event": "Sampled", "node": 1, "round": 7, "why": "timeout", "samples": [], "time": 5.0}
@@ -551,6 +552,9 @@ def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, f
     one.show_sample({**record, "node": 0})
     eventually(lambda: (folder / "events.jsonl").exists() and len(told()) == 2)
     assert sorted(told(), key=lambda each: each["node"]) == [{**record, "node": 0}, record]
+    for before in (32, 48):  # a mark, a nonce: whoever reads the store without the key sees nothing else
+        with pytest.raises(zlib.error):
+            zlib.decompress(store.get(f"{PREFIX}/7/seen/1")[before:])
     other.show_sample({**record, "time": 6.0})
     one.tell(exits.USER_ERROR)
     one.close()

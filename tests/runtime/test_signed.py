@@ -75,6 +75,23 @@ def test_what_no_agent_of_the_job_wrote_is_an_error(forge, read, shared):
     assert caught.value.code == exits.INFRASTRUCTURE_ERROR
 
 
+@pytest.mark.parametrize("data", [b"", b"x", b"train.py: step()" * 5000])
+def test_what_is_sealed_is_read_by_agents_of_the_job_alone(data, shared):
+    mine = SignedStore(shared, KEY)
+    mine.seal("seen", data)
+    first = shared.get("seen")
+    assert SignedStore(shared, KEY).unseal("seen") == data
+    mine.seal("seen", data)
+
+    assert data == b"" or shared.get("seen")[-len(data) :] not in (first[-len(data) :], data)
+    assert b"train.py" not in first
+    with pytest.raises(PeersEnded, match="seen isn't signed"):
+        SignedStore(shared, OTHER).unseal("seen")
+    shared.set("seen", first[:-1] + bytes([first[-1] ^ 1]))
+    with pytest.raises(PeersEnded, match="seen isn't signed"):
+        mine.unseal("seen")
+
+
 class Bomb:
     def __init__(self, mark):
         self.mark = mark
