@@ -14,6 +14,8 @@ class Interrupting:
     def __init__(self, moment):
         self._left = moment
         self.interrupted = False
+        # CPython 3.11 goes on using what it lets go of once that has raised: somebody else has to hold it.
+        self._profile = self._look
 
     def _look(self, frame, event, what):
         where = frame.f_code
@@ -26,7 +28,7 @@ class Interrupting:
                 raise KeyboardInterrupt
 
     def __enter__(self):
-        sys.setprofile(self._look)
+        sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *exc):

@@ -6,6 +6,7 @@ are followed on a loop of our own, in a thread that lives as long as the process
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import concurrent.futures
@@ -82,9 +83,15 @@ def _loop() -> asyncio.AbstractEventLoop:
 @lru_cache(maxsize=1)
 def _made() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="nbtorchjob", daemon=True).start()
+    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
+    _thread.start_new_thread(_serve, (loop,))
     atexit.register(_end, loop)
     return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    threading.current_thread().name = "nbtorchjob"
+    loop.run_forever()
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,9 +1,9 @@
 """An outcome that comes once, for whoever waits for it on a thread that may be interrupted.
 
-``threading.Event``, ``Condition`` and ``concurrent.futures`` take their locks in Python code: an interrupt
-that comes just then leaves one taken for good (CPython, bpo-29988), and who brings the outcome waits for
-ever. With them a second Ctrl-C, right after the first, could stop all that is followed in a kernel. A
-``SimpleQueue`` is written in C, and so are a list's methods: an interrupt comes before or after.
+``threading.Event``, ``Condition``, ``Thread.start`` and ``concurrent.futures`` take their locks in Python
+code: an interrupt that comes just then leaves one taken for good (CPython, bpo-29988), and who brings the
+outcome waits for ever. With them a second Ctrl-C, right after the first, could stop all that is followed in a
+kernel. A ``SimpleQueue`` is written in C, and so are a list's methods: an interrupt comes before or after.
 """
 
 from __future__ import annotations

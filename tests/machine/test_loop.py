@@ -21,6 +21,14 @@ def test_threads_that_come_first_together_share_one_loop():
     assert done.stdout.split() == ["16", "1"]
 
 
+def test_an_interrupt_of_the_first_use_is_an_interrupt_and_leaves_the_loop_usable():
+    argv = program("interrupted", python=("-W", "ignore"))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT)
+
+    # What was interrupted as it was made may complain as it is deleted, which ends nothing.
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr
+
+
 def test_an_interrupt_cancels_the_work_also_before_anybody_waits_for_it():
     main, ended = threading.get_ident(), threading.Event()
 
