@@ -110,8 +110,9 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[Handler]:
 def _of_library(obj: Any) -> bool:
     """Whether a formatter's or filter's class is of an installed distribution."""
     module = type(obj).__module__
-    python = module.partition(".")[0] in ("logging", "builtins")
-    return not python and bool(importable.installed(sys.modules.get(module)))
+    # ``python -m`` has ``__main__`` be a file of a library.
+    others = module.partition(".")[0] in ("__main__", "logging", "builtins")
+    return not others and bool(importable.installed(sys.modules.get(module)))
 
 
 def lay(setup: Dict[str, Any]) -> None:

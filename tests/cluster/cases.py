@@ -126,6 +126,7 @@ def suspended(site: Site) -> None:
     """Suspend a job: its ranks are told to leave."""
     job = site.submit(LEAVES)
     site.begun(job)
+    job.subscribe(lambda state: None)  # what ranks say last is gone with their pods
     job.suspend()
     site.until(lambda: "left" in job.logs(0), job)
     site.until(lambda: job.state.suspended, job)
