@@ -65,6 +65,8 @@ class JobSpec:
     stops in the debugger goes on after ``debug_wait`` seconds unless somebody has come; with ``hold`` one
     that fails stays until it is released, bounded by the job's deadline and end only.
 
+    ``title`` is the name as it was given, where ``name`` is one made to fit.
+
     The ranks of a ``lab`` stay once they are through, and run further cells. One that no cell was sent to
     for as long as ``idle`` ends: seconds, or text such as ``"2h"``; 0 is never.
     """
@@ -95,6 +97,7 @@ class JobSpec:
     )
     # Values of some of them that aren't from this process: no record, text or page has them.
     hidden: Mapping[str, str] = field(default_factory=Frozen[str], kw_only=True, repr=False)
+    title: str = field(default="", kw_only=True, repr=False)
     ship: Sequence[str] = field(
         default=(),
         kw_only=True,
@@ -236,7 +239,12 @@ class JobSpec:
             raise SpecError("backend", self.backend, f"{ours}; {torchs}, without GPUs 'gloo'")
         one_of("backend", self.backend, BACKENDS)
         if self.name is not None:
-            object.__setattr__(self, "name", job_name(self.name))
+            name = job_name(self.name)
+            if name != self.name:
+                object.__setattr__(self, "title", self.name)
+            object.__setattr__(self, "name", name)
+        if self.title and self.name != job_name(self.title):  # of a name that it had before
+            object.__setattr__(self, "title", "")
         env = _env(self.env)
         secrets = {name: text for name, text in env.items() if _is_secret(name, text)}
         object.__setattr__(self, "env", Frozen({name: env[name] for name in env if name not in secrets}))
@@ -300,6 +308,8 @@ class JobSpec:
         """Return it as plain data, for the job's record."""
         record: dict[str, Any] = _plain(self)
         record["launch"]["kind"] = type(self.launch).__name__
+        if not self.title:
+            del record["title"]
         return record
 
     @classmethod

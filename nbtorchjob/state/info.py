@@ -107,6 +107,12 @@ class JobInfo(FrozenDataclass):
     at_once: int | None = None  # of a run: how many of its group may run at a time
     early: Mapping[str, Any] = field(default_factory=dict)  # of a run: what stops its group's runs early
 
+    @property
+    def what(self) -> str:
+        """What runs, behind the name as it was given where the job's own is made to fit."""
+        title = str(self.spec.get("title", ""))
+        return f"“{title}” {self.label}" if title else self.label
+
     @cached_property
     def asked(self) -> JobSpec:
         """The spec that it was submitted with.

@@ -35,7 +35,7 @@ def description(
     info = state.info
     about = [
         ("name", info.name),
-        ("what", info.label),
+        ("what", info.what),
         ("notebook", info.notebook),
         ("submitted", clock(info.created, now)),
         ("size", facts.shape(state)),

@@ -36,7 +36,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     return {
         "id": info.id,
         "name": info.name,
-        "label": line(info.label, MAX_LABEL),
+        "label": line(info.what, MAX_LABEL),
         "backend": info.backend,
         "where": facts.where(info),
         "phase": state.phase.value,

@@ -1,6 +1,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from nbtorchjob.spec.config import (
     Worker,
 )
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
+from nbtorchjob.state import JobInfo
 
 counts = st.integers(1, 1000)
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -125,6 +127,17 @@ def test_a_launch_alone_is_a_spec():
 @pytest.mark.parametrize("name", ["a", "train-2", "a--b", "a" * 40, None])
 def test_a_name_is_a_label(name):
     assert JobSpec(name=name).name == name
+
+
+def test_the_name_that_was_given_is_kept_where_it_did_not_fit():
+    spec = JobSpec(name="Lauf für Züge")
+    assert spec.title == "Lauf für Züge"
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert replace(spec, all_ranks=True).title == "Lauf für Züge"
+    assert replace(spec, name="another").title == ""
+    assert "title" not in JobSpec(name="train").to_json()
+    assert JobInfo("x", label="cell", spec=spec.to_json()).what == "“Lauf für Züge” cell"
+    assert JobInfo("x", label="cell", spec=JobSpec(name="train").to_json()).what == "cell"
 
 
 @pytest.mark.parametrize(

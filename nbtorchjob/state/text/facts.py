@@ -423,7 +423,7 @@ def notices(state: JobState) -> list[str]:
 
 def ships(state: JobState) -> str:
     """Describe what runs and what travelled for it."""
-    parts = (line(state.info.label, 120), line(state.info.ships, _MAX_TEXT))
+    parts = (line(state.info.what, 120), line(state.info.ships, _MAX_TEXT))
     return DOT.join(part for part in parts if part)
 
 
