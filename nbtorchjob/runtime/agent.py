@@ -197,7 +197,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._pcontext:
             self._pcontext.close(death_sig, timeout)
         # No rank is left for it to wait for, and not every version takes a time-out (``END_TIMEOUT``).
-        super()._shutdown(death_sig)
+        super()._shutdown(death_sig, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)

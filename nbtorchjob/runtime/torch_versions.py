@@ -84,6 +84,9 @@ _C10D, _C = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 
 # Without it, ``NodeAgent`` itself waits for ranks that it ends, which it does anyway.
 END_TIMEOUT = Detail(_AGENT, "LocalElasticAgent._shutdown", "timeout", since=(2, 12))
+# With it, an agent that ends its ranks closes the rendezvous for all nodes unless it says that it starts them
+# again. Later ones leave that to the launcher, as ``NodeAgent`` does.
+CLOSES = Detail(_AGENT, "LocalElasticAgent._shutdown", "is_restart", until=(2, 9))
 # What ``NodeAgent`` overrides. Without one of them, torch's agent does that its own way.
 OVERRIDDEN = tuple(
     Detail(_AGENT, "LocalElasticAgent." + name)

@@ -5,11 +5,16 @@ import re
 import pytest
 
 from nbtorchjob import AskError, Elastic, JobEndedError, JobFailedError, JobSpec, capture, submission
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
 
+# Without a record of gloo's operations, nobody says which one it is.
+MISSED = torch_versions.missed(torch_versions.installed())
+RECORDED = not any(line.startswith("gloo records no operations") for line in MISSED)
+CALL = "all_reduce #1" if RECORDED else "operation"
 MEETS = """
 import datetime, os, torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
@@ -84,9 +89,7 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
         ):
             typed(second)
     # The other rank has said that it waits on once its own time is over.
-    until(
-        lambda: "rank 1 is stopped in the debugger: the time-out of all_reduce #1, 2 s, is put" in job.logs(0)
-    )
+    until(lambda: f"rank 1 is stopped in the debugger: the time-out of {CALL}, 2 s, is put" in job.logs(0))
     assert "rank 1, stopped in the debugger:" in str(job.stacks())
     with job.debugger(by="me") as session:
         assert "z = y * 2" in typed(session, "n", "z = 10", "time.sleep(1.5)", "c")[0]
@@ -103,9 +106,10 @@ def test_a_time_out_that_is_over_ends_the_job_where_nobody_is_stopped():
 
     with pytest.raises(JobFailedError) as failed:
         job.result(LIMIT)
-    assert "Timed out waiting 2000ms for all_reduce #1 to complete" in failed.value.error.message
+    assert f"Timed out waiting 2000ms for {CALL} to complete" in failed.value.error.message
     assert failed.value.error.frames[0].lineno == 10
-    assert "rank 1 never entered all_reduce #1" in str(failed.value)
+    if RECORDED:
+        assert "rank 1 never entered all_reduce #1" in str(failed.value)
 
 
 def test_a_rank_goes_on_where_nobody_comes():
