@@ -21,7 +21,11 @@ _BEFORE = """# What was tried with what
 Each row is an environment in which a real kernel has run the {number} things below, on the local backend.
 `make tried WITH="torch==2.9.1"` tries one and writes its row; `make test-torch VERSION=2.9.1` also runs the
 tests of ranks there.
-What a version of torch misses is in `%torchjob doctor`.
+What a version of torch misses is in `%torchjob doctor`. Nightly builds aren't on PyPI, so none was tried.
+
+`make pythons` has each Python of a machine capture cells for each other one, as a kernel from 3.10 on and as
+a node from 3.9 on; with 3.9 to 3.14 these are 25 pairs. In a browser, JupyterLab 4.2.5 was tried beside the
+pinned one.
 
 | with | Python | {packages} | came of it |
 | --- | --- | {rules} | --- |
