@@ -530,6 +530,12 @@ def _reduce_scheduler(scheduler: Any) -> Any:
     return (*made, state, None, None, rebuilt.fill_scheduler)
 
 
+def _reduce_exported(program: Any) -> Any:
+    file = io.BytesIO()
+    sys.modules["torch"].export.save(program, file)  # its own pickle can't be loaded
+    return rebuilt.exported, (file.getvalue(),)
+
+
 def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
     found = obj.__reduce_ex__(5)
     constant = getattr(sys.modules.get(module), name, None)
@@ -556,6 +562,7 @@ _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
     (torch_versions.HIGHER_ORDER.module, torch_versions.HIGHER_ORDER.name): _reduce_higher_order,
     ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
     ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
+    ("torch.export.exported_program", "ExportedProgram"): _reduce_exported,
     ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
     ("argparse", "_ActionsContainer"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
     ("argparse", "Namespace"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),

@@ -334,6 +334,15 @@ def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
     optimizer.step = told_step
 
 
+def exported(data: bytes) -> Any:
+    """Make a program that ``torch.export`` saved."""
+    import io
+
+    import torch
+
+    return torch.export.load(io.BytesIO(data))
+
+
 def inference_parameter(data: Any, requires_grad: bool) -> Any:
     """Make a parameter that was made in ``torch.inference_mode``, where alone it may be made again."""
     import torch

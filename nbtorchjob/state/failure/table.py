@@ -44,10 +44,8 @@ _PROCESSES = (
     "Use fewer ranks a node, or raise the limit: ulimit -u, and on a cluster the limit on processes of a pod."
 )
 _LATER_THERE = "End what holds them, or choose another host."
-_HUNG = (
-    "A rank hung, or not all took part: their logs show where each was. "
-    "If it is just slow, raise timeout= of init_process_group."
-)
+_SLOW = "If it is just slow, raise timeout= of init_process_group."
+_HUNG = f"A rank hung, or not all took part: their logs show where each was. {_SLOW}"
 _STUCK = (
     "A CUDA call hung, or something held Python's lock for long: "
     "raise the timeout with --env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=N."
@@ -59,6 +57,8 @@ _MISMATCH = (
 )
 _SEGFAULT = "A native extension accessed invalid memory: see the last lines of the rank's log."
 _GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
+# What is left to say where it is known what each rank called.
+KNOWN = {_MISMATCH: "", _GONE: "", _HUNG: _SLOW}
 _LEFT = "The code called sys.exit or os._exit: a rank succeeds by returning, or with sys.exit(0)."
 _PYTHON = "Is there a python in the image?"
 _COMMAND = "Check --image: it must have the command, and be built for the host's processor."

@@ -18,7 +18,7 @@ from nbtorchjob.state.events import (
     RankStops,
     Waiting,
 )
-from nbtorchjob.state.failure import Cause, Reason
+from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
@@ -329,7 +329,10 @@ def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
     again = _again(failure, state)
     told = _whose(failure, state, certain=not again)
-    words = (told, failure.reason.hint, usage.before(failure, state), again)
+    hint, missing = failure.reason.hint, missed(state, failure)
+    if missing and missing.sure:  # its line has answered what the hint asks
+        hint = table.KNOWN.get(hint, hint)
+    words = (told, hint, usage.before(failure, state), again)
     return line(" ".join(each for each in words if each), _MAX_TEXT)
 
 
