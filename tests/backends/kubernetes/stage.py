@@ -88,6 +88,10 @@ class Stage:
         self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.user(user)))
         return user
 
+    def admin(self):
+        """Be the administrator again, who may do anything."""
+        self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.kubeconfig))
+
     def patch(self, command, grace=1, **variables):
         """Return the pod patch that has the job's container run another command, with more variables.
 

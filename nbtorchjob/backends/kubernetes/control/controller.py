@@ -116,7 +116,7 @@ class JobController:
             # Its queue starts a job as soon as there is quota, whatever is written on it.
             return not state.queue.held and not (state.queue.admitted and state.all_over)
         if state.verdict is not None:
-            return state.verdict.reason in _OURS and not self._kind.suspend and not state.all_over
+            return marked_only(self._kind, state)
         return state.tries > 1 or not (self._kind.suspend or state.suspended)
 
     def _wished(self, state: JobState) -> bool:
@@ -242,6 +242,12 @@ class JobController:
         why = f"number {following.number}; number {state.tries} ended: {_charged(state, following)}"
         journal.note(self._info, "began an attempt", why)
         return [ev.AttemptBegan(time.time(), following.number)]
+
+
+def marked_only(kind: Kind, state: JobState) -> bool:
+    """Whether an attempt may be marked as ended only, by somebody who didn't come to its Command."""
+    ours = state.verdict is not None and state.verdict.reason in _OURS
+    return ours and not kind.suspend and not state.all_over
 
 
 def _paid(state: JobState, following: Next) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
-from nbtorchjob.backends.kubernetes.control import actions, cleanup, journal
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller, journal
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.journal import LOG
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
@@ -221,7 +221,7 @@ class Tender:
             return
         if kept.due is not None and kept.due <= time.time():
             kept.due = None
-            work = self._visit if state.ended is None or _untidy(job, kept) else self._expire
+            work = self._visit if state.ended is None or _untidy(job, state, kept) else self._expire
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, partial(work, job, kept)))
 
     def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
@@ -325,10 +325,12 @@ def _ends(state: JobState) -> frozenset[tuple[str, int]]:
     )
 
 
-def _untidy(job: JobRef, kept: _Kept) -> bool:
-    """Whether pods of an ended job are ours to delete, and nobody has tried."""
+def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
+    """Whether pods of an ended job are ours to end or to delete, and nobody has tried."""
     if kept.closed is not None or not any(map(job.owns, kept.pods.here.values())):
         return False
+    if controller.marked_only(job.kind, state):
+        return True
     return "clean_pod_policy" in enforcement.ours(job.kind, job.info.asked, job.info.retry_owner)
 
 
@@ -342,7 +344,7 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     """Return when a job needs somebody; None is not before something of it changes."""
     info = job.info
     if state.ended is not None:
-        return 0.0 if _untidy(job, kept) else cleanup.expires(job, state)
+        return 0.0 if _untidy(job, state, kept) else cleanup.expires(job, state)
     wishes = (state.verdict, state.cancelled, state.next)
     if any(each is not None for each in wishes) or _ends(state) - kept.ends:
         return 0.0
