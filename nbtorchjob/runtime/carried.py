@@ -65,6 +65,7 @@ def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
 # numpy 2.4, scipy 1.17, any torch): by action, category, message and module.
 _FILTERS = (
     ("default", "builtins.DeprecationWarning", "", "__main__"),
+    ("always", "numpy.RankWarning", "", ""),  # numpy before 2
     *(
         ("ignore", "builtins.%s" % name, "", "")
         for name in ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
