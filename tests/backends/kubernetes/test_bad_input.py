@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
+from nbtorchjob.backends.kubernetes.objects.paths import SECRETS
 from nbtorchjob.errors import (
     NameTakenError,
     NotFoundError,
@@ -18,7 +19,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.cluster import Emulator
-from tests.backends.kubernetes.stage import Stage, until, waits
+from tests.backends.kubernetes.stage import Stage, collection, until, waits
 from tests.patience import LIMIT
 
 # Reaching the cluster.
@@ -205,9 +206,22 @@ def test_a_webhook_that_refuses_is_quoted(stage):
     assert "image: Required value" in said
 
 
-def test_a_name_that_somebody_else_uses_is_refused(stage):
+def test_a_name_that_anothers_secret_has_is_refused(stage):
     claim = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "mine-claim"}}
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/secrets", claim)
     said = str(stage.refused(NameTakenError, name="mine"))
-    assert "mine" in said
-    assert "--name" in said
+    assert "has a Secret 'mine-claim' that nbtorchjob didn't make: choose another --name" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_anothers_job_has_is_refused(stage, kind):
+    stage.submit(name="mine", kind=kind, image="localhost/absent:1")
+    jobs = collection(KINDS[kind].api)
+    path = f"/{jobs.format(f'namespaces/{stage.namespace}')}/mine"
+    stage.cluster.request("PATCH", path, {"metadata": {"labels": None, "annotations": None}})
+    stage.delete(collection(SECRETS), "mine-claim")
+    until(lambda: not stage.objects(collection(SECRETS)))
+
+    said = str(stage.refused(NameTakenError, name="mine", kind=kind))
+    assert f"has a {KINDS[kind].api.kind} 'mine' that nbtorchjob didn't make: choose another --name" in said
+    assert len(stage.objects(jobs)) == 1

@@ -66,6 +66,11 @@ def of_user(user: str) -> str:
     return f"{OURS},{USER}={word(user)}" if word(user) else f"{OURS},!{USER}"
 
 
+def is_ours(obj: Mapping[str, Any]) -> bool:
+    """Whether nbtorchjob made an object, or something that copied its labels."""
+    return (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
+
+
 def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
     """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
     found = obj["metadata"].get("labels") or {}

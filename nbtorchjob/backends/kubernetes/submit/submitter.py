@@ -123,10 +123,11 @@ class Submitter:
                     found = job.info
                     return replace(draft.info, name=found.name, created=found.created, cluster=found.cluster)
                 if draft.info.name not in _names(others):
-                    if await self._cleared(draft):
+                    foreign = await self._foreign(draft)
+                    if not foreign and await self._cleared(draft):
                         continue
                     if self._given is not None:
-                        raise _taken(draft) from taken
+                        raise _taken(draft, foreign) from taken
                 # An ended job of the same call, or of the given name, has it.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
@@ -135,7 +136,7 @@ class Submitter:
                 )
                 return draft.info
         if self._given is not None:
-            raise _taken(draft)
+            raise _taken(draft, "")
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
     async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
@@ -274,6 +275,15 @@ class Submitter:
             return not self._anew and other.call == self._info.call
         return self._given in (other.name, other.spec.get("name"))
 
+    async def _foreign(self, draft: Draft) -> str:
+        """Name an object that has the job's name and that nbtorchjob didn't make; "" where there is none."""
+        claim = Target(SECRETS, draft.scope.namespace, secrets.claim_name(draft.info.name))
+        for target in (draft.job, claim):
+            obj = await self._found(target)
+            if obj is not None and not labelling.is_ours(obj):
+                return f"{target.api.kind} {target.name!r}"
+        return ""
+
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
         secret = Target(SECRETS, draft.scope.namespace, secrets.claim_name(draft.info.name))
@@ -366,8 +376,13 @@ def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
     return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference(owner)]}}
 
 
-def _taken(draft: Draft) -> NameTakenError:
+def _taken(draft: Draft, foreign: str) -> NameTakenError:
     name, scope = draft.info.name, draft.scope
+    if foreign:
+        return NameTakenError(
+            f"namespace {scope.namespace!r} has a {foreign} that "
+            "nbtorchjob didn't make: choose another --name"
+        )
     return NameTakenError(
         f"a job named {name!r} exists already in namespace {scope.namespace!r}; choose another --name, or "
         f"{hint('delete', name)}"
