@@ -168,7 +168,8 @@ clean:
 	rm -rf $(VENV) .lanes out labextension/lib labextension/node_modules nbtorchjob/labextension .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The cluster suite and the cases of tests/cluster on the cluster that KUBECONFIG leads to, in namespaces of
-# their own; NBTORCHJOB_TEST_IMAGE has torch and this Python. Prints a table.
+# their own; NBTORCHJOB_TEST_IMAGE has torch and this Python. Prints a table. With NBTORCHJOB_TEST_ALONE=1 also what
+# takes a cluster that nobody else uses; ONLY=--emulator tries all on the emulator.
 .PHONY: cluster
 cluster: $(STAMP)
 	$(BIN)/python -m tests.cluster $(ONLY)

@@ -1,8 +1,8 @@
 """Run the suite and the cases of this folder on the cluster that ``KUBECONFIG`` leads to; print a table.
 
-``python -m tests.cluster [WORD]``: only cases whose title has the word, without the suite. It makes
-namespaces of its own, touches no other one, and removes them. NBTORCHJOB_TEST_IMAGE has this Python's minor
-version and torch.
+``python -m tests.cluster [--emulator] [WORD...]``: only cases whose row has the words, without the suite. It
+makes namespaces of its own, touches no other one, and removes them. NBTORCHJOB_TEST_IMAGE has this Python's
+minor version and torch. With NBTORCHJOB_TEST_ALONE=1 it may also cordon hosts and make queues for a while.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.cluster.cases import CASES, NOT_TRIED, Case
-from tests.cluster.site import Site, site
+from tests.cluster.cases import CASES, Case
+from tests.cluster.site import ALONE, NotHere, Site, left, site
 
 SUITE = "tests/backends/kubernetes/test_cluster.py"
+RIGHT = "right"
 
 
-def tried(run: Case, here: Site) -> str:
-    """Run a case; return why it isn't as it should be, "" if it is."""
+def tried(case: Case, here: Site, kind: str) -> str:
+    """Run a case; return ``RIGHT``, why this cluster can't play it, or what went wrong in bold type."""
     try:
-        run(here)
+        case.run(here, kind)
+    except NotHere as exc:
+        return f"not here: {exc}"
     except Exception as exc:
-        return " ".join(f"{type(exc).__name__}: {exc}".split())
-    return ""
+        return f"**{' '.join(f'{type(exc).__name__}: {exc}'.split())}**"
+    finally:
+        here.clear()
+    return RIGHT
 
 
 def row(title: str, seconds: float, said: str) -> str:
@@ -33,29 +39,44 @@ def row(title: str, seconds: float, said: str) -> str:
     return f"| {title} | {seconds:.0f} s | {said} |"
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Try all, print the table; return how many weren't as they should be."""
-    kubeconfig = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+    words = [word for word in arguments if word != "--emulator"]
     image = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
     patience = float(os.environ.get("NBTORCHJOB_TEST_PATIENCE_S", "300"))
-    rows, wrong = [], 0
-    if not words:
-        began = time.monotonic()
+    rows = []
+
+    def add(title: str, began: float, said: str) -> None:
+        rows.append(row(title, time.monotonic() - began, said))
+        print(rows[-1], flush=True)
+
+    with ExitStack() as used:
+        emulator = None
+        kubeconfig = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
         env = {**os.environ, "NBTORCHJOB_TEST_KUBECONFIG": kubeconfig}
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", SUITE], env=env, check=False)
-        wrong += ran.returncode != 0
-        said = f"**exit code {ran.returncode}**" if ran.returncode else "right"
-        rows.append(row(SUITE, time.monotonic() - began, said))
-    with site(kubeconfig, image, patience) as here:
-        for title, run in CASES.items():
-            if all(word in title for word in words):
-                began, why = time.monotonic(), tried(run, here)
-                wrong += bool(why)
-                rows.append(row(title, time.monotonic() - began, f"**{why}**" if why else "right"))
-                print(rows[-1], flush=True)
-    kept = [] if words else [f"| {title} | | not tried: {why} |" for title, why in NOT_TRIED.items()]
-    print("\n| case | took | |\n|---|---|---|", *rows, *kept, sep="\n")
-    return wrong
+        if "--emulator" in arguments:
+            from tests.backends.kubernetes.cluster import Emulator
+            from tests.backends.kubernetes.cluster.emulator import KINDS
+
+            emulator = used.enter_context(Emulator(kinds=(*KINDS, "kueue")))
+            kubeconfig = str(emulator.kubeconfig)
+            del env["NBTORCHJOB_TEST_KUBECONFIG"]  # the suite has one of its own
+        if not words:
+            began = time.monotonic()
+            ran = subprocess.run([sys.executable, "-m", "pytest", "-q", SUITE], env=env, check=False)
+            add(SUITE, began, f"**exit code {ran.returncode}**" if ran.returncode else RIGHT)
+        alone = os.environ.get(ALONE, "") not in ("", "0")
+        with site(kubeconfig, image, patience, alone=alone, emulator=emulator) as here:
+            for case in CASES.values():
+                for kind in case.kinds(here):
+                    title = case.title if case.once else f"{case.title} ({kind})"
+                    if all(word in title for word in words):
+                        began = time.monotonic()
+                        add(title, began, tried(case, here, kind))
+        began, names = time.monotonic(), left(kubeconfig, patience)
+        add("nothing is left behind", began, f"**{', '.join(names)}**" if names else RIGHT)
+    print("\n| case | took | |\n|---|---|---|", *rows, sep="\n")
+    return sum("**" in each for each in rows)
 
 
 if __name__ == "__main__":

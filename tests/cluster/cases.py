@@ -1,7 +1,7 @@
 """What users, cloud and operators do to jobs, on whatever cluster the kubeconfig leads to.
 
-A case is a function that fails where something isn't as it should be. It touches nothing outside of its
-site's namespace. ``NOT_TRIED`` names what can't be done so, and why.
+A case fails where something isn't as it should be, and raises ``NotHere`` where the cluster can't play it.
+It touches nothing outside of its site's namespace, unless the cluster is ours alone.
 """
 
 from __future__ import annotations
@@ -9,43 +9,63 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from nbtorchjob import api, capture, submission
+import yaml
+
+from nbtorchjob import Leaving, api, capture, leaving, submission
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes import deployment
 from nbtorchjob.backends.kubernetes.payload import secrets
-from nbtorchjob.errors import JobEndedError, NameTakenError
+from nbtorchjob.errors import JobEndedError, NameTakenError, NotFoundError, UnauthorizedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import Phase
-from tests.cluster.site import Site
+from nbtorchjob.state import Budget, Phase
+from tests.cluster.site import NotHere, Site
 
-Case = Callable[[Site], None]
+Run = Callable[[Site, str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried with a kind of job; ``once``: it is the same with any kind."""
+
+    title: str
+    run: Run
+    once: bool
+
+    def kinds(self, site: Site) -> list[str]:
+        """Return the kinds to try it with."""
+        return site.kinds[:1] if self.once else site.kinds
+
+
 CASES: dict[str, Case] = {}
-NOT_TRIED = {
-    "drain by cordon": "hosts are in no namespace; an eviction is what a drain does to a pod",
-    "an API outage during a lab's turn": "others use the API server",
-    "the tender's Deployment": "its admission policy and role are in no namespace",
-    "Kueue's preemption": "a ClusterQueue is in no namespace",
-    "expired tokens": "who expires tokens may not be the kubeconfig's user",
-    "images that are pulled slowly": "a registry of one's own is in no namespace",
-}
 
 
-def case(title: str) -> Callable[[Case], Case]:
+def case(title: str, *, once: bool = False) -> Callable[[Run], Run]:
     """Register a case by what it tries."""
 
-    def register(run: Case) -> Case:
-        CASES[title] = run
+    def register(run: Run) -> Run:
+        CASES[title] = Case(title, run, once)
         return run
 
     return register
 
 
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" for line in code.strip().splitlines())
+
+
 STAYS = """
 import signal, time
-print("begun", flush=True)
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_IGN)
+print("begun", flush=True)
 time.sleep(600)
 """
 LEAVES = """
@@ -56,50 +76,54 @@ while not leaving():
 print("left", flush=True)
 raise Leaving
 """
+# The first attempt doesn't end by itself; the value is the number of the one that does.
+STAYS_ONCE, LEAVES_ONCE = (f"if attempt() == 1:\n{_indented(cell)}\nattempt()" for cell in (STAYS, LEAVES))
+ONCE_MORE = Retry(preemptions=1, backoff=0)
+
+
+# Names.
 
 
 @case("a name used again while its former job's pod ends")
-def again(site: Site) -> None:
+def again(site: Site, kind: str) -> None:
     """Delete a job that ignores SIGTERM, and submit other code under its name at once."""
-    for kind in site.kinds:
-        name = f"again-{kind}"
-        former = site.submit(STAYS, name=name, kind=kind)
-        site.begun(former)
-        former.delete()
-        job = site.submit("'new'", name=name, kind=kind)
-        assert (job.name, job.result(site.patience)) == (name, "new"), kind
-        job.delete()
+    former = site.stubborn(STAYS, name=f"again-{kind}", kind=kind)
+    former.delete()
+    job = site.submit("'new'", name=former.name, kind=kind)
+    assert (job.name, job.result(site.patience)) == (former.name, "new")
+    job.delete()
 
 
 @case("a name used again by a job of another kind")
-def across(site: Site) -> None:
+def across(site: Site, kind: str) -> None:
     """Have the former job's pod end while a job of another kind has its name."""
-    for before, after in zip(site.kinds, site.kinds[1:], strict=False):
-        former = site.submit(STAYS, name="across", kind=before)
-        site.begun(former)
-        former.delete()
-        job = site.submit("'new'", name="across", kind=after)
-        assert job.result(site.patience) == "new", (before, after)
-        job.delete()
+    others = [other for other in site.kinds if other != kind]
+    if not others:
+        raise NotHere("needs two kinds of jobs")
+    former = site.stubborn(STAYS, name=f"across-{kind}", kind=kind)
+    former.delete()
+    job = site.submit("'new'", name=former.name, kind=others[0])
+    assert job.result(site.patience) == "new"
+    job.delete()
 
 
 @case("a lab that is kept again under its name")
-def lab_again(site: Site) -> None:
+def lab_again(site: Site, kind: str) -> None:
     """Keep a lab, delete it, and keep another one of its name at once."""
     for value in (1, 2):
-        lab = api.keep(site.spec(name="bench"))
+        lab = api.keep(site.spec(name=f"bench-{kind}", kind=kind))
         assert lab.run_cell(f"x = {value}\nx").result(site.patience) == value
         lab.job.delete()
 
 
 @case("an exported job that is applied while the former one ends")
-def exported(site: Site) -> None:
+def exported(site: Site, kind: str) -> None:
     """Export a job, delete it, and create what was exported at once."""
-    job = site.submit("print('ran')\n6 * 7")
+    job = site.submit("print('ran')\n6 * 7", kind=kind)
     assert job.result(site.patience) == 42
     bodies = site.exported(job)
     job.delete()
-    site.until(lambda: not site.objects(bodies[-1]), job)
+    site.until(lambda: job.name not in site.jobs(kind), job)
     for body in bodies:
         site.create(body)
     applied = api.attach(job.info.address)
@@ -109,134 +133,10 @@ def exported(site: Site) -> None:
         site.remove(body)
 
 
-@case("an eviction, with leaving() and another attempt")
-def evicted(site: Site) -> None:
-    """Evict a pod as a drain does; its ranks leave, and the next attempt gives the value."""
-    cell = f"if attempt() == 1:\n{_indented(LEAVES)}\nattempt()"
-    job = site.submit(cell, retry=Retry(preemptions=1, backoff=0))
-    site.begun(job)
-    job.subscribe(lambda state: None)
-    site.evict(job)
-    assert job.result(site.patience) == 2
-    job.delete()
-
-
-@case("leaving() on suspend")
-def suspended(site: Site) -> None:
-    """Suspend a job: its ranks are told to leave."""
-    job = site.submit(LEAVES)
-    site.begun(job)
-    job.subscribe(lambda state: None)  # what ranks say last is gone with their pods
-    job.suspend()
-    site.until(lambda: "left" in job.logs(0), job)
-    site.until(lambda: job.state.suspended, job)
-    job.delete()
-
-
-@case("a pod that is killed for good")
-def killed(site: Site) -> None:
-    """Delete a pod without a grace period: the job fails, or goes on where it may."""
-    job = site.submit(STAYS)
-    site.begun(job)
-    job.subscribe(lambda state: None)
-    before = site.pods(job)
-    site.kill(job)
-    site.until(lambda: job.done() or (site.pods(job) and site.pods(job) != before), job)
-    again = site.submit("1")
-    assert again.result(site.patience) == 1
-    for each in (job, again):
-        each.delete()
-
-
-TURN = """
-import sys
-from nbtorchjob import api
-lab = api.lab(sys.argv[1])
-lab.run_cell("import time\\nprint('begun', flush=True)\\ntime.sleep(5)\\n'survived'")
-print("sent", flush=True)
-import time
-time.sleep(600)
-"""
-
-
-@case("a kernel that is killed within a turn")
-def kernel_killed(site: Site) -> None:
-    """Send a turn from another kernel, kill that, and take the value here."""
-    lab = api.keep(site.spec(name="turns"))
-    assert lab.run_cell("1").result(site.patience) == 1
-    kernel = subprocess.Popen([sys.executable, "-c", TURN, lab.info.address], stdout=subprocess.PIPE)
-    try:
-        assert kernel.stdout is not None
-        assert kernel.stdout.readline() == b"sent\n"
-    finally:
-        kernel.kill()
-        kernel.communicate()
-    turn = lab.newest
-    assert turn.result(site.patience) == "survived"
-    assert lab.run_cell("2").result(site.patience) == 2
-    lab.job.delete()
-
-
-@case("doctor --probe")
-def probe(site: Site) -> None:
-    """Ask the image what it has, by a job."""
-    api.probe(site.spec())
-
-
-@case("display() and plt.show()")
-def displays(site: Site) -> None:
-    """Show something on rank 0: it is there as a display."""
-    cell = "from IPython.display import HTML, display\ndisplay(HTML('<b>shown</b>'))\n1"
-    job = site.submit(f"try:\n{_indented(cell)}\nexcept ImportError:\n    pass\n1")
-    assert job.result(site.patience) == 1
-    job.delete()
-
-
-@case("a group that is deleted while it runs")
-def group(site: Site) -> None:
-    """Delete all runs of a group: nothing is left, their shared payload neither."""
-    call = capture.from_cell("lr", {}, given={"lr": 0})
-    spec = site.spec(name=f"group-{os.getpid()}")
-    sub = submission.prepare(call, submission.check(spec))
-    runs = submission.send_runs(sub, [{"lr": lr} for lr in range(3)])
-    for job in runs:
-        job.delete()
-    site.until(lambda: not site.left(str(spec.name)), job)
-
-
-@case("memory that runs out")
-def memory(site: Site) -> None:
-    """Take more memory than the limit: the failure says so."""
-    job = site.submit("held = [bytearray(64 << 20) for _ in range(64)]\nlen(held)", memory="700Mi")
-    job.wait(site.patience)
-    found = job.state.failure
-    assert job.state.phase is Phase.FAILED
-    assert found is not None
-    assert "memory" in found.reason.line, found
-    job.delete()
-
-
-@case("a time to live")
-def lives(site: Site) -> None:
-    """Have an ended job removed by the cluster or by us; its value stays here."""
-    job = site.submit("'kept'", launch=Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=1)))
-    assert job.result(site.patience) == "kept"
-    site.until(lambda: not [s for s in api.jobs() if s.info.name == job.name], job)
-    assert job.result(site.patience) == "kept"
-
-
-@case("an image that isn't there")
-def image(site: Site) -> None:
-    """Wait for an image: the reason is said."""
-    job = site.submit("1", image="localhost/nothing-here:1")
-    site.until(lambda: any("image" in wait.text for wait in job.state.waiting), job)
-    job.delete()
-
-
-@case("two users in one namespace")
-def users(site: Site) -> None:
+@case("two users in one namespace", once=True)
+def users(site: Site, kind: str) -> None:
     """Have two users use one name: the second is refused, and lists none of the first one's."""
-    job = site.submit(STAYS, name="shared")
+    job = site.submit(STAYS, name="shared", grace=1)
     site.environment(JUPYTERHUB_USER="somebody-else")
     try:
         try:
@@ -251,20 +151,352 @@ def users(site: Site) -> None:
     job.delete()
 
 
-@case("Secrets at their size limit")
-def sizes(site: Site) -> None:
+# What is done to jobs that run.
+
+
+@case("an eviction, with leaving() and another attempt")
+def evicted(site: Site, kind: str) -> None:
+    """Evict a pod; its ranks leave, and the next attempt gives the value."""
+    job = site.submit(LEAVES_ONCE, retry=ONCE_MORE, kind=kind)
+    site.begun(job)
+    site.evict(job)
+    assert job.result(site.patience) == 2
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
+    job.delete()
+
+
+@case("a drain: a cordon, and then an eviction")
+def drained(site: Site, kind: str) -> None:
+    """Cordon a pod's host and evict the pod: the next attempt runs where and when there is room for it."""
+    job = site.submit(LEAVES_ONCE, retry=ONCE_MORE, kind=kind)
+    site.begun(job)
+    former = site.pods(job)
+    with site.cordoned(job):
+        site.evict(job)
+        site.until(lambda: {*site.pods(job)} - {*former} or job.state.tries == 2, job)
+    assert job.result(site.patience) == 2
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
+    job.delete()
+
+
+@case("leaving() on suspend")
+def suspended(site: Site, kind: str) -> None:
+    """Suspend a job: its ranks are told to leave, and it goes on when it is resumed."""
+    job = site.submit(LEAVES, kind=kind)
+    site.begun(job)
+    try:
+        job.suspend()
+    except NotFoundError as exc:
+        raise NotHere(f"{exc}".partition(":")[0]) from exc
+    site.until(lambda: "left" in job.logs(0), job)
+    site.until(lambda: job.state.suspended and job.state.all_over, job)
+    job.resume()
+    site.begun(job, times=2)
+    job.delete()
+
+
+@case("a pod that is killed for good")
+def killed(site: Site, kind: str) -> None:
+    """Delete a pod without a grace period: the next attempt gives the value, and the pod's name is free."""
+    job = site.submit(STAYS_ONCE, retry=ONCE_MORE, kind=kind)
+    site.begun(job)
+    site.kill(job)
+    assert job.result(site.patience) == 2
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
+    job.delete()
+
+
+@case("a group that is deleted while it runs")
+def group(site: Site, kind: str) -> None:
+    """Delete all runs of a group: nothing is left, their shared payload neither."""
+    call = capture.from_cell(f"lr\n{LEAVES}", {"leaving": leaving, "Leaving": Leaving}, given={"lr": 0})
+    spec = site.spec(name=f"group-{kind}", kind=kind, cpu="100m", memory="700Mi")
+    sub = submission.prepare(call, submission.check(spec))
+    runs = submission.send_runs(sub, [{"lr": lr} for lr in range(3)])
+    site.begun(runs[0])
+    for job in runs:
+        job.delete()
+    site.until(lambda: not site.left(str(spec.name)), runs[0])
+
+
+@case("memory that runs out")
+def memory(site: Site, kind: str) -> None:
+    """Take more memory than the limit: the failure says so."""
+    _run_out(site, kind)
+
+
+@case("a time to live")
+def lives(site: Site, kind: str) -> None:
+    """Have an ended job removed by the cluster or by us; its value stays here."""
+    _live_shortly(site, kind)
+
+
+def _run_out(site: Site, kind: str, **asked: Any) -> None:
+    cell = "print('begun', flush=True)\nheld = [bytearray(64 << 20) for _ in range(64)]\nlen(held)"
+    if site.emulator is None:
+        job = site.submit(cell, memory="700Mi", kind=kind, **asked)
+    else:  # its pods have no limits
+        job = site.stubborn(STAYS, kind=kind, **asked)
+        while not job.wait(0.5):  # a JobSet starts the container again some times, and it does it again
+            site.emulator.oom_kill(site.namespace, *site.pods(job))
+    assert job.wait(site.patience)
+    failure = job.state.failure
+    assert job.state.phase is Phase.FAILED
+    assert failure is not None
+    assert "memory" in failure.reason.line, failure
+    job.delete()
+
+
+def _live_shortly(site: Site, kind: str, **asked: Any) -> None:
+    policy = Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=1))
+    job = site.submit("'kept'", launch=policy, kind=kind, **asked)
+    assert job.result(site.patience) == "kept"
+    site.until(lambda: job.name not in site.jobs(kind), job)
+    assert job.result(site.patience) == "kept"
+
+
+# In queues of Kueue's.
+
+
+def _queue(site: Site, kind: str) -> str:
+    if kind == "volcano":
+        raise NotHere("Volcano has queues of its own")
+    return site.queue(cpu="1")
+
+
+# What is admitted again counts its attempts from 1: the same pods are made again.
+LEAVES_SOON = """
+import time
+print("begun", flush=True)
+end = time.monotonic() + 15
+while time.monotonic() < end:
+    if leaving():
+        raise Leaving
+    time.sleep(0.05)
+"stayed"
+"""
+
+
+@case("a preemption by Kueue")
+def preempted(site: Site, kind: str) -> None:
+    """Have a job of higher priority take the quota: the first one leaves, waits, and runs again."""
+    queue = _queue(site, kind)
+    job = site.submit(LEAVES_SOON, retry=ONCE_MORE, kind=kind, queue=queue, cpu="900m")
+    site.begun(job)
+    urgent = site.submit("'urgent'", kind=kind, queue=queue, cpu="900m", workload_priority=queue)
+    assert urgent.result(site.patience) == "urgent"
+    assert job.result(site.patience) == "stayed"
+    assert job.state.attempts[0].budget is Budget.PREEMPTIONS
+    for each in (job, urgent):
+        each.delete()
+
+
+@case("memory that runs out, in a queue of Kueue's")
+def queued_memory(site: Site, kind: str) -> None:
+    """Free the quota of a job that ran out of memory."""
+    queue = _queue(site, kind)
+    _run_out(site, kind, queue=queue, cpu="900m")
+    after = site.submit("1", kind=kind, queue=queue, cpu="900m")
+    assert after.result(site.patience) == 1
+    after.delete()
+
+
+@case("a time to live, in a queue of Kueue's")
+def queued_lives(site: Site, kind: str) -> None:
+    """Have a queued job removed after its end."""
+    _live_shortly(site, kind, queue=_queue(site, kind), cpu="900m")
+
+
+# The cluster, and the way to it.
+
+TURN = """
+import sys
+from nbtorchjob import api
+lab = api.lab(sys.argv[1])
+lab.run_cell("import time\\nprint('begun', flush=True)\\ntime.sleep(5)\\n'survived'")
+print("sent", flush=True)
+import time
+time.sleep(600)
+"""
+
+
+OUTLIVES = """
+import time
+print("begun", flush=True)
+time.sleep(4)
+print("end")
+"survived"
+"""
+
+
+@case("a kernel that is killed within a turn")
+def kernel_killed(site: Site, kind: str) -> None:
+    """Send a turn from another kernel, kill that, and take the value here."""
+    lab = api.keep(site.spec(name=f"turns-{kind}", kind=kind))
+    assert lab.run_cell("1").result(site.patience) == 1
+    kernel = subprocess.Popen([sys.executable, "-c", TURN, lab.info.address], stdout=subprocess.PIPE)
+    try:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == b"sent\n"
+    finally:
+        kernel.kill()
+        kernel.communicate()
+    turn = lab.newest
+    assert turn.result(site.patience) == "survived"
+    assert lab.run_cell("2").result(site.patience) == 2
+    lab.job.delete()
+
+
+@case("an outage of the API during a lab's turn", once=True)
+def outage(site: Site, kind: str) -> None:
+    """Cut the way to the API until a turn has ended: its value is there, and the lab goes on."""
+    with site.behind_a_door() as door:
+        lab = api.keep(site.spec(name="outage", kind=kind))
+        assert lab.run_cell("1").result(site.patience) == 1
+        turn = lab.run_cell(OUTLIVES)
+        site.begun(turn)
+        door.shut()
+        time.sleep(6)
+        door.open()
+        assert turn.result(site.patience) == "survived"
+        assert turn.logs(0) == "begun\nend\n"
+        assert lab.run_cell("2").result(site.patience) == 2
+        lab.job.delete()
+
+
+FOLLOWED = """
+import time
+print("begun", flush=True)
+time.sleep(20)
+"followed"
+"""
+
+
+@case("a token that expires while a job is followed", once=True)
+def expired(site: Site, kind: str) -> None:
+    """Let a token expire: what is asked then is refused in words, and with a new one the job goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        name, given = site.account()
+        _, given_next = site.account()
+        token.write_text(given())
+        with site.logged_in(token):
+            job = site.submit(FOLLOWED, kind=kind)
+            site.begun(job)
+            site.expire(name)
+            site.until(lambda: _refused(site), job)
+            token.write_text(given_next())
+            assert job.result(site.patience) == "followed"
+            job.delete()
+
+
+def _refused(site: Site) -> bool:
+    try:
+        site.submit("1").delete()  # a real server believes a token that is worth nothing for some seconds
+    except UnauthorizedError as exc:
+        return "log in again" in str(exc)
+    return False
+
+
+@case("an image that is pulled slowly", once=True)
+def pulled_slowly(site: Site, kind: str) -> None:
+    """Wait for a pull: that the container isn't there yet is said, and then the job runs."""
+    emulator = site.needs_emulator("needs a registry that is slow when it is told to")
+    emulator.hold_pulls(site.image)
+    job = site.submit("1", kind=kind)
+    job.wait(0)
+    try:
+        site.until(lambda: any("being created" in wait.text for wait in job.state.waiting), job)
+    finally:
+        emulator.finish_pulls(site.image)
+    assert job.result(site.patience) == 1
+    job.delete()
+
+
+@case("an image that isn't there")
+def image(site: Site, kind: str) -> None:
+    """Wait for an image: the reason is said."""
+    job = site.submit("1", image="localhost/nothing-here:1", kind=kind)
+    site.until(lambda: any("image" in wait.text for wait in job.state.waiting), job)
+    job.delete()
+
+
+@case("a tender that is a Deployment", once=True)
+def tender(site: Site, kind: str) -> None:
+    """Apply a tender's manifests: it starts the next attempt of a job that nobody else looks after."""
+    site.needs_version(30)  # its admission policy
+    if site.emulator is not None:
+        raise NotHere("needs pods that reach the API server: see test_deployment.py")
+    site.needs_to_be_alone("its admission policy and one of its roles are in no namespace")
+    for text in backend("kubernetes").tenders([site.namespace], site.image).split("---\n"):
+        site.create(yaml.safe_load(text))
+    job = site.submit(LEAVES_ONCE, retry=Retry(retries=1, preemptions=1, backoff=0), kind=kind)
+    while "begun" not in job.logs(0):  # without following it
+        time.sleep(0.5)
+    site.until(lambda: any(deployment.NAME in who for who in site.held_leases()), job)
+    site.evict(job)
+    assert api.attach(job.info.address).result(site.patience) == 2
+    job.delete()
+
+
+# What a job gives and takes.
+
+
+@case("doctor --probe", once=True)
+def probe(site: Site, kind: str) -> None:
+    """Ask the image what it has, by a job: the doctor knows it then, and the job is gone."""
+    spec = site.spec(kind=kind)
+    api.probe(spec)
+    found = {finding.text: finding.good for finding in api.doctor(spec) if "torch" in finding.text}
+    assert True in found.values(), found
+    assert not [name for name in site.jobs(kind) if "probe" in name]
+
+
+SHOWS = """
+import builtins
+class Shown:
+    def _repr_html_(self):
+        return "<b>shown</b>"
+builtins.display(Shown())  # as IPython has it, also where the image has no IPython
+try:
+    import matplotlib
+except ImportError:
+    drawn = False
+else:
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    plt.plot([1, 2])
+    plt.show()
+    drawn = True
+drawn
+"""
+
+
+@case("display() and plt.show()", once=True)
+def displays(site: Site, kind: str) -> None:
+    """Show something on rank 0: it is there to be drawn, and a figure where the image can make one."""
+    job = site.submit(SHOWS, kind=kind)
+    drawn = job.result(site.patience)
+    shown = [each.data for each in job.state.displays]
+    assert shown[0].get("text/html") == "<b>shown</b>", shown
+    assert ["image/png" in each for each in shown[1:]] == [True] * drawn, shown
+    job.delete()
+
+
+@case("Secrets at their size limit", once=True)
+def sizes(site: Site, kind: str) -> None:
     """Send payloads just below and above one Secret, and close to what the API takes."""
     for size in (secrets.SECRET_BYTES - 120_000, secrets.SECRET_BYTES, secrets.LIMIT_BYTES - 400_000):
         data = os.urandom(size)
-        job = site.submit("len(data)", {"data": data})
+        job = site.submit("len(data)", {"data": data}, kind=kind)
         assert job.result(site.patience) == size
         job.delete()
 
 
-@case("a job that has ended, asked once more")
-def ended(site: Site) -> None:
+@case("a job that has ended, asked once more", once=True)
+def ended(site: Site, kind: str) -> None:
     """Ask the nodes of an ended job: it says that it has ended."""
-    job = site.submit("1")
+    job = site.submit("1", kind=kind)
     assert job.result(site.patience) == 1
     try:
         job.profile(0.1)
@@ -273,7 +505,3 @@ def ended(site: Site) -> None:
     else:
         raise AssertionError("an ended job was profiled")
     job.delete()
-
-
-def _indented(code: str) -> str:
-    return "\n".join(f"    {line}" for line in code.strip().splitlines())

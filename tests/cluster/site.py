@@ -2,70 +2,154 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import secrets
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from nbtorchjob import Leaving, attempt, capture, leaving, submission
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.api.connection import Request
+from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
+    ACCOUNTS,
     BESIDE,
+    CLUSTER_QUEUES,
+    HOSTS,
+    KUEUE,
+    LEASES,
+    LOCAL_QUEUES,
     NAMESPACES,
     PODS,
     SECRETS,
     SERVICES,
+    WORKLOAD_PRIORITIES,
     Api,
     Target,
 )
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.errors import NotFoundError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import folders, loop
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
+from tests.cluster.door import Door, behind_a_door
+
+if TYPE_CHECKING:
+    from tests.backends.kubernetes.cluster import Emulator
 
 T = TypeVar("T")
+PREFIX = "nbtorchjob-cases-"
+ALONE = "NBTORCHJOB_TEST_ALONE"
+FLAVORS = Api(KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor")
+RBAC, ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
+# What cases make outside of their namespace; the list at the end looks for what is left of it.
+_OUTSIDE = (NAMESPACES, CLUSTER_QUEUES, FLAVORS, WORKLOAD_PRIORITIES)
+_APIS = {
+    (api.group_version, api.kind): api
+    for api in (
+        *(kind.api for kind in KINDS.values()),
+        *(*BESIDE.values(), SECRETS, ACCOUNTS, LOCAL_QUEUES, CLUSTER_QUEUES, FLAVORS, WORKLOAD_PRIORITIES),
+        *(Api(RBAC, "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")),
+        *(Api(RBAC, "v1", f"{kind.lower()}s", kind) for kind in ("ClusterRole", "ClusterRoleBinding")),
+        Api("apps", "v1", "deployments", "Deployment"),
+        Api(ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+        Api(ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
+    )
+}
 _ASKED_S = 60.0
+_GRACE_S = 10  # of jobs whose pods ignore that they are to end
+
+
+class NotHere(Exception):
+    """This cluster can't play a case; the text says what the case needs."""
 
 
 class Site:
-    """A namespace that was made for this, with an image that has torch; ``patience`` is in seconds."""
+    """A namespace that was made for this, with an image that has torch; ``patience`` is in seconds.
 
-    def __init__(self, namespace: str, image: str, patience: float) -> None:
-        self.namespace, self.image, self.patience = namespace, image, patience
+    Where the cluster is ours ``alone``, its hosts and queues may be changed, too. The emulator always is.
+    """
+
+    def __init__(
+        self, namespace: str, image: str, patience: float, alone: bool, emulator: Emulator | None
+    ) -> None:
+        self.namespace, self.image, self.patience, self.emulator = namespace, image, patience, emulator
+        self._kubeconfig = os.environ["KUBECONFIG"]
         self.kinds = _served(namespace)
+        self.minor = _ask(_minor)
+        self.undo = ExitStack()  # of what cases change outside of the namespace
+        self._alone = alone or emulator is not None
 
-    def spec(self, launch: Any = None, name: str | None = None, retry: Any = None, **asked: Any) -> JobSpec:
+    # What a case needs of the cluster.
+
+    def needs_to_be_alone(self, what: str) -> None:
+        """Raise ``NotHere`` where others use the cluster."""
+        if not self._alone:
+            raise NotHere(f"{what}: set {ALONE}=1 where nobody else uses the cluster")
+
+    def needs_emulator(self, what: str) -> Emulator:
+        """Return the emulator; raise ``NotHere`` on any other cluster."""
+        if self.emulator is None:
+            raise NotHere(what)
+        return self.emulator
+
+    def needs_version(self, minor: int) -> None:
+        """Raise ``NotHere`` before that version of Kubernetes."""
+        if self.minor < minor:
+            raise NotHere(f"needs Kubernetes 1.{minor}, and this is 1.{self.minor}")
+
+    # Jobs.
+
+    def spec(
+        self,
+        launch: Any = None,
+        name: str | None = None,
+        retry: Any = None,
+        grace: int | None = None,
+        **asked: Any,
+    ) -> JobSpec:
         """Return the spec of a job here."""
         small = {"memory": "1500Mi", "cpu": "400m", "image": self.image, "kind": self.kinds[0]}
         cluster = Cluster(**{**small, "namespace": self.namespace, **asked})
-        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=cluster)
+        spec = JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=cluster)
+        return spec if grace is None else replace(spec, grace=grace)
 
     def submit(self, cell: str, variables: dict[str, Any] | None = None, **asked: Any) -> Job[Any]:
         """Submit a cell, which has ``leaving``, ``Leaving`` and ``attempt``."""
         known = {"leaving": leaving, "Leaving": Leaving, "attempt": attempt, **(variables or {})}
         return submission.submit(capture.from_cell(cell, known), self.spec(**asked))
 
+    def stubborn(self, cell: str, **asked: Any) -> Job[Any]:
+        """Submit a cell that ignores SIGTERM, and wait until it says that it has begun."""
+        job = self.submit(cell, grace=_GRACE_S, **asked)
+        self.begun(job)
+        return job
+
     def until(self, condition: Callable[[], object], job: Job[Any]) -> None:
         """Wait for a condition; what is known of the job is said where it doesn't come."""
         end = time.monotonic() + self.patience
         while not condition():
-            assert time.monotonic() < end, f"it didn't come to that; {job.name} is {job.state.phase.value}"
+            why = " ".join(wait.text for wait in job.state.waiting)
+            assert time.monotonic() < end, f"{job.name} is {job.state.phase.value} {why}".rstrip()
             time.sleep(0.2)
 
-    def begun(self, job: Job[Any]) -> None:
-        """Wait until a job's cell has said that it has begun."""
-        self.until(lambda: "begun" in job.logs(0), job)
+    def begun(self, job: Job[Any], times: int = 1) -> None:
+        """Follow a job until its cell has said that often that it has begun."""
+        job.wait(0)
+        self.until(lambda: job.logs(0).count("begun") >= times, job)
 
     def environment(self, **variables: str | None) -> None:
         """Set variables of this process, or take them away."""
@@ -74,27 +158,125 @@ class Site:
             if value is not None:
                 os.environ[name] = value
 
-    def left(self, begin: str) -> list[str]:
-        """Return those names of Secrets, Services and pods here that begin so."""
-        found = [item["metadata"]["name"] for api_ in (SECRETS, SERVICES, PODS) for item in self._list(api_)]
-        return [name for name in found if name.startswith(begin)]
+    # What is done to them.
 
     def evict(self, job: Job[Any]) -> None:
         """Evict a pod of a job, as a drain does."""
         (pod, *_) = self.pods(job)
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-        target = Target(PODS, self.namespace, pod, "eviction")
-        # What comes back is a Status, which ``Client.create`` takes for no answer.
-        _ask(lambda client: client._ask("create", target, Request("POST", target.path, body=body)))
+        if self.minor < 22:
+            body["apiVersion"] = "policy/v1beta1"
+        self._request("POST", Target(PODS, self.namespace, pod, "eviction"), body)
 
     def kill(self, job: Job[Any]) -> None:
         """Delete a job's pods with no time to end."""
         for pod in self.pods(job):
-            self._delete(Target(PODS, self.namespace, pod), gracePeriodSeconds=0)
+            self.remove(Target(PODS, self.namespace, pod), gracePeriodSeconds=0)
 
-    def _delete(self, target: Target, **how: Any) -> None:
-        request = Request("DELETE", target.path, body={"apiVersion": "v1", "kind": "DeleteOptions", **how})
-        _ask(lambda client: client._ask("delete", target, request))
+    @contextmanager
+    def cordoned(self, job: Job[Any]) -> Iterator[None]:
+        """Let nothing new be placed on the host of a job's pod."""
+        self.needs_to_be_alone("hosts are in no namespace")
+        (host,) = {pod["spec"]["nodeName"] for pod in self._pods(job)}
+        target = Target(HOSTS, None, host)
+
+        def cordon(unschedulable: bool | None) -> None:
+            _ask(lambda client: client.patch(target, {"spec": {"unschedulable": unschedulable}}))
+
+        with ExitStack() as undone:
+            undone.callback(cordon, None)
+            cordon(True)
+            yield
+
+    @contextmanager
+    def behind_a_door(self) -> Iterator[Door]:
+        """Reach the cluster through a door; whoever follows a job by then is to be done as this ends."""
+        with behind_a_door(_kubeconfig()) as (path, door), _in_environment(KUBECONFIG=str(path)):
+            find.forget()
+            yield door
+        find.forget()
+
+    def queue(self, cpu: str) -> str:
+        """Make a queue of Kueue's with so much quota, and a priority; return the name that both have."""
+        if CLUSTER_QUEUES[:3] not in _ask_session(lambda here: here.served()):
+            raise NotHere("needs Kueue")
+        self.needs_to_be_alone("a ClusterQueue is in no namespace")
+        name = f"{self.namespace}-{secrets.token_hex(2)}"
+        # What a queue has no quota of it never admits.
+        quota = {"cpu": cpu, "memory": "64Gi"}
+        resources = [{"name": key, "nominalQuota": value} for key, value in quota.items()]
+        groups = [{"coveredResources": [*quota], "flavors": [{"name": name, "resources": resources}]}]
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": groups,
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
+        for api_, more in (
+            (FLAVORS, {}),
+            (CLUSTER_QUEUES, {"spec": spec}),
+            (WORKLOAD_PRIORITIES, {"value": 9}),
+            (LOCAL_QUEUES, {"spec": {"clusterQueue": name}}),
+        ):
+            body = {"apiVersion": api_.group_version, "kind": api_.kind, "metadata": {"name": name}, **more}
+            self.create(body)
+        return name
+
+    # Who asks.
+
+    def account(self) -> tuple[str, Callable[[], str]]:
+        """Make a ServiceAccount that may do everything here; return its name, and what gives it a token."""
+        name, space = f"user-{secrets.token_hex(3)}", self.namespace
+        meta, rules = {"name": name}, [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+        self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+        self.create({"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": meta, "rules": rules})
+        who = [{"kind": "ServiceAccount", "name": name, "namespace": space}]
+        role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+        binding = {"kind": "RoleBinding", "metadata": meta, "subjects": who, "roleRef": role}
+        self.create({"apiVersion": f"{RBAC}/v1", **binding})
+
+        def token() -> str:
+            if self.emulator is not None:
+                user = self.emulator.user(f"system:serviceaccount:{space}:{name}")
+                return str(json.loads(user.read_text())["users"][0]["user"]["token"])
+            body = {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"audiences": []},
+            }
+            found = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
+            return str(found["status"]["token"])
+
+        return name, token
+
+    def expire(self, account: str) -> None:
+        """Let all tokens of an account be worth nothing."""
+        with _in_environment(KUBECONFIG=self._kubeconfig):  # not as who is logged in
+            self.remove(Target(ACCOUNTS, self.namespace, account))
+        if self.emulator is not None:
+            self.emulator.expire_tokens(f"system:serviceaccount:{self.namespace}:{account}")
+
+    @contextmanager
+    def logged_in(self, token: Path) -> Iterator[None]:
+        """Be who has the token in this file, which is read anew whenever the server refuses it."""
+        with tempfile.TemporaryDirectory() as folder:
+            login = Path(folder) / "login"
+            kind = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"'
+            login.write_text(
+                f"""#!/bin/sh\nprintf '%s, "status": {{"token": "%s"}}}}' '{kind}' "$(cat '{token}')"\n"""
+            )
+            login.chmod(0o700)
+            config = _kubeconfig()
+            command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login)}
+            user = {"exec": {**command, "interactiveMode": "Never"}}
+            config["users"] = [{**each, "user": user} for each in config["users"]]
+            path = Path(folder) / "config"
+            path.write_text(yaml.safe_dump(config))
+            with _in_environment(KUBECONFIG=str(path)):
+                find.forget()
+                yield
+        find.forget()
+
+    # Objects.
 
     def exported(self, job: Job[Any]) -> list[dict[str, Any]]:
         """Return the objects that a job's export holds, in the order to create them."""
@@ -103,52 +285,133 @@ class Site:
             return [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
 
     def create(self, body: dict[str, Any]) -> None:
-        """Create an object."""
-        _ask(lambda client: client.create(_api(body), self.namespace, body))
+        """Create an object; one outside of the namespace is removed in the end."""
+        api_ = _APIS[body["apiVersion"], body["kind"]]
+        outside = api_ in _OUTSIDE or api_.kind.startswith(("Cluster", "ValidatingAdmission"))
+        space = None if outside else self.namespace
+        _ask(lambda client: client.create(api_, space, body))
+        if space is None:
+            self.undo.callback(self.remove, Target(api_, None, body["metadata"]["name"]))
 
-    def remove(self, body: dict[str, Any]) -> None:
+    def remove(self, target: Target | dict[str, Any], **how: Any) -> None:
         """Delete an object, if it is there."""
-        target = Target(_api(body), self.namespace, body["metadata"]["name"])
-        _ask(lambda client: client.delete(target))
+        if not isinstance(target, Target):
+            name = target["metadata"]["name"]
+            target = Target(_APIS[target["apiVersion"], target["kind"]], self.namespace, name)
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", **how}
+        self._request("DELETE", target, body)
 
     def objects(self, body: dict[str, Any]) -> list[Any]:
         """Return all objects of the same kind as this one."""
-        return self._list(_api(body))
+        return self._list(_APIS[body["apiVersion"], body["kind"]])
+
+    def jobs(self, kind: str) -> list[str]:
+        """Return the names of all job objects of a kind."""
+        return [item["metadata"]["name"] for item in self._list(KINDS[kind].api)]
+
+    def clear(self) -> None:
+        """Remove the jobs that a case has left."""
+        for kind in self.kinds:
+            for name in self.jobs(kind):
+                self.remove(Target(KINDS[kind].api, self.namespace, name))
+
+    def held_leases(self) -> list[str]:
+        """Return who holds Leases here."""
+        return [item["spec"].get("holderIdentity") or "" for item in self._list(LEASES)]
+
+    def left(self, begin: str) -> list[str]:
+        """Return those names of Secrets, Services and pods here that begin so."""
+        found = [item["metadata"]["name"] for api_ in (SECRETS, SERVICES, PODS) for item in self._list(api_)]
+        return [name for name in found if name.startswith(begin)]
 
     def pods(self, job: Job[Any]) -> list[str]:
         """Return the names of a job's pods."""
-        pods = [pod["metadata"] for pod in self._list(PODS)]
-        return [pod["name"] for pod in pods if job.name in (pod.get("labels") or {}).values()]
+        return [pod["metadata"]["name"] for pod in self._pods(job)]
+
+    def _pods(self, job: Job[Any]) -> list[Any]:
+        found = self._list(PODS)
+        return [pod for pod in found if job.name in (pod["metadata"].get("labels") or {}).values()]
 
     def _list(self, api_: Api) -> list[Any]:
         return list(_ask(lambda client: client.list(api_, self.namespace)).items)
 
+    def _request(self, method: str, target: Target, body: dict[str, Any]) -> dict[str, Any]:
+        # What comes back is a Status, which the client's own verbs take for no answer.
+        request = Request(method, target.path, body=body)
+        verb = {"POST": "create", "DELETE": "delete"}[method]
+        try:
+            return _ask(lambda client: client._ask(verb, target, request))
+        except NotFoundError:
+            if method == "DELETE":  # it has gone by itself
+                return {}
+            raise
+
 
 @contextmanager
-def site(kubeconfig: str, image: str, patience: float) -> Iterator[Site]:
+def site(
+    kubeconfig: str, image: str, patience: float, *, alone: bool = False, emulator: Emulator | None = None
+) -> Iterator[Site]:
     """Make a namespace on the cluster that a kubeconfig leads to; nothing of it is left."""
-    name = f"nbtorchjob-cases-{secrets.token_hex(3)}"
-    before = {key: os.environ.get(key) for key in ("KUBECONFIG", folders.STATE)}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update({"KUBECONFIG": kubeconfig, folders.STATE: folder})
+    name = f"{PREFIX}{secrets.token_hex(3)}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _in_environment(KUBECONFIG=kubeconfig, **{folders.STATE: folder}),
+    ):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        _ask(lambda client: client.create(NAMESPACES, None, body))
         try:
-            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-            _ask(lambda client: client.create(NAMESPACES, None, body))
-            try:
-                yield Site(name, image, patience)
-            finally:
-                _ask(lambda client: client.delete(Target(NAMESPACES, None, name)))
+            here = Site(name, image, patience, alone, emulator)
+            with here.undo:
+                yield here
         finally:
-            for key, value in before.items():
-                os.environ.pop(key, None)
-                if value is not None:
-                    os.environ[key] = value
+            _ask(lambda client: client.delete(Target(NAMESPACES, None, name)))
 
 
-def _api(body: dict[str, Any]) -> Api:
-    apis = [kind.api for kind in KINDS.values()]
-    same = [api_ for api_ in apis if (api_.group_version, api_.kind) == (body["apiVersion"], body["kind"])]
-    return same[0] if same else {**BESIDE, SECRETS.kind: SECRETS}[body["kind"]]
+def left(kubeconfig: str, patience: float) -> list[str]:
+    """Return what cases have left outside of namespaces, and namespaces that don't end."""
+    with _in_environment(KUBECONFIG=kubeconfig):
+        served = {*_ask_session(lambda here: here.served()), NAMESPACES[:3]}
+        end = time.monotonic() + patience
+        while True:
+            names = [name for api_ in _OUTSIDE if api_[:3] in served for name in _names(api_)]
+            found = [name for name in names if PREFIX in name]
+            if not found or time.monotonic() > end:
+                return found
+            time.sleep(0.5)
+
+
+def _names(api_: Api) -> list[str]:
+    return [
+        f"{api_} {item['metadata']['name']}" for item in _ask(lambda client: client.list(api_, None)).items
+    ]
+
+
+def _kubeconfig() -> dict[str, Any]:
+    """Return the kubeconfig in use with its current context alone, and no path in it that is relative."""
+    path = Path(os.environ["KUBECONFIG"])
+    config = yaml.safe_load(path.read_text())
+    named = config["current-context"]
+    [context] = [each for each in config["contexts"] if each["name"] == named]
+    for plural, one in (("clusters", "cluster"), ("users", "user")):
+        config[plural] = [each for each in config[plural] if each["name"] == context["context"][one]]
+    [cluster] = [each["cluster"] for each in config["clusters"]]
+    if authority := cluster.pop("certificate-authority", None):
+        data = (path.parent / authority).read_bytes()
+        cluster["certificate-authority-data"] = base64.b64encode(data).decode()
+    return {**json.loads(json.dumps(config)), "contexts": [context]}
+
+
+@contextmanager
+def _in_environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _served(namespace: str) -> list[str]:
@@ -165,8 +428,16 @@ def _served(namespace: str) -> list[str]:
     return loop.start(ask()).result(_ASKED_S)
 
 
-def _ask(question: Callable[[Client], Awaitable[T]]) -> T:
+async def _minor(client: Client) -> int:
+    return await (await session(None)).minor()
+
+
+def _ask_session(question: Callable[[Any], Awaitable[T]]) -> T:
     async def asked() -> T:
-        return await question((await session(None)).client)
+        return await question(await session(None))
 
     return loop.start(asked()).result(_ASKED_S)
+
+
+def _ask(question: Callable[[Client], Awaitable[T]]) -> T:
+    return _ask_session(lambda here: question(here.client))

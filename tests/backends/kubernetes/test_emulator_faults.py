@@ -177,3 +177,39 @@ def test_a_pod_finds_torch_but_not_this_package(cluster):
 
     assert response.read() == b"True False\n"
     connection.close()
+
+
+def test_a_host_learns_late_of_a_changed_configmap_as_long_as_a_pod_there_refers_to_it(cluster):
+    def config(method, word):
+        place = "/api/v1/namespaces/ns/configmaps" + ("/words" if method == "PATCH" else "")
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "words"},
+            "data": {"word": word},
+        }
+        cluster.request(method, place, body)
+
+    def said(name):
+        command = ["sh", "-c", "cat /words/word; sleep 600"]
+        mounts = [{"name": "words", "mountPath": "/words"}]
+        image = {"name": "main", "image": "localhost/busybox:1"}
+        container = {**image, "command": command, "volumeMounts": mounts}
+        volumes = [{"name": "words", "configMap": {"name": "words"}}]
+        start(cluster, name, volumes=volumes, containers=[container])
+        wait(cluster, running, name)
+        connection, answer = stream(cluster, f"{PODS}/{name}/log?follow=true")
+        word = answer.read(3)
+        answer.close()
+        connection.close()
+        return word
+
+    config("POST", "old\n")
+    words = [said("first")]
+    cluster.lag_kubelet(LIMIT)
+    config("PATCH", "new\n")
+    words.append(said("second"))
+    cluster.lag_kubelet(0)
+    words.append(said("third"))
+
+    assert words == [b"old", b"old", b"new"]

@@ -1,6 +1,7 @@
 """What holds a job up or ends it from outside, and a peer that goes with the culprit, on every kind."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -131,3 +132,25 @@ def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, k
     assert job.state.phase is Phase.FAILED
     assert ends(job.state) == [(1, Cause.USER, Budget.FAILURES), (2, Cause.USER, Budget.FAILURES)]
     assert spent(job.state) == [1, 0]
+
+
+def test_watches_that_are_late_by_seconds_lose_nothing(stage):
+    stage.cluster.lag_watches(2)
+    try:
+        job = stage.submit("begin(); log('one'); value(7)")
+        assert (job.result(LIMIT), job.logs(0)) == (7, "one")
+        ended = running(stage.submit("begin(); wait('never')", cell="2"))
+        ended.cancel()
+        assert ended.wait(LIMIT)
+        assert ended.state.phase is Phase.CANCELLED
+    finally:
+        stage.cluster.lag_watches(0)
+
+
+def test_a_host_whose_clock_is_an_hour_ahead_runs_a_job_as_any_other(stage):
+    stage.cluster.skew_clocks("^ahead-", 3600)
+    before = time.time()
+    job = stage.submit("begin(); log('one'); value(time.time())", name="ahead")
+
+    assert job.result(LIMIT) > before + 3500
+    assert (job.state.phase, job.logs(0)) == (Phase.SUCCEEDED, "one")

@@ -125,7 +125,10 @@ def ending(stage):
         assert stage.objects(PODS)
         return former
 
+    # Nor would it help to have them mutable: a host learns of a change of those late.
+    stage.cluster.lag_kubelet(LIMIT)
     yield leave
+    stage.cluster.lag_kubelet(0)
     stage.sign("end")
 
 

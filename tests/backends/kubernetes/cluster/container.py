@@ -41,10 +41,13 @@ class Ended:
 class Container:
     """A container that runs, or has run."""
 
-    def __init__(self, spec: Object, command: Command, folder: Path, *, first: bool) -> None:
+    def __init__(
+        self, spec: Object, command: Command, folder: Path, *, first: bool, ahead_s: float = 0.0
+    ) -> None:
         self.id = uuid.uuid4().hex * 2
-        self.log = Log(folder / "logs", self.id)
-        self.started = now()
+        self.log = Log(folder / "logs", self.id, ahead_s)
+        self.ahead_s = ahead_s  # of the host's clock, which stamps its log and its times
+        self.started = now(later_s=int(ahead_s))
         self.command = command
         self.over = asyncio.Event()
         self._spec, self._first = spec, first
@@ -99,7 +102,8 @@ class Container:
         self.log.close()
         shown = 128 - code if code < 0 else code
         reason = self._reason or ("Error" if shown else "Completed")
-        return Ended(shown, reason, self._message(failed=shown != 0), self.started, now(), self.id)
+        ended = now(later_s=int(self.ahead_s))
+        return Ended(shown, reason, self._message(failed=shown != 0), self.started, ended, self.id)
 
     def signal(self, number: int) -> None:
         """Send a signal to the first process, which is all that a pod's end does at first.

@@ -242,9 +242,25 @@ class Emulator(Machine):
         """Let the host learn so much later that a Secret or ConfigMap has changed which its pods refer to."""
         self._kubelet.cache.lag_s = seconds
 
+    def lag_watches(self, seconds: float) -> None:
+        """Let clients' watches tell of each change so much later; the operators' aren't late."""
+        self._watches.lag_s = seconds
+
+    def skew_clocks(self, pods: str, seconds: float) -> None:
+        """Let the clock be so far ahead on the host of pods that start from now on and match the pattern."""
+        self._kubelet.clocks[pods] = seconds
+
     def slow_collection(self, seconds: float) -> None:
         """Let what has lost its owner be removed so much later."""
         self._collector.lag_s = seconds
+
+    def hold_pulls(self, image: str) -> None:
+        """Let an image not be there yet, and its pulls go on until they are to finish."""
+        self._do(self._kubelet.images.pulling.add, image)
+
+    def finish_pulls(self, image: str) -> None:
+        """Let the image be there."""
+        self._do(self._kubelet.images.pulling.discard, image)
 
     def fail_pulls(self, image: str, message: str = "403 Forbidden") -> None:
         """Let an image fail to be pulled from now on."""

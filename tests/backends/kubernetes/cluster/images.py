@@ -40,6 +40,7 @@ class Images:
     def __init__(self) -> None:
         # Images that fail to be pulled, with the registry's message.
         self.failing: dict[str, str] = {}
+        self.pulling: set[str] = set()  # and those that aren't here yet: each pull of one goes on
 
     def find(self, container: Object) -> str:
         """Return PATH inside the image, or raise PullFailure."""

@@ -32,6 +32,7 @@ class Kubelet:
             restart_s=restart_s,
             settle_s=settle_s,
         )
+        self.clocks = self._node.clocks
         self.pods: dict[str, PodLife] = {}
         self._errors: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -8,8 +8,9 @@ from pathlib import Path
 class Log:
     """What one container wrote in one life: `<time> <line>` in files, the newest last."""
 
-    def __init__(self, folder: Path, container_id: str) -> None:
+    def __init__(self, folder: Path, container_id: str, ahead_s: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._ahead_ns = int(ahead_s * 1e9)
         self.id, self._folder = container_id, folder
         self.files = [folder / f"{container_id}.0"]
         self._file = self.files[0].open("ab", buffering=0)
@@ -53,7 +54,7 @@ class Log:
 
     def _stamped(self, line: bytes) -> bytes:
         # containerd stamps each line, and no two alike.
-        self._last = max(time.time_ns(), self._last + 1)
+        self._last = max(time.time_ns() + self._ahead_ns, self._last + 1)
         seconds, nanos = divmod(self._last, 1_000_000_000)
         return b"%s.%09dZ %s\n" % (_seconds(seconds), nanos, line.removesuffix(b"\r"))
 

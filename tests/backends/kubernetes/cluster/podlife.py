@@ -47,7 +47,8 @@ class PodLife:
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node, self._pod = node, pod
-        self._sandbox = Sandbox(node.cache, node.network, pod, node.folder / pod["metadata"]["uid"])
+        folder, ahead_s = node.folder / pod["metadata"]["uid"], node.ahead_s(pod)
+        self._sandbox = Sandbox(node.cache, node.network, pod, folder, ahead_s)
         self._inits = pod["spec"].get("initContainers") or []
         first = INITIALIZING if self._inits else WAITING
         mains = [
@@ -219,7 +220,8 @@ class PodLife:
             return command
         tell(self._pod, "Created", "Container created", container=name)
         shared = self._pod["spec"].get("shareProcessNamespace")
-        container = Container(spec, command, self._sandbox.folder, first=not shared)
+        ahead_s = self._sandbox.ahead_s
+        container = Container(spec, command, self._sandbox.folder, first=not shared, ahead_s=ahead_s)
         # The kubelet keeps one dead container: with the next one's end the one before it is gone.
         self._logs.setdefault(name, []).append(container.log)
         await container.start()

@@ -13,6 +13,7 @@ from tests.backends.kubernetes.cluster.network import Network, hostname
 from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
 
 NODE = "localhost"
+CLOCK = "WARM_CLOCK_AHEAD_S"  # read by ``warm/interpreter.py``
 
 
 class MissingVolume(Exception):
@@ -38,8 +39,10 @@ class Command:
 class Sandbox:
     """A pod's folder and what its containers see of the world."""
 
-    def __init__(self, cache: KubeletCache, network: Network, pod: Object, folder: Path) -> None:
-        self._cache, self._pod, self.folder = cache, pod, folder
+    def __init__(
+        self, cache: KubeletCache, network: Network, pod: Object, folder: Path, ahead_s: float
+    ) -> None:
+        self._cache, self._pod, self.folder, self.ahead_s = cache, pod, folder, ahead_s
         self._space = pod["metadata"]["namespace"]
         self._rewrite = network.rewriter(pod)
         self.address = network.address(pod)
@@ -109,6 +112,8 @@ class Sandbox:
         basics = {"PATH": path, "HOME": str(home), "TMPDIR": str(self._temporary()), "LANG": "C.UTF-8"}
         # The pods' network of this machine: gloo would look for the host's own name.
         wires = {"PET_LOCAL_ADDR": self.address, "GLOO_SOCKET_IFNAME": "lo"}
+        if self.ahead_s:
+            wires[CLOCK] = str(self.ahead_s)
         environment = basics | wires | {"HOSTNAME": hostname(self._pod)} | environment
         argv[0] = program(argv, environment["PATH"])
         work = container.get("workingDir")

@@ -134,7 +134,10 @@ class Scheduler:
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim and not self._store.find(CLAIMS, pod["metadata"]["namespace"], claim):
                 return f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found. {HELPLESS}'
-        for taint in self._store.get(HOSTS, "", NODE)["spec"].get("taints") or ():
+        host = self._store.get(HOSTS, "", NODE)["spec"]
+        if host.get("unschedulable"):
+            return f"0/1 nodes are available: 1 node(s) were unschedulable. {HELPLESS}"
+        for taint in host.get("taints") or ():
             if taint["effect"] != "PreferNoSchedule" and not _tolerated(spec, taint):
                 said = f"{taint['key']}: {taint.get('value', '')}"
                 return f"0/1 nodes are available: 1 node(s) had untolerated taint {{{said}}}. {HELPLESS}"

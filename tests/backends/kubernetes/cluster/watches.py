@@ -35,6 +35,7 @@ class Watches:
     def __init__(self, store: Store, faults: Faults) -> None:
         self._store, self._faults = store, faults
         self.open: list[str] = []
+        self.lag_s = 0.0  # how late a client hears of a change
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Stream changes until the time is up, the history is gone or the client leaves."""
@@ -46,7 +47,7 @@ class Watches:
         self._store.listeners[call.resource].add(changed)
         try:
             with self._seen(call):
-                await self._stream(Watch(self._store, call), response, changed)
+                await self._stream(call, response, changed)
         finally:
             self._store.listeners[call.resource].discard(changed)
         return response
@@ -64,8 +65,8 @@ class Watches:
         finally:
             self.open.remove(call.http.path_qs)
 
-    async def _stream(self, watch: "Watch", response: web.StreamResponse, changed: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
+    async def _stream(self, call: Call, response: web.StreamResponse, changed: asyncio.Event) -> None:
+        watch, loop = Watch(self._store, call), asyncio.get_running_loop()
         end = loop.time() + watch.seconds
         for line in watch.beginning():
             await response.write(line)
@@ -74,6 +75,8 @@ class Watches:
             if watch.expired():
                 await response.write(_line("ERROR", watch.too_old()))
                 return
+            if late := self.lag_s if watch.behind() and call.user != CONTROLLER else 0.0:
+                await asyncio.sleep(late)
             for line in watch.news():
                 await response.write(line)
             try:

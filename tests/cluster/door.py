@@ -1,0 +1,78 @@
+"""A way to a cluster that can be cut, whoever's the cluster is: an outage, as it is seen from here."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+
+class Door:
+    """A port of this machine that leads to another one, unless it is shut."""
+
+    def __init__(self, there: tuple[str, int]) -> None:
+        self._there = there
+        self._ends: list[socket.socket] = []
+        self._opened: socket.socket | None = None
+        self.port = 0
+        self.open()
+
+    def open(self) -> None:
+        """Let connections through again."""
+        if self._opened is None:
+            self._opened = socket.create_server(("127.0.0.1", self.port), reuse_port=True)
+            self.port = self._opened.getsockname()[1]
+            threading.Thread(target=self._take, args=(self._opened,), daemon=True).start()
+
+    def shut(self) -> None:
+        """Break all connections, and let none through."""
+        opened, self._opened = self._opened, None
+        ends, self._ends = self._ends, []
+        for each in (opened, *ends):
+            if each is not None:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
+
+    def _take(self, opened: socket.socket) -> None:
+        with suppress(OSError):  # it is shut
+            while True:
+                near, _ = opened.accept()
+                far = socket.create_connection(self._there)
+                self._ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=_carry, args=(one, other), daemon=True).start()
+
+
+def _carry(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def behind_a_door(config: dict[str, Any]) -> Iterator[tuple[Path, Door]]:
+    """Yield a kubeconfig that reaches the cluster of this one through a door, and the door."""
+    [cluster] = [each["cluster"] for each in config["clusters"]]
+    url = urlsplit(cluster["server"])
+    assert url.hostname is not None
+    door = Door((url.hostname, url.port or 443))
+    cluster["server"] = f"{url.scheme}://127.0.0.1:{door.port}"
+    if url.scheme == "https":
+        cluster["tls-server-name"] = url.hostname
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config"
+        path.write_text(yaml.safe_dump(config))
+        try:
+            yield path, door
+        finally:
+            door.shut()
