@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
     from nbtorchjob.runs import Runs, as_completed
-    from nbtorchjob.runtime.artifacts import artifacts_dir
-    from nbtorchjob.runtime.checkpoints import attempt, checkpoint_dir
-    from nbtorchjob.runtime.errors import RecoverableError
-    from nbtorchjob.runtime.leaving import Leaving, leaving
-    from nbtorchjob.runtime.report import report
+    from nbtorchjob.runtime.api.artifacts import artifacts_dir
+    from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
+    from nbtorchjob.runtime.api.leaving import Leaving, leaving
+    from nbtorchjob.runtime.api.report import report
+    from nbtorchjob.runtime.facts.errors import RecoverableError
     from nbtorchjob.spec.cluster import Cluster
     from nbtorchjob.spec.config import (
         CleanPodPolicy,
@@ -137,11 +137,11 @@ _HOMES = {
     "job": ("Job",),
     "labs": ("Lab",),
     "runs": ("Runs", "as_completed"),
-    "runtime.artifacts": ("artifacts_dir",),
-    "runtime.checkpoints": ("attempt", "checkpoint_dir"),
-    "runtime.errors": ("RecoverableError",),
-    "runtime.leaving": ("Leaving", "leaving"),
-    "runtime.report": ("report",),
+    "runtime.api.artifacts": ("artifacts_dir",),
+    "runtime.api.checkpoints": ("attempt", "checkpoint_dir"),
+    "runtime.facts.errors": ("RecoverableError",),
+    "runtime.api.leaving": ("Leaving", "leaving"),
+    "runtime.api.report": ("report",),
     "spec.jobspec": ("JobSpec",),
     "frontends.panel": ("ConfigPanel",),
 }

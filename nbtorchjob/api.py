@@ -21,7 +21,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import profiles, site
 from nbtorchjob.spec.config import Launch
-from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec, job_name
 from nbtorchjob.state import JobInfo, JobState, turns
 from nbtorchjob.text.hints import hint

@@ -278,9 +278,9 @@ class DamagedError(NBTorchJobError):
 class JobFailedError(NBTorchJobError):
     """The job ran and didn't succeed; the message holds the first failing rank's traceback.
 
-    ``error`` is that exception as data (``nbtorchjob.runtime.errors.Error``), if one ended the job: its type,
-    message and frames, each with its ``variables``, described. ``drawn`` says that a card has shown all that,
-    so that a notebook needn't do so once more.
+    ``error`` is that exception as data (``nbtorchjob.runtime.facts.errors.Error``), if one ended the job: its
+    type, message and frames, each with its ``variables``, described. ``drawn`` says that a card has shown
+    all that, so that a notebook needn't do so once more.
     """
 
     drawn = False

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import artifacts, backend_of, ranklogs, stacks
-from nbtorchjob.backends.artifacts import Artifact
+from nbtorchjob.backends import backend_of, downloads, inspection
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
     JobCancelledError,
     JobFailedError,
@@ -27,21 +27,20 @@ from nbtorchjob.errors import (
     failed,
 )
 from nbtorchjob.machine import interrupts
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.loop import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.events import Event
-from nbtorchjob.state.loglines import LogLine, Wanted, compiled
-from nbtorchjob.state.text import facts, failures
+from nbtorchjob.state.logs import LogLine, Wanted, compiled
+from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from nbtorchjob.backends.debugging import Session
+    from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
-    from nbtorchjob.state.text.profile import MemoryProfile, Profile
-    from nbtorchjob.state.text.stacks import Stacks
+    from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -188,7 +187,7 @@ class Job(Generic[T]):
             return None
         early = self.state.stopped_early
         said = runs.STOPPED if early else phase.value
-        text = "\n".join([f"{self.name} {said}", *failures.lines(self.state)])
+        text = "\n".join([f"{self.name} {said}", *attempts.lines(self.state)])
         if early:
             stopped = JobStoppedError(text)
             stopped.metrics = runs.metrics(self.state)
@@ -224,8 +223,8 @@ class Job(Generic[T]):
     def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
         """Wait for the end and return a rank's value as the bytes it came in, which nothing has unpickled.
 
-        For one that can't be rebuilt here; ``nbtorchjob.runtime.wire`` says how it is laid out. Raises
-        as :meth:`result` does.
+        For one that can't be rebuilt here; ``nbtorchjob.runtime.objects.wire`` says how it is laid out.
+        Raises as :meth:`result` does.
         """
         self._succeeded(timeout)
         return self._fetched(self.info.speaker if rank is None else rank).path.read_bytes()
@@ -299,14 +298,14 @@ class Job(Generic[T]):
             self.check_rank(rank)
         if node is not None:
             self.check_node(node)
-        return filter(wanted.has, ranklogs.lines(self._backend, self._known(), rank=rank, node=node))
+        return filter(wanted.has, downloads.lines(self._backend, self._known(), rank=rank, node=node))
 
     def archive(self, *, times: bool = False) -> Iterator[bytes]:
         """Return all ranks' logs so far as a zip archive, in pieces: ``JOB/rank-0.log`` and so on.
 
         With ``times`` each line has its time in front, as ``nbtorchjob logs --timestamps`` prints it.
         """
-        return ranklogs.archive(self._backend, self._known(), times=times)
+        return downloads.zip_logs(self._backend, self._known(), times=times)
 
     def artifacts(
         self, folder: str | Path | None = None, *, attempt: int | None = None
@@ -319,8 +318,8 @@ class Job(Generic[T]):
         """
         state = self._known()
         if folder is None:
-            return artifacts.listed(self._backend, state, attempt)
-        return artifacts.copy(self._backend, state, Path(folder), attempt)
+            return downloads.listed(self._backend, state, attempt)
+        return downloads.copy(self._backend, state, Path(folder), attempt)
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.
@@ -328,7 +327,7 @@ class Job(Generic[T]):
         Of a node that doesn't answer within ``timeout`` seconds, and of a job that has ended, the result has
         what was known last. Nothing that is asked changes the job.
         """
-        return stacks.ask(self._backend, self._known(), timeout)
+        return inspection.ask(self._backend, self._known(), timeout)
 
     def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
         """Have a rank profiled for the next ``seconds``: a trace in ``folder``, and where its time went.
@@ -337,9 +336,9 @@ class Job(Generic[T]):
         seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late: most handles are asked for none
+        from nbtorchjob.backends import inspection  # late: most handles are asked for none
 
-        return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
+        return inspection.take(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
         """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
@@ -347,9 +346,9 @@ class Job(Generic[T]):
         Raises as :meth:`profile` does, also where the rank uses no accelerator.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late, as above
+        from nbtorchjob.backends import inspection  # late, as above
 
-        return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
+        return inspection.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
         """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.
@@ -359,18 +358,18 @@ class Job(Generic[T]):
         """
         if rank is not None:
             self.check_rank(rank)
-        from nbtorchjob.backends import debugging  # late, as above
+        from nbtorchjob.backends import talk  # late, as above
 
-        return debugging.session(self._backend, self._known(), rank, by)
+        return talk.session(self._backend, self._known(), rank, by)
 
     def release(self) -> list[int]:
         """Let go of all ranks that are held where they failed; return which.
 
         Raises ``AskError`` where none is held, and ``JobEndedError``.
         """
-        from nbtorchjob.backends import debugging  # late, as above
+        from nbtorchjob.backends import talk  # late, as above
 
-        return debugging.release(self._backend, self._known())
+        return talk.release(self._backend, self._known())
 
     def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

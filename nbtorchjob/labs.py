@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
-from nbtorchjob.backends.asking import MOST
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import Theirs, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import compare, here, images
@@ -35,18 +35,18 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.lead import ANEW, ELSEWHERE, NOT_YET
+from nbtorchjob.runtime.lab.lab import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import facts, labs
 from nbtorchjob.state.turns import Stage
-from nbtorchjob.text import spans, words
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
-    from nbtorchjob.backends.talking import Talk
+    from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
 
 T = TypeVar("T")
@@ -492,8 +492,8 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
         rank = str(rank)
     if isinstance(rank, str):
         try:
-            return spans.parse(rank)
-        except spans.SpansError:
+            return words.parse(rank)
+        except words.SpansError:
             raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3") from None
     numbers = (rank,) if isinstance(rank, bool) else tuple(rank)
     for each in numbers:

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.capture import settings
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import identity, settings
+from nbtorchjob.payload import identity
 from nbtorchjob.spec import grid, site
-from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin
 from nbtorchjob.state.events import CheckoutTold
@@ -181,7 +182,7 @@ def send_runs(
 
     They share one payload. Raises as :func:`send` does, with nothing left behind.
     """
-    from nbtorchjob.capture import given as varying
+    from nbtorchjob.capture import arguments as varying
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
 

@@ -15,7 +15,7 @@ from traitlets.config import Config
 
 import nbtorchjob
 from nbtorchjob.machine import folders
-from nbtorchjob.runtime import carried
+from nbtorchjob.runtime.rank import carried
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 

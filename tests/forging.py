@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import NOBODY
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo
 from nbtorchjob.state import events as ev
 

@@ -15,9 +15,9 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
 from nbtorchjob.payload.results import Fetched
-from nbtorchjob.runtime import wire
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.runtime.samples import RUNS, STOPPED, RankSample
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample
+from nbtorchjob.runtime.objects import wire
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT

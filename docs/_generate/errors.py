@@ -11,11 +11,11 @@ from docs._generate.markdown import code
 from nbtorchjob import errors
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.frontends.cli.commands import EXITS
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import Budget, Failure
 from nbtorchjob.state.attempts import budget
 from nbtorchjob.state.failure import Cause, Reason, of_agent, table
-from nbtorchjob.state.failure.rows import Row
+from nbtorchjob.state.failure.cause import Row
 
 _INTRO = """# Errors
 

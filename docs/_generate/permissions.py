@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from docs._generate.markdown import code, table
-from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.doctor.rights import (
     ALWAYS,
     BEATS,
@@ -19,7 +18,7 @@ from nbtorchjob.backends.kubernetes.doctor.rights import (
     rights,
 )
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.rights import Use
+from nbtorchjob.backends.kubernetes.objects.rights import Use, grant
 
 _INTRO = """# Permissions on a cluster
 

@@ -1,4 +1,7 @@
-"""What a backend can do: six verbs that every one has, and defaults for the rest."""
+"""What a backend can do: six verbs that every one has, and defaults for the rest.
+
+Who enforces one of a job's policies or budgets.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
-    from nbtorchjob.backends.talking import Talk
+    from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
     from nbtorchjob.environment.images import Contents
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.turns import View
+
 
 Summary = TypeVar("Summary", bound=Mapping[str, Any])
 
@@ -288,7 +292,7 @@ class Backend(ABC):
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
         """Bring a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
 
-        ``backends/artifacts`` checks what is in it.
+        ``backends/downloads`` checks what is in it.
         """
         self._refuse("artifacts", name)
 
@@ -361,3 +365,23 @@ def no_cluster(spec: JobSpec) -> None:
             if (value := getattr(role, name)) is not None:
                 whose = f"to a {type(role).__name__} on the {spec.backend} backend: pods have such"
                 raise SpecError(name, value, whose, Shape.CONFLICT)
+
+
+class Enforced(FrozenDataclass):
+    """Who enforces one policy: each text says how, or why, and is empty for whoever has no part in it."""
+
+    natively: str = ""
+    by_us: str = ""
+    refused: str = ""
+
+    @property
+    def who(self) -> str:
+        """Who, in a few words."""
+        return " and ".join(self._texts())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{who}: {text}" for who, text in self._texts().items())
+
+    def _texts(self) -> dict[str, str]:
+        found = {"natively": self.natively, "by us": self.by_us, "refused": self.refused}
+        return {who: text for who, text in found.items() if text}

@@ -12,7 +12,7 @@ from nbtorchjob.machine import loop
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.text import facts, failures
+from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
 
 _PATIENCE_S = 600.0  # an image may have to be pulled
@@ -42,7 +42,7 @@ def ask(backend: Backend, info: JobInfo) -> None:
     finally:
         backend.delete(info.address)
     if state.environment is None:
-        why = failures.lines(state) or [wait.text for wait in state.waiting]
+        why = attempts.lines(state) or [wait.text for wait in state.waiting]
         ended = f"is {facts.phase(state)} after {words.duration(_PATIENCE_S)}"
         raise ClusterError(f"the image didn't tell what it has: {info.name} {' '.join(why) or ended}")
 

@@ -7,7 +7,7 @@ from collections import deque
 
 from nbtorchjob.state.progress import RECENT
 
-# How the line of a ``report()`` begins, as ``runtime/emit.py`` writes it.
+# How the line of a ``report()`` begins, as ``runtime/facts/emit.py`` writes it.
 REPORTED = b'{"event": "Reported"'
 
 # And of what a node uses.

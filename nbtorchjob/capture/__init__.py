@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from nbtorchjob.capture.lookup import Theirs
     from nbtorchjob.capture.modules import LocalFile
-    from nbtorchjob.capture.needs import Need, of_notebook
+    from nbtorchjob.capture.packages import Need, of_notebook
     from nbtorchjob.capture.report import Ship
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels

@@ -20,32 +20,22 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import (
-    arguments,
-    cells,
-    debuggers,
-    imported,
-    logged,
-    lookup,
-    modules,
-    pickling,
-    report,
-    unpicklable,
-)
-from nbtorchjob.capture import given as varying
+from nbtorchjob.capture import arguments, cells, imported, lookup, modules, pickling, report, settings
+from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
+from nbtorchjob.capture.packages import NO_IMPORTS, Imports, Need, needs
 from nbtorchjob.capture.report import Ship
 from nbtorchjob.capture.shipped import Shipped, ShippedFile
-from nbtorchjob.environment.installer import Installer
-from nbtorchjob.environment.wanted import NOTHING as INSTALLS_NOTHING
-from nbtorchjob.environment.wanted import Wanted
+from nbtorchjob.environment.requirements import NOTHING as INSTALLS_NOTHING
+from nbtorchjob.environment.requirements import Wanted
+from nbtorchjob.environment.wheels import Installer
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime import carried, importable, pickler
-from nbtorchjob.runtime.sources import ANCHOR, Codes, SourceError, check
+from nbtorchjob.runtime.objects import importable, pickler
+from nbtorchjob.runtime.objects.sources import ANCHOR, Codes, SourceError, check
+from nbtorchjob.runtime.rank import carried
 
 _LABEL = 60
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -159,7 +149,7 @@ def from_cell(
         varying.check_read(given, _looked_up(cell, namespace), cell.sets, "the cell")
         theirs = Theirs(frozenset(given))
     names, notes = lookup.captured(cell, namespace, former, theirs)
-    stops = "breakpoint" not in {*names, *cell.sets} and debuggers.stops(
+    stops = "breakpoint" not in {*names, *cell.sets} and cells.stops(
         compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     )
     kwargs: dict[str, Any] = {}
@@ -197,7 +187,7 @@ def from_cell(
     except CaptureError:
         # As after the cell has run here: what it sets itself needn't come along unless it reads it before.
         unsure = cell.sets | cell.texts
-        stays = [name for name in names if name in unsure and unpicklable.fails(namespace[name])]
+        stays = [name for name in names if name in unsure and pickling.fails(namespace[name])]
         if not stays:
             raise
         taken = take([name for name in names if name not in stays])
@@ -419,7 +409,7 @@ def _take(
 ) -> Call:
     began = time.time()
     objects = {**objects, **theirs.push}
-    call["logging"], handlers = logged.setup()
+    call["logging"], handlers = settings.setup()
     call["carried"] = carried.told()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
@@ -432,7 +422,7 @@ def _take(
     except CaptureError:
         raise
     except Exception as exc:  # whatever an object's own code raises while it is pickled
-        raise unpicklable.explain(objects, exc) from exc
+        raise pickling.explain(objects, exc) from exc
     folder = root or working()
     named = frozenset((*pickled.seen.modules, *imports))
     paths, left = modules.local_paths(named, folder)
@@ -455,10 +445,10 @@ def _take(
             *imported.differences(paths),
             *imported.patched(named, taken),
             *left,
-            *(handlers if logged.used(taken, imports) else ()),
+            *(handlers if settings.used(taken, imports) else ()),
         ),
         began=began,
-        stops=pickled.seen.stops or any(debuggers.file_stops(file.data) for file in files),
+        stops=pickled.seen.stops or any(cells.file_stops(file.data) for file in files),
         imports=Imports(frozenset(pickled.seen.surely), named, texts),
         codes=tuple(pickled.seen.codes),
         code=pickled.seen.code,

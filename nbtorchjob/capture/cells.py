@@ -2,6 +2,8 @@
 
 The names come from bytecode, so they are exactly those that the cell will look up when it runs.
 A name counts as read unless the cell has surely set it itself before.
+
+Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug/debugger``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from weakref import WeakKeyDictionary
 from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import pickler, rank_api
+from nbtorchjob.runtime.api import rank_api
+from nbtorchjob.runtime.objects import pickler
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 # What the compiler reads and sets by itself.
@@ -269,3 +272,28 @@ def _refuse_ipython(text: str, exc: SyntaxError) -> None:
             f"line {exc.lineno}: {line.strip()!r} is IPython's, and a rank runs plain Python; "
             "put it in a cell of its own"
         ) from exc
+
+
+_READS = ("LOAD_NAME", "LOAD_GLOBAL")
+_FINDS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", *_READS)
+_NAMES = {"breakpoint", "set_trace"}
+_TEXTS = (b"breakpoint(", b"set_trace(")
+
+
+def stops(code: CodeType) -> bool:
+    """Whether ``code``, or code that it defines, asks for a debugger by name."""
+    # Hardly any code has such a name, and to take it apart costs a hundred times as much as to see that.
+    if not _NAMES.isdisjoint(code.co_names) and any(_asks(each) for each in dis.get_instructions(code)):
+        return True
+    return any(stops(each) for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _asks(each: dis.Instruction) -> bool:
+    return (each.opname in _READS and each.argval == "breakpoint") or (
+        each.opname in _FINDS and each.argval == "set_trace"
+    )
+
+
+def file_stops(source: bytes) -> bool:
+    """Whether a file's text looks as if its code did; a comment is taken for code."""
+    return any(text in source for text in _TEXTS)

@@ -12,8 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture import opened
-from nbtorchjob.runtime import importable, pickler
-from nbtorchjob.text import values
+from nbtorchjob.runtime.objects import importable, pickler
+from nbtorchjob.text import words
 
 
 def differences(paths: Mapping[str, Path]) -> list[str]:
@@ -118,7 +118,7 @@ def _set_here(
         if key in literals and bound.count(key) == 1:
             value = literals[key]
             if type(here) is not type(value) or here != value:
-                yield f"{owner}.{key} is {values.short(here)} here, and {values.short(value)} {anew}"
+                yield f"{owner}.{key} is {words.short(here)} here, and {words.short(value)} {anew}"
             continue
         function = here.__func__ if type(here) in (staticmethod, classmethod) else here
         code = function.__code__ if type(function) is FunctionType else None

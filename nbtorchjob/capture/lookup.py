@@ -15,7 +15,8 @@ from typing import Any
 from nbtorchjob.capture.cells import Cell, Read, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import pickler, rank_api
+from nbtorchjob.runtime.api import rank_api
+from nbtorchjob.runtime.objects import pickler
 
 _LISTS = {"globals", "locals", "vars", "dir"}
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")

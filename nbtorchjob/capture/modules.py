@@ -18,7 +18,7 @@ from pathlib import Path
 from nbtorchjob.capture.cells import imported
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import importable
+from nbtorchjob.runtime.objects import importable
 from nbtorchjob.text import words
 
 LIMIT = 32_000_000

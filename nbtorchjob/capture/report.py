@@ -11,8 +11,8 @@ from nbtorchjob.capture import digests
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.described import is_secret
-from nbtorchjob.runtime.memory import Memory
+from nbtorchjob.runtime.facts.described import is_secret
+from nbtorchjob.runtime.objects.memory import Memory
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.

@@ -17,7 +17,7 @@ from nbtorchjob.text.terminal import safe
 from nbtorchjob.text.words import ranks
 
 if TYPE_CHECKING:
-    from nbtorchjob.backends.debugging import Session
+    from nbtorchjob.backends.talk import Session
 
 _FIRST_S = 30.0  # for a rank to say anything at all
 _NEXT_S = 3.0  # for one that goes on to stop again

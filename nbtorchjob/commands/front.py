@@ -1,4 +1,7 @@
-"""The interface between a verb and what shows it: a notebook, or a terminal."""
+"""The interface between a verb and what shows it: a notebook, or a terminal.
+
+What this session remembers: what a bare ``%%torchjob`` starts from, and the job it submitted last.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
-from nbtorchjob.state.loglines import ALL, LogLine, Wanted
+from nbtorchjob.state.logs import ALL, LogLine, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
     from nbtorchjob.ui.runs.view import RunsView
+
+
+from typing import TYPE_CHECKING
+
+from nbtorchjob.spec import profiles
+
+if TYPE_CHECKING:
+    from nbtorchjob.job import Job
 
 
 class Given(NamedTuple):
@@ -155,3 +166,39 @@ class Front(Protocol):
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
         """Show a job's value; return the line's value. ``out`` names the variable that receives it."""
+
+
+_chosen: list[JobSpec] = []  # the one that holds, if any
+_newest: list[Job[Any]] = []  # as above
+
+
+def default() -> JobSpec:
+    """Return the spec that a line of options overrides if it names no profile. Raises ``SpecError``."""
+    return _chosen[0] if _chosen else profiles.default()
+
+
+def use(spec: JobSpec | None) -> None:
+    """Make ``spec``, a panel's settings, the session's default; None restores the default profile."""
+    _chosen[:] = [] if spec is None else [spec]
+
+
+def newest() -> Job[Any] | None:
+    """Return the job that ``%torchjob`` refers to without a name, if there is one."""
+    return _newest[0] if _newest else None
+
+
+def remember(job: Job[Any]) -> Job[Any]:
+    """Make :func:`newest` return ``job``; return it, too."""
+    _newest[:] = [job]
+    return job
+
+
+def forget(job: Job[Any]) -> None:
+    """Make :func:`newest` return None, if it returned this job."""
+    _newest[:] = [newest for newest in _newest if newest.info.address != job.info.address]
+
+
+def end() -> None:
+    """Forget all of it; jobs keep running."""
+    _chosen.clear()
+    _newest.clear()

@@ -15,13 +15,13 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime.lead import TEXT
+from nbtorchjob.runtime.lab.lab import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.turns import Stage, Turn
-from nbtorchjob.text import spans, words
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.record import record
 
@@ -95,8 +95,8 @@ def _parted(given: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
         if flag == CELLS:
             spelled = value if equals else next(words_, "")
             try:
-                cells = spans.parse(spelled)
-            except spans.SpansError:
+                cells = words.parse(spelled)
+            except words.SpansError:
                 told = f"--cells needs cells, such as 1,3-5: got {spelled!r}"
                 raise LineError(f"{hint('promote')}: {told}") from None
         else:
@@ -128,7 +128,7 @@ def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
     for turn in found:
         if why := _unrepeatable(turn):
             rest = [each.number for each in found if not _unrepeatable(each)]
-            without = f"; --cells {spans.spell(rest)} leaves it out" if rest else ""
+            without = f"; --cells {words.spell(rest)} leaves it out" if rest else ""
             raise LineError(f"{hint('promote')}: {turn.name} can't be repeated: {why}{without}")
     return found
 

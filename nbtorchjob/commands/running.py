@@ -1,15 +1,20 @@
-"""The verbs that wait for a job or return its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``."""
+"""The verbs that wait for a job or return its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``.
+
+A point in time, as people write it: how long ago, or when.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, submission
-from nbtorchjob.commands import runs, session, when
-from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab
+from nbtorchjob.commands import runs
+from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab, remember
 from nbtorchjob.errors import (
     ClusterError,
     JobNotFoundError,
@@ -22,16 +27,32 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state import loglines, turns
+from nbtorchjob.state import turns
 from nbtorchjob.state.info import MARK
+from nbtorchjob.state.logs import Wanted, compiled
 from nbtorchjob.state.text import labs
-from nbtorchjob.text import values, words
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.ui.card import view
+
+_AGO = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def read(name: str, text: str, now: float) -> float:
+    """Read "10m" (before ``now``) or an ISO 8601 time, the zone this machine's; raises ``SpecError``."""
+    if ago := _AGO.fullmatch(text):
+        return now - float(ago[1]) * _SECONDS[ago[2]]
+    try:
+        # Python 3.10 doesn't read "Z".
+        return datetime.fromisoformat(re.sub("Z$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError) as exc:
+        raise SpecError(name, text, "how long ago (30s, 10m, 2h, 1d), or a time (2026-03-01T14:30)") from exc
+
 
 _WHEN = ("since", "until")
 
@@ -126,9 +147,9 @@ def logs(given: Given, front: Front) -> None:
     if follow and tail is not None:
         raise LineError("nbtorchjob logs: --follow starts at the beginning, so omit --tail")
     now = time.time()
-    since, until = (when.read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
-    pattern = loglines.compiled(options["grep"], "--grep") if "grep" in options else None
-    wanted = loglines.Wanted(since, until, pattern)
+    since, until = (read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
+    pattern = compiled(options["grep"], "--grep") if "grep" in options else None
+    wanted = Wanted(since, until, pattern)
     timestamps = options.get("timestamps", False)
     alone = whose in ([], ["--rank"])
     front.log(job, AskedLog(rank if alone else None, node, tail, follow, timestamps, wanted))
@@ -247,7 +268,7 @@ def _hold(
 ) -> Any:
     """Make ``job`` the newest, and follow it unless it is detached."""
     with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
-        session.remember(job)
+        remember(job)
         if asked.detach:
             return front.detached(job, asked.out)
         with front.reading(job), front.failing(job):
@@ -269,7 +290,7 @@ def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
         drawn.close(job.state)
         raise view.short(exc, drawn) from None
     nothing = value is None or (job.state.info.all_ranks and all(each is None for each in value))
-    drawn.close(job.state, view.NO_VALUE if nothing else values.short(value))
+    drawn.close(job.state, view.NO_VALUE if nothing else words.short(value))
     return value
 
 

@@ -104,6 +104,6 @@ def _dry_run(asked: Asked) -> str:
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    from nbtorchjob.capture import given  # late, as above
+    from nbtorchjob.capture import arguments  # late, as above
 
-    return given.said(given.shown(row))
+    return arguments.said(arguments.shown(row))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
-from nbtorchjob.commands import runs, session
+from nbtorchjob.commands import front, runs
 from nbtorchjob.commands.front import Answer, Answers, Find, Given
 from nbtorchjob.environment import lock as requirements
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
@@ -23,10 +23,10 @@ from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.text import facts, queueing
+from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui import findings, jobs_table
+from nbtorchjob.ui import jobs_table, parts
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, record
 
@@ -47,7 +47,7 @@ def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpe
             say(f"Note: {note}")
     # Twice: the profile that the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
-    found = options.parse(line, profiles.load(profile) if profile else session.default())
+    found = options.parse(line, profiles.load(profile) if profile else front.default())
     if say is not None:
         for note in found[1].notes:
             say(f"Note: {note}")
@@ -132,7 +132,7 @@ def profile(given: Given, find: Find) -> Answers:
         seconds = float(asked)
     except ValueError:
         raise LineError(f"{hint('profile')}: --seconds needs a number, got {asked!r}") from None
-    from nbtorchjob.backends import profiles  # late: most lines profile nothing
+    from nbtorchjob.backends import inspection as profiles  # late: most lines profile nothing
 
     profiles.check(seconds, Path(given.options.get("folder", ".")))
     what = "memory of " if memory else ""
@@ -161,7 +161,7 @@ def artifacts(given: Given, find: Find) -> Answers:
 
 def config(given: Given, find: Find) -> Answers:
     """Write a job's options, or those of new jobs, as one line."""
-    spec = find(given.name).info.asked if given.words else session.default()
+    spec = find(given.name).info.asked if given.words else front.default()
     line = options.magic_line(spec)
     yield Answer(run_hint(line), {"line": line, "spec": spec.to_json()})
 
@@ -189,7 +189,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     try:
         job.wait(timeout)
         state, now = job.state, time.time()
-        how = f"; {said}" if (said := queueing.held(state)) else ""
+        how = f"; {said}" if (said := lifetime.held(state)) else ""
         return Answer(f"{job.name} {facts.status(state, now)}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
@@ -209,7 +209,7 @@ def delete(given: Given, find: Find) -> Answers:
             continue
         for job in jobs:
             job.delete()
-            session.forget(job)
+            front.forget(job)
             shown = name if len(jobs) == 1 else job.name
             yield Answer(f"{shown} deleted", {"name": shown})
 
@@ -219,7 +219,7 @@ def suspend(given: Given, find: Find) -> Answers:
     for name in given.words:
         job = find(name)
         job.suspend()
-        how = f": {said}" if (said := queueing.held(job.state)) else ""
+        how = f": {said}" if (said := lifetime.held(job.state)) else ""
         yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
@@ -290,7 +290,7 @@ def doctor(given: Given, _find: Find) -> Answers:
     images = backend(spec.backend).has_images
     found = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
     told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
-    yield Answer(findings.text(found), {"findings": told}, good=all(each.good for each in found))
+    yield Answer(parts.finding_lines(found), {"findings": told}, good=all(each.good for each in found))
 
 
 @contextmanager

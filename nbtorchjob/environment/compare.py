@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import environment, needed, torch_versions
-from nbtorchjob.runtime.versions import compatible
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.install.needed import compatible
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
 HEAD = ("module", "distribution", "here", "there", "verdict")
-OLDEST_PYTHON = (3, 8)  # of a node: as in ``runtime/main.py``
+OLDEST_PYTHON = (3, 8)  # of a node: as in ``runtime/start/main.py``
 _OTHERS = "another's"  # a distribution of another name has the module
 
 _named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match

@@ -20,7 +20,7 @@ from nbtorchjob.environment.here import Environment
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, record, state_dir
-from nbtorchjob.spec.typecheck import built
+from nbtorchjob.spec.validation import built
 from nbtorchjob.state.events import EnvironmentTold
 
 _FORGET_S = 90 * 24 * 3600.0

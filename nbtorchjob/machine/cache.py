@@ -1,16 +1,21 @@
-"""What takes long to make, kept for other processes of this user's; it may be removed at any time."""
+"""What takes long to make, kept for other processes of this user's; it may be removed at any time.
+
+Where compilers keep what they make on this machine: in a folder of the user's, for the next job.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
 from nbtorchjob.errors import NotOwnError
 from nbtorchjob.machine import folders
+from nbtorchjob.runtime.start import compilers
 
 _DIGEST = hashlib.sha256().digest_size
 _MOST = 32  # files of a kind
@@ -41,3 +46,49 @@ def _keep(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
     for old in sorted(path.parent.iterdir(), key=lambda each: -each.stat().st_mtime)[_MOST:]:
         old.unlink(missing_ok=True)
+
+
+_COMPILED, _TEMPORARY = "compiled", "tmp"
+_UNUSED_S = 30 * 24 * 3600.0
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that lead compilers to a folder which nobody else could have written to."""
+    return compilers.variables(str(_folder(_COMPILED)))
+
+
+def refuge(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return what a job with this environment needs to keep off others' files, and why; both mostly empty.
+
+    The folder that torch takes in the temporary one is made here, so that nobody else can. Where somebody
+    has, the job gets another temporary folder.
+    """
+    try:
+        folders.own(Path(compilers.default(env)))
+    except NotOwnError as exc:
+        temporary = str(_folder(_TEMPORARY))
+        return {"TMPDIR": temporary}, f"{exc}; until then this job's temporary folder is {temporary}"
+    return {}, ""
+
+
+def thin_out() -> None:
+    """Remove what nobody has used for a month."""
+    before = time.time() - _UNUSED_S
+    for kept in (_folder(_COMPILED), _folder(_TEMPORARY)):
+        for folder, below, names in os.walk(kept, topdown=False):
+            for path in (os.path.join(folder, name) for name in names):
+                with suppress(OSError):  # somebody else removes it, too
+                    found = os.lstat(path)
+                    if max(found.st_atime, found.st_mtime) < before:
+                        os.unlink(path)
+            for name in below:
+                with suppress(OSError):
+                    if os.lstat(os.path.join(folder, name)).st_mtime < before:
+                        os.rmdir(os.path.join(folder, name))
+
+
+def _folder(name: str) -> Path:
+    try:
+        return folders.own(folders.own(folders.cache_dir()) / name)
+    except NotOwnError:  # a home that others can write to, or nobody
+        return folders.own(folders.own(folders.state_dir() / "cache") / name)

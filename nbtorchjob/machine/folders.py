@@ -16,7 +16,7 @@ from secrets import token_bytes, token_hex
 import platformdirs
 
 from nbtorchjob.errors import NBTorchJobError, NotOwnError
-from nbtorchjob.runtime.wire import plain as plain
+from nbtorchjob.runtime.objects.wire import plain as plain
 
 STATE = "NBTORCHJOB_STATE_DIR"
 

@@ -1,4 +1,4 @@
-"""A call becomes the one file that travels (its layout: ``runtime/payload.py``)."""
+"""A call becomes the one file that travels (its layout: ``runtime/store/payload.py``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import packages, report, settings, stock
-from nbtorchjob.runtime import payload as wire
-from nbtorchjob.runtime.wire import ALIGN, sign
+from nbtorchjob.runtime.api import report
+from nbtorchjob.runtime.install import packages, stock
+from nbtorchjob.runtime.objects.wire import ALIGN, sign
+from nbtorchjob.runtime.rank import settings
+from nbtorchjob.runtime.store import payload as wire
 from nbtorchjob.spec.jobspec import JobSpec
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
 
 
 def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
-    """Return what ``runtime/packages`` reads: what is wanted, and where it is kept for the next job.
+    """Return what ``runtime/install/packages`` reads: what is wanted, and where it is kept for the next job.
 
     On this machine that is a folder of the user's, elsewhere the job's store.
     """

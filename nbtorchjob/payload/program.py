@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from nbtorchjob import runtime
 from nbtorchjob.machine import cache
-from nbtorchjob.runtime import modules as together
+from nbtorchjob.runtime.start import modules as together
 
 _HERE = Path(runtime.__file__).parent
 _TOGETHER = Path(together.__file__)
@@ -29,22 +29,22 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 
 # What a program that travels has only where a job needs it: 105 kB go to each pod, and into each Secret.
 PARTS = {
-    "environment": ("environment.py",),
-    "needs": ("needed.py",),
-    "strict": ("needed.py", "versions.py"),
-    "packages": ("needed.py", "packages.py"),
-    "stock": ("fetched.py", "stock.py"),
-    "mirror": ("mirror.py",),
-    "trainer status": ("trainerstatus.py",),
-    "ship": ("fetched.py", "shipped.py"),
-    "runs": ("given.py",),
-    "process": ("carried.py", "logsetup.py"),
-    "lab": ("keeper.py", "lab.py", "lead.py", "needed.py", "relay.py", "standing.py", "turns.py"),
-    "debugger": ("bridge.py", "debugger.py", "patience.py"),
+    "environment": ("install/environment.py",),
+    "needs": ("install/needed.py",),
+    "strict": ("install/needed.py",),
+    "packages": ("install/needed.py", "install/packages.py"),
+    "stock": ("install/stock.py",),
+    "mirror": ("api/mirror.py",),
+    "trainer status": ("api/trainerstatus.py",),
+    "ship": ("install/shipped.py",),
+    "runs": ("rank/given.py",),
+    "process": ("rank/carried.py", "rank/logsetup.py"),
+    "lab": ("install/needed.py", "lab/"),
+    "debugger": ("debug/",),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
-_ROLES = {"main.py": "__main__.py", "rank_api.py": "nbtorchjob/__init__.py"}
-_ABSENT = ("boot.py", "modules.py")
+_ROLES = {"start/main.py": "__main__.py", "api/rank_api.py": "nbtorchjob/__init__.py"}
+_ABSENT = ("start/boot.py", "start/modules.py")
 _ROOM = "nbtorchjob/runtime/"
 _PACKAGE = f"{_ROOM}__init__.py"
 
@@ -83,17 +83,21 @@ def modules() -> Iterator[tuple[str, bytes]]:
     """Yield the name of each module's file in the archive, and its source."""
     import cloudpickle  # late, as it is slow to import: most commands pack nothing
 
-    for path in sorted(_HERE.glob("*.py")):
-        if path.name not in _ABSENT:
-            yield _ROLES.get(path.name, _ROOM + path.name), path.read_bytes()
+    for path in sorted(_HERE.rglob("*.py")):
+        if (name := path.relative_to(_HERE).as_posix()) not in _ABSENT:
+            yield _ROLES.get(name, _ROOM + name), path.read_bytes()
     for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
         yield f"cloudpickle/{path.name}", path.read_bytes()
 
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    taken = {file for part in parts for file in PARTS[part]}
-    absent = {_ROOM + file for files in PARTS.values() for file in files if file not in taken}
-    found = {name: bare(source) for name, source in modules() if name not in absent}
+    taken = tuple(_ROOM + path for part in parts for path in PARTS[part])
+    absent = tuple(_ROOM + path for paths in PARTS.values() for path in paths)
+    found = {
+        name: bare(source)
+        for name, source in modules()
+        if not name.startswith(absent) or name.startswith(taken)
+    }
     found[_PACKAGE] = bare(_TOGETHER.read_bytes())
     yield from _together(found, _alike)
 

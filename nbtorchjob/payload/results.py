@@ -9,8 +9,8 @@ from typing import Any
 
 from nbtorchjob.errors import ResultError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import rebuilt
-from nbtorchjob.runtime.wire import Unpicklable, WireError, Withheld, read_value
+from nbtorchjob.runtime.objects import rebuilt
+from nbtorchjob.runtime.objects.wire import Unpicklable, WireError, Withheld, read_value
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import names
-from nbtorchjob.spec.cluster.quantities import quantities
+from nbtorchjob.spec.cluster.grammars import quantities
 from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 from nbtorchjob.spec.validation import (
     Frozen,

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.runtime.described import has_password, is_secret
+from nbtorchjob.runtime.facts.described import has_password, is_secret
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.policies import Retry

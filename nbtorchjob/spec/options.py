@@ -18,8 +18,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec import spellings
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
-from nbtorchjob.spec.early import Early
-from nbtorchjob.spec.grid import GroupOptions
+from nbtorchjob.spec.grid import Early, GroupOptions
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.overlay import (
     CLUSTER,

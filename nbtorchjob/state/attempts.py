@@ -54,7 +54,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED, Failure, culprit
 from nbtorchjob.state.failure import Cause, Reason

@@ -46,8 +46,8 @@ from signal import SIGKILL
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 from nbtorchjob.state.failure import Cause, Reason

@@ -22,9 +22,9 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from nbtorchjob.runtime.report import TOTALS
+from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.spec.condition import BEST, OWN, Name
-from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.progress import REPORT, as_float, latest, unit_of
 from nbtorchjob.state.series import Point, Series

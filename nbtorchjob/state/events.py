@@ -15,11 +15,11 @@ from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.emit import LONGEST_FACT
-from nbtorchjob.runtime.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
-from nbtorchjob.runtime.samples import RankSample
-from nbtorchjob.runtime.usage import GpuUse, RankUse
-from nbtorchjob.spec.typecheck import built, checked
+from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
+from nbtorchjob.runtime.facts.samples import RankSample
+from nbtorchjob.runtime.facts.usage import GpuUse, RankUse
+from nbtorchjob.spec.validation import built, checked
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ class Removed(FrozenDataclass):
 
 
 class NodeFailed(FrozenDataclass):
-    """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/exits.py``)."""
+    """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/facts/exits.py``)."""
 
     time: float
     node: int
@@ -755,7 +755,7 @@ _MOST_WHY = 160
 
 
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuild an event from the line a node wrote (``runtime/emit.py``); raises one of ``UNREADABLE``.
+    """Rebuild an event from the line a node wrote (``runtime/facts/emit.py``); raises one of ``UNREADABLE``.
 
     That is also raised for numbers that make no sense, such as a time that is no finite number.
     """
@@ -797,7 +797,7 @@ def believed(record: Any, line: bytes = b"") -> Event | None:
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
     """Yield the events that lines of JSON tell, as :func:`believed` does.
 
-    Half a line, from when a disk was full, says nothing: ``runtime/emit.py`` goes on with a whole one.
+    Half a line, from when a disk was full, says nothing: ``runtime/facts/emit.py`` goes on with a whole one.
     """
     for line in lines:
         event: Event | None = None

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from nbtorchjob.errors import DamagedError
-from nbtorchjob.runtime import displays
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.api import displays
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
@@ -26,8 +26,7 @@ from nbtorchjob.state.job import JobState
 from nbtorchjob.state.known import described
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import MAX_POINTS, Point, Series
-from nbtorchjob.state.use import Use
+from nbtorchjob.state.series import MAX_POINTS, Point, Series, Use
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -17,10 +17,10 @@ from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.typecheck import checked
+from nbtorchjob.spec.validation import checked
 from nbtorchjob.state.events import UNREADABLE
 
 US, OPERATOR = "us", "operator"

@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import Point, Series
-from nbtorchjob.state.use import Use
+from nbtorchjob.state.series import Point, Series, Use
 
 # Which error of which rank it is; the lowest is the first of the newest round.
 Described: TypeAlias = tuple[int, float, int]

@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from functools import cached_property
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 
 # How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.report import TOTALS
+from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.series import Point, Series
 

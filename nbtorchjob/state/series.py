@@ -1,14 +1,18 @@
-"""What a rank reports, thinned: an hour of training and a minute take the same room."""
+"""What a rank reports, thinned: an hour of training and a minute take the same room.
+
+What a node uses, thinned as reports are: a day and a minute take the same room.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.state import events as ev
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
 MAX_POINTS = 512
@@ -95,3 +99,36 @@ def _thinned(points: list[Point], most: int) -> tuple[Point, ...]:
     newest = points[-1].seq
     stride = _stride(newest, most)
     return tuple(p for p in points if p.seq % stride == 0 or p.seq == newest)
+
+
+_POINTS = 128
+# A GPU with less in its memory is another job's, or nobody's.
+_GPU_BYTES = 256_000_000
+
+
+class Use(FrozenDataclass):
+    """The newest that a node told of its use, and its course: see :func:`point`."""
+
+    newest: ev.Used
+    series: Series = field(default_factory=lambda: Series(most=_POINTS))
+
+    def add(self, event: ev.Used) -> Use:
+        """Take in one more."""
+        newest = max(self.newest, event, key=lambda each: (each.round, each.seq, each.time, repr(each)))
+        return Use(newest, self.series.add(event.round, point(event)))
+
+
+def point(event: ev.Used) -> Point:
+    """Return what is kept of each time; CPU seconds and the GPUs' only grow."""
+    gpus = [each for each in event.gpus if each.memory >= _GPU_BYTES]
+    told = {
+        "memory": event.memory,
+        "limit": event.limit,
+        "shm": event.shm,
+        "cores": event.cores,
+        "cpu": sum(each.cpu for each in event.uses),
+        "running": sum(each.running for each in event.uses),
+        "busy": sum(each.busy for each in gpus),
+        "watched": sum(each.watched for each in gpus),
+    }
+    return Point(event.seq, event.time, told)

@@ -12,6 +12,13 @@ A moment of the main thread belongs to the first of these that it is in:
     idle         the rest: it sleeps, or waits for something else
 
 How far the CPU was used is known between two looks only, so Python's part is right to some milliseconds each.
+
+Spans of time, from when until when in ns, as lists that are in order and don't overlap.
+
+What a rank told of its profile beside torch's own trace becomes a part of that.
+
+torch would record ``record_function``'s ranges and gloo's collectives itself, which isn't safe where a
+profile ends at any moment (``runtime/look/profiler``).
 """
 
 from __future__ import annotations
@@ -24,9 +31,50 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.errors import Frame
+from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.state.diagnosis.standing import Sources, library, place, users_frame
-from nbtorchjob.state.spans import Span, common, length, merged, without
+
+Span = tuple[int, int]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return such a list that covers what these cover."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(spans: Iterable[Span]) -> int:
+    """Return how long they are together."""
+    return sum(end - start for start, end in spans)
+
+
+def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Return what of ``spans`` no other covers."""
+    found, first = [], 0
+    for start, end in spans:
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        at = start
+        for other in others[first:]:
+            if other[0] >= end:
+                break
+            if other[0] > at:
+                found.append((at, other[0]))
+            at = max(at, other[1])
+        if at < end:
+            found.append((at, end))
+    return found
+
+
+def common(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Return what both cover."""
+    return without(spans, without(spans, others))
+
 
 DATA, RANKS, ACCELERATOR = "data", "ranks", "accelerator"
 COMPUTE, PYTHON, IDLE = "compute", "python", "idle"
@@ -78,7 +126,7 @@ class _Event(FrozenDataclass):
 
 
 def spent(told: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
-    """Return where the time went of which a rank ``told`` (``runtime/profiler``).
+    """Return where the time went of which a rank ``told`` (``runtime/look/profiler``).
 
     Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
     """
@@ -225,3 +273,36 @@ def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
             opened[-1][1].append(event.span)
         opened.append((event, []))
     yield from closed(float("inf"))
+
+
+_CATEGORY = "user_annotation"  # torch's own, of both
+
+
+def marked(trace: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace with what the rank ``told`` (``runtime/look/profiler``) as events of it.
+
+    Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
+    """
+    base, pid = int(trace.get("baseTimeNanoseconds", 0)), int(told["pid"])
+    events = [_event(name, span, base, pid, pid) for name, span in _named_spans(told["ranges"])]
+    rows: list[int] = []  # until when each is taken
+    for name, span in sorted(_named_spans(told["collectives"]), key=lambda each: each[1]):
+        row = next((number for number, until in enumerate(rows) if until <= span[0]), len(rows))
+        rows[row : row + 1] = [span[1]]
+        events.append(_event(name, span, base, pid, row + 1))
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": row + 1, "args": {"name": f"gloo {row + 1}"}}
+        for row in range(len(rows))
+    ]
+    return {**trace, "traceEvents": [*trace["traceEvents"], *names, *events]}
+
+
+def _named_spans(told: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Span]]:
+    for name, began, ended in told:
+        yield str(name), (int(began), int(ended))
+
+
+def _event(name: str, span: Span, base: int, pid: int, thread: int) -> dict[str, Any]:
+    start, end = ((at - base) / 1000 for at in span)
+    times = {"ts": start, "dur": end - start}
+    return {"ph": "X", "cat": _CATEGORY, "name": name, "pid": pid, "tid": thread, **times}

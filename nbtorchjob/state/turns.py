@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
 from nbtorchjob.state.info import MARK, JobInfo

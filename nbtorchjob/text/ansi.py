@@ -2,19 +2,43 @@ r"""What a terminal would show of a log: ``\r``, ``\b``, erasing, moving up, col
 
 Escape sequences are those of ECMA-48. The cursor never moves past the end of a row, so no
 sequence can make more characters than were written: the work stays linear in the input.
+
+Addresses of pages in a text: only those, as a log may contain anything that looks like a link.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
-from nbtorchjob.text import links
-from nbtorchjob.text.colours import PLAIN, Style, css, restyle
+from nbtorchjob.text.colours import INK, PLAIN, Style, css, restyle
 from nbtorchjob.text.terminal import CONTROLS
 from nbtorchjob.text.words import clip
+
+_URL = re.compile(r"\bhttps?://[^\s<>\"'`\x00-\x1f\x7f-\x9f]+", re.IGNORECASE)
+_AFTER = ".,;:!?…*_~"  # what follows an address in a sentence
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+# A page colours links for its own ground, and a sanitiser leaves no "inherit".
+_STYLE = f"color:{INK};text-decoration:underline"
+
+
+def spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each ``http`` or ``https`` address starts and ends."""
+    for found in _URL.finditer(text):
+        url = found[0]
+        while url[-1] in _AFTER or (url[-1] in _PAIRS and url.count(url[-1]) > url.count(_PAIRS[url[-1]])):
+            url = url[:-1]
+        if not url.endswith("//"):
+            yield found.start(), found.start() + len(url)
+
+
+def link(url: str, body: str) -> str:
+    """Return a link around ``body``, which is HTML."""
+    return f'<a href="{escape(url)}" target="_blank" rel="noopener noreferrer" style="{_STYLE}">{body}</a>'
+
 
 _TOKEN = re.compile(
     f"(?P<text>[^{CONTROLS}]+)"
@@ -42,11 +66,11 @@ class Row:
         """Return the line as escaped HTML with links, cut to ``most`` visible characters."""
         text, whole = self.text(most), self.text()
         at, out = 0, []
-        for start, end in links.spans(whole):
+        for start, end in spans(whole):
             if text[:end] == whole[:end]:  # half an address leads nowhere
                 out += [
                     self._html(text, at, start),
-                    links.link(whole[start:end], self._html(text, start, end)),
+                    link(whole[start:end], self._html(text, start, end)),
                 ]
                 at = end
         return "".join([*out, self._html(text, at, len(text))])

@@ -1,14 +1,51 @@
-"""Durations, sizes, numbers and ranks, in the words a person reads."""
+"""Durations, sizes, numbers and ranks, in the words a person reads.
+
+Whole numbers as people write several: ``1,3-5``.
+
+A rank's value in one line, without printing a million numbers.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from nbtorchjob.text import spans
 from nbtorchjob.text.terminal import CONTROLS
+
+_SPANS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+
+
+class SpansError(ValueError):
+    """The text doesn't name numbers."""
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """Return the numbers that are meant, in order, each once; raises ``SpansError``."""
+    text = text.replace(" ", "")
+    if not _SPANS.fullmatch(text):
+        raise SpansError(text)
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (span := range(int(first), int(last or first) + 1)):
+            raise SpansError(part)
+        found.update(span)
+    return tuple(sorted(found))
+
+
+def spell(numbers: Iterable[int], comma: str = ",") -> str:
+    """Return the numbers with runs as spans, smallest first."""
+    spans: list[tuple[int, int]] = []
+    for each in sorted(set(numbers)):
+        if spans and spans[-1][1] == each - 1:
+            spans[-1] = (spans[-1][0], each)
+        else:
+            spans.append((each, each))
+    return comma.join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
 
 DOT = " · "
 LINE = 400  # characters shown of a line
@@ -75,7 +112,7 @@ def count(many: int, noun: str) -> str:
 
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks with runs as ranges: ``rank 2``, ``ranks 1-3, 7``."""
-    text = spans.spell(numbers, ", ")
+    text = spell(numbers, ", ")
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
 
@@ -124,3 +161,49 @@ def _fitting(sizes: list[int], room: int) -> int:
         if room < 0:
             return index
     return len(sizes)
+
+
+_MOST = 160  # characters
+_ITEMS = 6
+_DEPTH = 3
+
+
+def short(value: Any) -> str:
+    """Return one line that describes ``value``: ``{'loss': 0.12, 'weights': OrderedDict of 8}``."""
+    return line(_form(value, _DEPTH), _MOST)
+
+
+def _form(value: Any, depth: int) -> str:
+    try:
+        return _told(value, depth)
+    except Exception as exc:  # a user's __repr__ or property may raise anything
+        return f"<{type(value).__name__} whose repr raises {type(exc).__name__}>"
+
+
+def _told(value: Any, depth: int) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None and getattr(value, "dtype", None) is not None and tuple(shape):
+        dtype = str(value.dtype).rpartition(".")[2]
+        return f"{type(value).__name__} {dtype} {tuple(shape)}"
+    if isinstance(value, Mapping):
+        return _mapping(value, depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _sequence(value, depth)
+    return line(repr(value), _MOST)
+
+
+def _mapping(value: Mapping[Any, Any], depth: int) -> str:
+    if type(value) is not dict or len(value) > _ITEMS or not depth:
+        return f"{type(value).__name__} of {len(value)}"
+    return "{" + ", ".join(f"{k!r}: {_form(v, depth - 1)}" for k, v in value.items()) + "}"
+
+
+def _sequence(value: Any, depth: int) -> str:
+    if len(value) > _ITEMS or not depth:
+        return f"{type(value).__name__} of {len(value)}"
+    items = [_form(item, depth - 1) for item in value]
+    if isinstance(value, list):
+        return "[" + ", ".join(items) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+    return f"{type(value).__name__} of {len(value)}"

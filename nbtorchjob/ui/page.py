@@ -1,7 +1,7 @@
 """Jobs as data for a page to lay out (pure): one in full, and some held against each other.
 
 A page is a heading and parts; a part is a title, and what is below it: a table (``head`` and ``rows``),
-sentences (``said``), lines as they were written (``wrote``), code in spans (``ui/code``), charts.
+sentences (``said``), lines as they were written (``wrote``), code in spans (``ui/comparison``), charts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
-from nbtorchjob.state.text import facts, rounds, usage
+from nbtorchjob.state.text import attempts, facts, usage
 from nbtorchjob.text.words import LINE, clock, duration, line
-from nbtorchjob.ui import code
+from nbtorchjob.ui import comparison as code
 from nbtorchjob.ui.card import chart, describe, metrics
 from nbtorchjob.ui.comparison import Aspect, aspects
 
@@ -129,7 +129,7 @@ def _series(state: JobState) -> Series:
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a chart for each metric that one of them reported, with a line for each job."""
-    found = [metrics.curves(_series(state), rounds.turns(state), _MOST_CHARTS) for state in states]
+    found = [metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS) for state in states]
     known = list(dict.fromkeys(metric for curves in found for metric in curves))[:_MOST_CHARTS]
     if not known:
         return [_part("Metrics", said=["None of them reported a metric that changed."])]

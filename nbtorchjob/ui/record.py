@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
-from nbtorchjob.state.text import attempts, facts, failures, labs, usage
+from nbtorchjob.state.text import attempts, facts, labs, usage
 from nbtorchjob.text.words import line
 
 Record: TypeAlias = dict[str, Any]
@@ -97,7 +97,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
         "enforced": dict(enforced),
         "tended": asdict(tended) if tended is not None else None,
         "history": [_attempt(attempt) for attempt in state.attempts],
-        "told": failures.lines(state),
+        "told": attempts.lines(state),
         "error": error.to_json() if error else None,
     }
 

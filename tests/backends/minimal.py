@@ -15,7 +15,7 @@ from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.machine import folders, loop
 from nbtorchjob.payload.results import Fetched
-from nbtorchjob.runtime import wire
+from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 from nbtorchjob import ResultError, SpecError, attach
-from nbtorchjob.backends import artifacts, backend
-from nbtorchjob.runtime.artifacts import MOST_BYTES, MOST_FILES
+from nbtorchjob.backends import backend, downloads
+from nbtorchjob.runtime.api.artifacts import MOST_BYTES, MOST_FILES
 from tests.backends.local.acted import Acted
 
 
@@ -191,13 +191,13 @@ def test_of_several_attempts_the_newest_that_left_any_is_meant(job):
 def test_an_archive_of_all_has_them_below_the_jobs_name(job):
     state = backend("local").snapshot(job.name)
     with pytest.raises(ResultError, match="left no artifacts"):
-        artifacts.archive(backend("local"), state)
+        downloads.zip_artifacts(backend("local"), state)
 
     script = zipfile.ZipInfo("run.sh")
     script.external_attr = (stat.S_IFREG | 0o755) << 16
     sends(job, zipped([("runs/events", b"x" * 300_000), ("empty", b""), (script, b"")]))
     state = backend("local").snapshot(job.name)
-    whole = b"".join(artifacts.archive(backend("local"), state))
+    whole = b"".join(downloads.zip_artifacts(backend("local"), state))
     with zipfile.ZipFile(io.BytesIO(whole)) as file:
         assert {name: file.read(name) for name in file.namelist()} == {
             f"{job.name}/empty": b"",

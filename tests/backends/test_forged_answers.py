@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from nbtorchjob import ProfileError
-from nbtorchjob.backends import debugging, profiles, stacks
-from nbtorchjob.backends.asking import Conversation
+from nbtorchjob.backends import inspection, talk
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api import remote
 from nbtorchjob.backends.kubernetes.jobs import asking
-from nbtorchjob.runtime.questions import RECORD_BYTES, Messages
+from nbtorchjob.backends.talk import Conversation
+from nbtorchjob.runtime.ask.questions import RECORD_BYTES, Messages
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from tests.backends.test_profiles import STARTED, TOLD, TRACE, Asked, packed, take
@@ -58,7 +58,7 @@ def profile_of(told, trace):
     return (*packed(content[0], "told"), *packed(content[1], "trace"))
 
 
-@pytest.mark.parametrize(("by", "told"), [(profiles.take, FULL), (profiles.take_memory, HELD)])
+@pytest.mark.parametrize(("by", "told"), [(inspection.take, FULL), (inspection.take_memory, HELD)])
 def test_a_forged_profile_is_shown_or_refused(folder, by, told):
     draw = random.Random(41)
     refused = []
@@ -111,7 +111,7 @@ def test_forged_stacks_are_shown_or_left_out():
     sample = {"rank": 1, "state": "runs", "pid": 7, "threads": [thread], "note": ""}
     fact = {"event": "Sampled", "time": 5.0, "node": 1, "round": 0, "why": "asked", "samples": [sample]}
     for _ in range(CASES):
-        found = stacks.ask(answering(forged(fact, draw)), state(), 1.0)
+        found = inspection.ask(answering(forged(fact, draw)), state(), 1.0)
         assert str(found)
         assert found._repr_html_()
 
@@ -119,9 +119,9 @@ def test_forged_stacks_are_shown_or_left_out():
 def test_forged_words_of_the_debugger_are_left_out():
     held = ev.RankStops(5.0, 1, 1, 1, 3, "f", "/tmp/1.py", ev.FAILURE)
     for odd in ODD:
-        completed = debugging.Session(saying(odd), held).complete("a", 0, 1)
+        completed = talk.Session(saying(odd), held).complete("a", 0, 1)
         assert all(isinstance(word, str) for word in completed)
-        assert {*debugging.release(answering({"released": odd}), state(held))} <= {1}
+        assert {*talk.release(answering({"released": odd}), state(held))} <= {1}
 
 
 @pytest.mark.parametrize(

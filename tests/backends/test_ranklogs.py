@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbtorchjob import SpecError, attach
-from nbtorchjob.backends import ranklogs
+from nbtorchjob.backends import downloads
 from nbtorchjob.state import JobInfo, JobState
 from tests.backends.local.acted import Acted
 
@@ -86,7 +86,7 @@ class Long:
 def test_of_an_archive_little_waits():
     backend: Any = Long()
     taken = 0
-    for piece in ranklogs.archive(backend, JobState(JobInfo("long"))):
+    for piece in downloads.zip_logs(backend, JobState(JobInfo("long"))):
         taken += len(piece)
         assert backend.read - taken < 2 << 20
     assert taken > 16 << 20

@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 from nbtorchjob import capture, submission
-from nbtorchjob.environment import here, images, origins
+from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked
-from nbtorchjob.environment.installer import installer
-from nbtorchjob.runtime import environment, frames, store
-from nbtorchjob.runtime.stock import hidden
+from nbtorchjob.environment.wheels import installer
+from nbtorchjob.runtime.install import environment
+from nbtorchjob.runtime.install.stock import hidden
+from nbtorchjob.runtime.store import frames, store
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import EnvironmentTold, to_json
@@ -73,14 +74,14 @@ def saved() -> float:
     call = capture.from_cell(CELL, {})
     with tempfile.NamedTemporaryFile(dir=sys.path[0]):  # where -m has the current folder, as a kernel has
         begun = time.perf_counter()
-        here.environment(), origins.origins(), call.needs
+        here.environment(), here.origins(), call.needs
         return time.perf_counter() - begun
 
 
 # A node in a process of its own, as its path is changed; it tells how long that took.
 NODE = """
 import json, sys, time
-from nbtorchjob.runtime import packages
+from nbtorchjob.runtime.install import packages
 from tests.environment.asking import Asking
 folder, kept, stock, uv = sys.argv[1:]
 begun = time.perf_counter()

@@ -19,9 +19,9 @@ from statistics import median
 from nbtorchjob import capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.frontends.server.limiter import Lanes
+from nbtorchjob.frontends.server.handlers import Lanes
 from nbtorchjob.frontends.server.routes import jobs
-from nbtorchjob.frontends.server.updates.watch import Watch
+from nbtorchjob.frontends.server.watch import Watch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import events as ev
 from tests.benchmarks.measure import Row, own_state, show

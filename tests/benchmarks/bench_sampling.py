@@ -26,10 +26,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 import torch.distributed as dist
 
-from nbtorchjob.runtime import recorder
-from nbtorchjob.runtime.inquiry import Inquiry
-from nbtorchjob.runtime.lookout import Lookout
-from nbtorchjob.runtime.sampler import Sampler
+from nbtorchjob.runtime.look import recorder
+from nbtorchjob.runtime.look.inquiry import Inquiry
+from nbtorchjob.runtime.look.lookout import Lookout
+from nbtorchjob.runtime.look.sampler import Sampler
 from tests.benchmarks.measure import Row, in_turn, show
 
 ROUNDS = 61

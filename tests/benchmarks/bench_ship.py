@@ -16,8 +16,8 @@ from pathlib import Path
 from nbtorchjob import Elastic, JobSpec, capture, submit
 from nbtorchjob.capture import shipped
 from nbtorchjob.payload import archive
-from nbtorchjob.runtime import shipped as there
-from nbtorchjob.runtime.payload import Payload
+from nbtorchjob.runtime.install import shipped as there
+from nbtorchjob.runtime.store.payload import Payload
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 ROUNDS = 5

@@ -34,12 +34,12 @@ KILLS = 50
 # Between tenders a Lease goes over in seconds, that all of them get to do something.
 QUICK = """
 import sys, time
-from nbtorchjob.backends.kubernetes.control import leases
-leases.BEAT_S, leases.HOLD_S = 0.2, 1.0
+from nbtorchjob.backends.kubernetes.control import service
+service.BEAT_S, service.HOLD_S = 0.2, 1.0
 """
 TENDER = f"{QUICK}\nfrom nbtorchjob.frontends.cli import main\nsys.exit(main(sys.argv[1:]))"
 SERVER = f"""{QUICK}
-from nbtorchjob.frontends.server.tending import Tenders
+from nbtorchjob.frontends.server.app import Tenders
 Tenders().begin()
 time.sleep(3600)
 """

@@ -87,7 +87,7 @@ def _renamed(pattern: Object, name: str) -> Object:
     info = labelling.info(pattern)
     assert info is not None
     notes, labels = (
-        labelling.annotations(replace(info, name=name)),
+        labelling.info_annotations(replace(info, name=name)),
         labelling.labels(replace(info, name=name)),
     )
     user = {labelling.USER: pattern["metadata"]["labels"][labelling.USER]}

@@ -18,7 +18,7 @@ from typing import Any
 from nbtorchjob.backends import backend
 from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
-from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import LogChunk
 from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, chunks, forget, running, spec, submit

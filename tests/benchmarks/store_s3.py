@@ -23,7 +23,7 @@ import fsspec
 
 from nbtorchjob import Job, Retry, api, capture, submission
 from nbtorchjob.backends.kubernetes.payload import shared
-from nbtorchjob.environment.installer import installer
+from nbtorchjob.environment.wheels import installer
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec

@@ -23,9 +23,10 @@ import json, os, sys
 sys.path[:0] = [sys.argv[1]]
 if "torch" in sys.argv:
     import torch
-from nbtorchjob.runtime import call, loading, sources, wire
-from nbtorchjob.runtime.payload import Payload
-from nbtorchjob.runtime.pickler import Pickler, dumps
+from nbtorchjob.runtime.rank import call
+from nbtorchjob.runtime.objects import loading, sources, wire
+from nbtorchjob.runtime.store.payload import Payload
+from nbtorchjob.runtime.objects.pickler import Pickler, dumps
 os.write(1, b"\\n")
 
 def dump(value, out_of_band):

@@ -16,8 +16,8 @@ import nbtorchjob
 from nbtorchjob import capture
 from nbtorchjob.capture import from_cell, from_expression, from_function
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.runtime import call as runtime
-from nbtorchjob.runtime import rank_api
+from nbtorchjob.runtime.api import rank_api
+from nbtorchjob.runtime.rank import call as runtime
 from tests.programs import program
 
 

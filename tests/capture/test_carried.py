@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nbtorchjob.capture import from_cell
-from nbtorchjob.runtime import carried
+from nbtorchjob.runtime.rank import carried
 
 # What sets each in a notebook, and what shows it there.
 SET = {
@@ -62,7 +62,7 @@ def process(filters):
 
 
 def test_a_fresh_process_has_nothing_to_carry(filters, ranks):
-    imports = "import decimal, multiprocessing, numpy, torch\nfrom nbtorchjob.runtime import carried"
+    imports = "import decimal, multiprocessing, numpy, torch\nfrom nbtorchjob.runtime.rank import carried"
     text = f"{imports}\ncarried.told()"
     assert ranks.run(from_cell(text, {"__name__": "__main__"}))[0] == {}
     assert carried.told() == {}
@@ -74,7 +74,7 @@ def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     pytest.importorskip(home)
     exec(SET[name])
     here = carried.told()
-    text = f"import {home}\nfrom nbtorchjob.runtime import carried\ncarried.told()"
+    text = f"import {home}\nfrom nbtorchjob.runtime.rank import carried\ncarried.told()"
     value, _, error = ranks.run(from_cell(text, {"__name__": "__main__"}))
 
     assert error == ""

@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import Any
 
-from nbtorchjob.capture import from_cell, unpicklable
+from nbtorchjob.capture import from_cell, pickling
 from nbtorchjob.errors import CaptureError
 from tests.capture.messy import BEFORE, Notebook
 from tests.capture.portrait import portrait
@@ -66,4 +66,4 @@ def _seen(value: Any, space: dict[str, Any], printed: str, error: str, before: d
 
 
 def _whole(value: Any) -> Any:
-    return "what stays here" if unpicklable.fails(value) else value
+    return "what stays here" if pickling.fails(value) else value

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nbtorchjob.capture import pickling
-from nbtorchjob.runtime import pickler
+from nbtorchjob.runtime.objects import pickler
 
 
 def notebook(text, filename="<notebook 1>", **values):

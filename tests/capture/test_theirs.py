@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob import CaptureError, capture
 from nbtorchjob.capture import Part, Theirs
-from nbtorchjob.runtime import call as running
+from nbtorchjob.runtime.rank import call as running
 
 
 def notebook(text):

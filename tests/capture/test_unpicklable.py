@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from nbtorchjob.capture import pickling, unpicklable
+from nbtorchjob.capture import pickling
 
 LOCK = "which never works on another machine; delete it or create it inside the cell"
 
@@ -38,7 +38,7 @@ def notebook(text, **values):
 def explain(**objects):
     with pytest.raises(Exception) as caught:  # noqa: PT011 any: it is explained below
         pickling.dump(objects)
-    return str(unpicklable.explain(objects, caught.value))
+    return str(pickling.explain(objects, caught.value))
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_deep_nesting_is_told_as_such():
 
 
 def test_an_error_of_no_single_object_is_quoted():
-    text = str(unpicklable.explain({"x": 1}, pickle.PicklingError("out of luck")))
+    text = str(pickling.explain({"x": 1}, pickle.PicklingError("out of luck")))
     assert text == "can't take the code along: out of luck"

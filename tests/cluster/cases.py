@@ -21,7 +21,7 @@ import yaml
 from nbtorchjob import Leaving, api, capture, leaving, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes import deployment
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.errors import JobEndedError, NameTakenError, NotFoundError, UnauthorizedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
@@ -486,7 +486,7 @@ def displays(site: Site, kind: str) -> None:
 @case("Secrets at their size limit", once=True)
 def sizes(site: Site, kind: str) -> None:
     """Send payloads just below and above one Secret, and close to what the API takes."""
-    for size in (secrets.SECRET_BYTES - 120_000, secrets.SECRET_BYTES, secrets.LIMIT_BYTES - 400_000):
+    for size in (package.SECRET_BYTES - 120_000, package.SECRET_BYTES, package.LIMIT_BYTES - 400_000):
         data = os.urandom(size)
         job = site.submit("len(data)", {"data": data}, kind=kind)
         assert job.result(site.patience) == size

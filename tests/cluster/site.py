@@ -38,7 +38,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     Target,
 )
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import NotFoundError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import folders, loop
@@ -421,7 +421,7 @@ def _served(namespace: str) -> list[str]:
         for kind in await here.kinds():
             known = kind.runtimes
             # Without a runtime for torch a TrainJob can't be made.
-            if known is None or known.default.name in await runtimes.names(here.client, known, namespace):
+            if known is None or known.default.name in await attempts.names(here.client, known, namespace):
                 found.append(kind.name)
         return sorted(found)
 

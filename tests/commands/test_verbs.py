@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.backends.artifacts import Artifact
+from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import LineError, SpecError
 from nbtorchjob.state import Phase
-from nbtorchjob.state.text.profile import MemoryProfile
+from nbtorchjob.state.text.stacks import MemoryProfile
 
 
 class Profiled:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbtorchjob.runtime import packages
-from nbtorchjob.runtime.payload import Payload
+from nbtorchjob.runtime.install import packages
+from nbtorchjob.runtime.store.payload import Payload
 
 
 class Asking(Payload):

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote
 
-from nbtorchjob.runtime.environment import normalised
+from nbtorchjob.runtime.install.environment import normalised
 
 PAGE = "<!DOCTYPE html><html><body>%s</body></html>"
 

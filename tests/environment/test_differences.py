@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
-from nbtorchjob.capture.needs import Imports, needs
+from nbtorchjob.capture.packages import Imports, needs
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.compare import DIFFERS, PINNED
 from nbtorchjob.environment.images import Asked
-from nbtorchjob.runtime import environment, needed, versions
-from nbtorchjob.runtime.payload import PayloadError
+from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -50,7 +50,7 @@ def told(name="image"):
 def refused(found):
     """Whether a node refuses to run what needs that."""
     try:
-        needed.check([vars(each) | {"mend": each.mend} for each in found if each.surely])
+        needed.check_modules([vars(each) | {"mend": each.mend} for each in found if each.surely])
     except PayloadError as exc:
         (each,) = found
         told = (
@@ -156,8 +156,8 @@ def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked
     with pytest.raises(
         PayloadError, match=r"this image has mine 2\.0 and lacks mine 1\.2\.0, .* mine==1\.2\.0"
     ):
-        versions.check(asked, str(tmp_path / "packages"))
-    versions.check(asked, str(there))
+        needed.check_versions(asked, str(tmp_path / "packages"))
+    needed.check_versions(asked, str(there))
 
 
 def test_what_a_job_sets_for_python_makes_another_case():

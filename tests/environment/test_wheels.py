@@ -1,6 +1,11 @@
 """A project becomes a wheel here, the same one each time, and a wheel travels as it is."""
 
+import hashlib
 import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +59,44 @@ def test_a_wheel_is_taken_as_it_is(folder):
     found = wheels.wheel(path)
 
     assert (found.name, found.distribution, found.data) == (path.name, "my-lib", path.read_bytes())
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+    """Return where uv lies, if a test puts one there."""
+    # Beside this interpreter there may be one.
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "uv"
+
+
+def test_a_program_is_known_by_its_digest_and_machine(uv):
+    assert wheels.installer() is None
+    program = Path(sys.executable).resolve()
+    uv.symlink_to(program)
+
+    found = wheels.installer()
+
+    assert found is not None
+    assert (found.source, found.size) == (program, program.stat().st_size)
+    assert found.sha256 == hashlib.sha256(program.read_bytes()).hexdigest()
+    assert found.machine == os.uname().machine
+
+
+def test_the_one_beside_the_interpreter_comes_first(uv):
+    uv.symlink_to(sys.executable)
+    beside = uv.parent / "scripts" / "uv"
+    beside.parent.mkdir()
+    shutil.copy(sys.executable, beside)
+
+    found = wheels.installer()
+
+    assert found is not None
+    assert found.source == beside
+
+
+def test_a_version_managers_script_stays_here(uv):
+    uv.write_text('#!/bin/sh\nexec uv-1.0 "$@"\n')
+    uv.chmod(0o755)
+
+    assert wheels.installer() is None

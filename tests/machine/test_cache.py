@@ -1,6 +1,7 @@
 """What takes long to make is made once for all processes, and never taken from anybody else."""
 
 import os
+import time
 
 import pytest
 
@@ -70,3 +71,27 @@ def test_the_newest_stay(folder):
     cache.made("things", "new", make)
 
     assert {each.name for each in folder.iterdir()} == {"new", *map(str, range(9, 40))}
+
+
+@pytest.fixture
+def compiled(monkeypatch, folder):
+    """Return the folder that compilers are led to, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(folder))
+    return folder / "cache" / "compiled"
+
+
+def used(path, days):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    for each in (path, path.parent):
+        os.utime(each, (time.time() - days * 86400,) * 2)
+
+
+def test_what_nobody_used_for_long_is_removed(compiled):
+    cache.variables()
+    used(compiled / "inductor" / "ab" / "old.so", 31)
+    used(compiled / "inductor" / "cd" / "new.so", 29)
+
+    cache.thin_out()
+
+    assert [path.name for path in compiled.rglob("*.so")] == ["new.so"]

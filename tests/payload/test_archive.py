@@ -18,8 +18,9 @@ import torch
 
 from nbtorchjob import Elastic, JobSpec, capture, runtime
 from nbtorchjob.payload import archive
-from nbtorchjob.runtime import exits, wire
-from nbtorchjob.runtime.payload import HEADER, MARK, Payload, PayloadError
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.store.payload import HEADER, MARK, Payload, PayloadError
 from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
@@ -113,7 +114,13 @@ def test_another_key_is_refused(job):
 
 @pytest.mark.parametrize(
     "member",
-    ["call.pkl", "sources.json", "__main__.py", "nbtorchjob/runtime/wire.pyc", "cloudpickle/__init__.py"],
+    [
+        "call.pkl",
+        "sources.json",
+        "__main__.py",
+        "nbtorchjob/runtime/objects/wire.pyc",
+        "cloudpickle/__init__.py",
+    ],
 )
 def test_a_changed_member_is_refused_the_program_too(member, job):
     rewritten(job, **{member: b"garbage"})
@@ -166,7 +173,7 @@ def test_the_header_says_what_packed_it(job):
     assert {"python", "torch", "cloudpickle"} <= Payload(str(job)).header.keys()
 
 
-@pytest.mark.parametrize("path", sorted(Path(runtime.__file__).parent.glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(Path(runtime.__file__).parent.rglob("*.py")), ids=lambda p: p.name)
 def test_what_ships_parses_on_an_older_python(path):
     ast.parse(path.read_text(), feature_version=(3, 7))
 

@@ -111,30 +111,40 @@ LOOK = f"""
 import sys
 import zipfile
 sys.path.insert(0, sys.argv[1])
-import nbtorchjob.runtime.payload
+import nbtorchjob.runtime.store.payload
 from importlib.util import find_spec
 import inspect, traceback
 for name in {sorted(MODULES)}:
     if name != "__main__.py":
         found = find_spec(name[:-3].replace("/", ".").replace(".__init__", ""))
         print(found.origin, found.parent)
-print(inspect.getsource(nbtorchjob.runtime.payload.Payload.checksums).splitlines()[-1])
+print(inspect.getsource(nbtorchjob.runtime.store.payload.Payload.checksums).splitlines()[-1])
 try:
-    nbtorchjob.runtime.payload.Payload("/no such file")
-except nbtorchjob.runtime.payload.PayloadError:
+    nbtorchjob.runtime.store.payload.Payload("/no such file")
+except nbtorchjob.runtime.store.payload.PayloadError:
     traceback.print_exc(file=sys.stdout)
 """
 
 
 def test_each_part_brings_what_its_modules_import():
     # Of a cluster's job each has this one, and so has whoever asks for packages.
-    everywhere = program.PARTS["environment"]
-    apart = {file for files in program.PARTS.values() for file in files}
+    everywhere = part_of("environment")
+    apart = {name for part in program.PARTS for name in part_of(part)}
 
-    for part, files in program.PARTS.items():
-        for file in files:
-            body = ast.parse(MODULES[f"nbtorchjob/runtime/{file}"]).body
-            froms = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1]
-            names = [node.module or each.name for node in froms for each in node.names]
-            imported = {f"{name}.py" for name in names}
-            assert imported & apart <= {*files, *everywhere}, (part, file)
+    for part in program.PARTS:
+        for name in part_of(part):
+            body = ast.parse(MODULES[name]).body
+            froms = [node for node in body if isinstance(node, ast.ImportFrom) and node.module]
+            homes = [
+                (str(node.module).replace(".", "/"), alias.name) for node in froms for alias in node.names
+            ]
+            imported = {path for home, own in homes for path in (f"{home}.py", f"{home}/{own}.py")}
+            assert imported & apart <= {*part_of(part), *everywhere}, (part, name)
+
+
+def part_of(part):
+    return {
+        name
+        for name in MODULES
+        if name.startswith(tuple(f"nbtorchjob/runtime/{p}" for p in program.PARTS[part]))
+    }

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from nbtorchjob import ResultError
 from nbtorchjob.payload import results
-from nbtorchjob.runtime import wire, worker
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.rank import worker
 
 KEY = b"k" * 32
 

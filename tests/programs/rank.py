@@ -5,7 +5,7 @@ import sys
 
 sys.path[:0] = sys.argv[1:]
 
-from nbtorchjob.runtime import call  # noqa: E402
+from nbtorchjob.runtime.rank import call  # noqa: E402
 
 pickled, buffers = pickle.load(sys.stdin.buffer)
 print(call.run(pickle.loads(pickled, buffers=buffers)))

@@ -11,7 +11,7 @@ sys.path[0] = job
 
 from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: E402
 
-from nbtorchjob.runtime import watchdog  # noqa: E402  the payload's
+from nbtorchjob.runtime.node import watchdog  # noqa: E402  the payload's
 
 
 def stuck(self, group):

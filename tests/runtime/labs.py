@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbtorchjob import Elastic, JobSpec, capture
-from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.local.sockets import SocketLine
-from nbtorchjob.backends.talking import Talk
+from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.errors import AskError
 from nbtorchjob.payload import archive
-from nbtorchjob.runtime import questions, wire
+from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.objects import wire
 from tests.backends.kubernetes.nodes import KEY
 from tests.backends.kubernetes.warm import Program
 from tests.patience import LIMIT

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from nbtorchjob import Elastic, PyTorch, Worker, submit
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.runtime import listening
+from nbtorchjob.runtime.rendezvous import listening
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.nodes import Node, pack
 from tests.patience import LIMIT

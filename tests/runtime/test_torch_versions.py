@@ -21,8 +21,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 import nbtorchjob
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.agent import NodeAgent
-from nbtorchjob.runtime.keeper import Keeper
+from nbtorchjob.runtime.lab.keeper import Keeper
+from nbtorchjob.runtime.node.agent import NodeAgent
 from nbtorchjob.runtime.torch_versions import Attribute, Detail
 
 HERE = torch_versions.release(torch.__version__)

@@ -4,9 +4,8 @@ import pytest
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import KINDS, Cluster, given
+from nbtorchjob.spec.cluster.grammars import amount, toleration
 from nbtorchjob.spec.cluster.mounts import Mount
-from nbtorchjob.spec.cluster.quantities import amount
-from nbtorchjob.spec.cluster.tolerations import toleration
 from nbtorchjob.spec.config import Master
 from nbtorchjob.spec.options import TABLE
 

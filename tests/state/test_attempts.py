@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, US, Budget, JobInfo, JobState, Phase, apply, conclusive

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.control.events import Troubles
-from nbtorchjob.runtime import exits
+from nbtorchjob.backends.kubernetes.control.selection import Troubles
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import OPERATOR, US, Budget, Phase
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED

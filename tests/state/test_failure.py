@@ -5,8 +5,9 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime import exits, rank_api
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.api import rank_api
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, failure
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.runtime.samples import RankSample
-from nbtorchjob.runtime.usage import RankUse
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.runtime.facts.samples import RankSample
+from nbtorchjob.runtime.facts.usage import RankUse
 from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage

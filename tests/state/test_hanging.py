@@ -4,12 +4,12 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.hanging import hang, missed
-from nbtorchjob.state.text import attempts, facts, failures
+from nbtorchjob.state.text import attempts, facts
 
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -85,10 +85,10 @@ def test_ranks_that_wait_for_one_that_saves_or_compiles_do_not_hang(file):
 def test_names_who_was_missing_when_a_collective_gave_up():
     failed = state(sampled("timeout"), *gave_up())
 
-    heading, *_ = failures.lines(failed)
+    heading, *_ = attempts.lines(failed)
 
     assert heading.startswith(f"a collective gave up: {SAID.format('had', 'was')}")
-    assert "RuntimeError: Timed out waiting" in "\n".join(failures.lines(failed))
+    assert "RuntimeError: Timed out waiting" in "\n".join(attempts.lines(failed))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_names_nobody_where_it_is_not_known(facts):
     failed = state(*facts)
 
     assert missed(failed, failed.failure) is None
-    assert "never entered" not in failures.lines(failed)[0]
+    assert "never entered" not in attempts.lines(failed)[0]
 
 
 def test_ranks_that_wait_for_one_in_the_debugger_do_not_hang():

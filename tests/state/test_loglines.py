@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.state.events import LogChunk
-from nbtorchjob.state.loglines import LogLine, Wanted, lines, merged
+from nbtorchjob.state.logs import LogLine, Wanted, lines, merged
 
 TEXT = b"one\ntwo\r\n\n50%\r100%\nlast"
 

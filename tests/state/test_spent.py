@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.state.spent import Operation, spent
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.state.spent import Operation, common, length, marked, merged, spent, without
 
 MAIN, OTHER, STREAM = 7, 8, 20
 CELL, SITE = "/tmp/1.py", "/usr/lib/python3/site-packages/torch/"
@@ -136,3 +138,45 @@ def test_operations_without_what_they_call_and_where_they_are():
 
 def test_what_began_before_or_ended_after_counts_as_far_as_it_was_seen():
     assert parts(read(event("aten::mm", -50, 20), event("aten::mm", 90, 400))) == {"compute": 30, "idle": 70}
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)).map(lambda each: (each[0], sum(each))))
+
+
+def moments(spans):
+    return {at for start, end in spans for at in range(start, end)}
+
+
+@given(SPANS, SPANS)
+def test_they_are_as_sets_of_moments(some, others):
+    mine, theirs = merged(some), merged(others)
+
+    assert moments(mine) == moments(some)
+    assert moments(without(mine, theirs)) == moments(some) - moments(others)
+    assert moments(common(mine, theirs)) == moments(some) & moments(others)
+    assert length(mine) == len(moments(some))
+
+
+TRACE = {"baseTimeNanoseconds": 1000, "traceEvents": [{"ph": "X", "name": "aten::mm", "tid": 7}]}
+
+
+def test_ranges_are_the_main_threads_and_collectives_have_rows_of_their_own():
+    gloos = [["gloo:all_reduce", 3000, 9000], ["gloo:broadcast", 2000, 4000], ["gloo:barrier", 9000, 9500]]
+    found = marked(TRACE, {"pid": 7, "ranges": [["forward", 2000, 5000]], "collectives": gloos})
+
+    events = [event for event in found["traceEvents"] if event.get("cat") == "user_annotation"]
+    assert [(each["name"], each["pid"], each["tid"], each["ts"], each["dur"]) for each in events] == [
+        ("forward", 7, 7, 1.0, 3.0),
+        ("gloo:broadcast", 7, 1, 1.0, 2.0),
+        ("gloo:all_reduce", 7, 2, 2.0, 6.0),
+        ("gloo:barrier", 7, 1, 8.0, 0.5),
+    ]
+    names = {event["tid"]: event["args"]["name"] for event in found["traceEvents"] if event["ph"] == "M"}
+    assert names == {1: "gloo 1", 2: "gloo 2"}
+    assert TRACE["traceEvents"] == [found["traceEvents"][0]]
+
+
+@pytest.mark.parametrize("told", [{}, {"pid": 7, "ranges": [["forward", 1]], "collectives": []}])
+def test_what_no_rank_tells_is_refused(told):
+    with pytest.raises((LookupError, ValueError)):
+        marked(TRACE, told)

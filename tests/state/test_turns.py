@@ -5,8 +5,8 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.backends import ranklogs
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.backends import downloads
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.turns import Stage, View
@@ -204,7 +204,7 @@ def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn(first, tur
 def test_what_a_node_wrote_is_what_its_ranks_wrote_in_each_turn():
     state = known(*FIRST, taken(5, 3.0, "a", ranks=(1,)), taken(6, 3.0, "b"))
 
-    assert ranklogs.written_on(state, 1) == {(1, 1), (1, 5), (1, 6)}
+    assert downloads.written_on(state, 1) == {(1, 1), (1, 5), (1, 6)}
 
 
 def test_what_a_turn_takes_doesnt_grow_with_those_before_it():

@@ -1,3 +1,5 @@
+"""Addresses in logs, as links."""
+
 import re
 from html import unescape
 
@@ -5,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.text import ansi
 from nbtorchjob.text.ansi import to_html, to_text
 from nbtorchjob.text.colours import GROUND, Style, css, readable
 
@@ -112,3 +115,37 @@ def test_long_runs_of_one_sequence_are_read(unit):
     log = unit * (250_000 // len(unit))
 
     assert len(to_text("x" * 250_000 + log)) <= 500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("see https://wandb.ai/team/run?a=1&b=2.", ["https://wandb.ai/team/run?a=1&b=2"]),
+        ("(http://127.0.0.1:6006/) and https://b.example…", ["http://127.0.0.1:6006/", "https://b.example"]),
+        (
+            "https://en.wikipedia.org/wiki/Torch_(disambiguation)",
+            ["https://en.wikipedia.org/wiki/Torch_(disambiguation)"],
+        ),
+        ("<a href='https://a.example/x'>", ["https://a.example/x"]),
+        ("javascript:alert(1) file:///etc ftp://x data:text/html,x xhttps://no http://", []),
+    ],
+)
+def test_only_addresses_of_pages_are_found(text, found):
+    assert [text[start:end] for start, end in ansi.spans(text)] == found
+
+
+def test_a_line_has_links_and_everything_else_escaped():
+    (row,) = ansi.rows('<b> \x1b[33mhttp://a.example/\x1b[0m?q="1"&x')
+    html = row.html()
+
+    assert html.startswith(
+        '&lt;b&gt; <a href="http://a.example/?q=" target="_blank" rel="noopener noreferrer"'
+    )
+    assert html.endswith('>http://a.example/</span>?q=</a>"1"&amp;x')
+
+
+def test_half_an_address_is_no_link():
+    (row,) = ansi.rows("at http://a.example/long")
+
+    assert "<a" not in row.html(15)
+    assert row.html(40) == row.html()

@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nbtorchjob import Elastic, JobSpec
-from nbtorchjob.runtime.usage import GpuUse
+from nbtorchjob.runtime.facts.usage import GpuUse
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import SAMPLED
@@ -148,3 +150,43 @@ def test_hosts_are_compared_by_their_kind():
         "kind  8 cores, 64 GB  8 cores of EPYC 9654, 64 GB, 2 × H100 of 80 GB"
     ]
     assert compared(fox, used(job("owl", host="there"), 8))[1]["alike"] is True
+
+
+def test_code_is_coloured_by_what_its_words_are():
+    text = 'def train(lr=0.1):\n    return "é"  # done\n'
+
+    found = [span for span in comparison.spans(text) if span[0]]
+
+    assert found == [
+        ("keyword", "def"),
+        ("def", "train"),
+        ("number", "0.1"),
+        ("keyword", "return"),
+        ("string", '"é"'),
+        ("comment", "# done"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "!pip list\nx = 1\n", "'''open\n", "  x\n y\n", "f'{a}' 'b\\\n", "\f\x1cx\r\ny"]
+)
+def test_what_is_no_python_is_shown_whole(text):
+    assert "".join(part for _, part in comparison.spans(text)) == text
+
+
+@given(st.text(alphabet="ab'\"#\n\r\\{}f( é\t\u2028"))
+def test_spans_are_the_text_again(text):
+    assert "".join(part for _, part in comparison.spans(text)) == text
+
+
+def test_a_unified_diff_is_coloured_by_what_its_lines_are():
+    found = comparison.changes(["--- 1 fox", "+++ 2 owl", "@@ -1,2 +1,2 @@", " a", "-b", "+c"])
+
+    assert found == [
+        ("removed", "--- 1 fox\n"),
+        ("added", "+++ 2 owl\n"),
+        ("hunk", "@@ -1,2 +1,2 @@\n"),
+        ("", " a\n"),
+        ("removed", "-b\n"),
+        ("added", "+c\n"),
+    ]

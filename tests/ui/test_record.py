@@ -6,7 +6,7 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.record import detail, record

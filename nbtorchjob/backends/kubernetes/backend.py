@@ -23,26 +23,25 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
-from nbtorchjob.backends.kubernetes.control import actions, cleanup, leases, removal
+from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
-from nbtorchjob.backends.kubernetes.control.service import Background, Service
+from nbtorchjob.backends.kubernetes.control.service import Background, Service, tended, tends
 from nbtorchjob.backends.kubernetes.doctor import choices
-from nbtorchjob.backends.kubernetes.jobs import asking, find, results, snapshots
+from nbtorchjob.backends.kubernetes.jobs import asking, find, results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
-from nbtorchjob.backends.kubernetes.payload import secrets, shared
+from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
-from nbtorchjob.backends.talking import Talk
+from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents
 from nbtorchjob.errors import (
@@ -55,7 +54,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.loop import Once
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -81,9 +80,9 @@ def create() -> KubernetesBackend:
 
 def _written(name: str, ranks: Sequence[int]) -> Iterable[ev.Event]:
     try:
-        return loop.run(_act(name, lambda job: snapshots.log(job, ranks)))
+        return loop.run(_act(name, lambda job: results.log(job, ranks)))
     except JobNotFoundError:
-        return snapshots.from_cache(find.gone(name)[1])
+        return results.from_cache(find.gone(name)[1])
 
 
 class KubernetesBackend(Backend):
@@ -103,7 +102,7 @@ class KubernetesBackend(Backend):
 
     def most_shipped(self, spec: JobSpec) -> int | None:
         """Return what Secrets hold, unless there is a store."""
-        return None if spec.cluster.storage else secrets.LIMIT_BYTES
+        return None if spec.cluster.storage else package.LIMIT_BYTES
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
@@ -124,7 +123,7 @@ class KubernetesBackend(Backend):
         try:
             (sent,) = _sent(_act(name, _again))
         except JobNotFoundError:
-            raise secrets.gone(find.gone(name)[0].name) from None
+            raise package.gone(find.gone(name)[0].name) from None
         return sent
 
     async def follow(
@@ -174,17 +173,17 @@ class KubernetesBackend(Backend):
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
         try:
-            return loop.run(_act(name, snapshots.snapshot))
+            return loop.run(_act(name, results.snapshot))
         except JobNotFoundError:
             info, cache = find.gone(name)
-            return reduce(apply, snapshots.from_cache(cache), JobState(info))
+            return reduce(apply, results.from_cache(cache), JobState(info))
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[ev.Event]:
         """Read what :meth:`snapshot` is made of."""
         try:
-            yield from loop.run(_act(name, snapshots.facts_now))
+            yield from loop.run(_act(name, results.facts_now))
         except JobNotFoundError:
-            yield from snapshots.from_cache(find.gone(name)[1])
+            yield from results.from_cache(find.gone(name)[1])
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
@@ -219,12 +218,12 @@ class KubernetesBackend(Backend):
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, of those that are gone what this machine cached."""
-        return snapshots.behind(offset, snapshots.rank_log(_written(name, [rank]), rank))
+        return results.behind(offset, results.rank_log(_written(name, [rank]), rank))
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[ev.LogChunk]]:
         """Read the logs of the job's pods once for all of these ranks."""
         written = list(_written(name, ranks))
-        return [snapshots.chunks(written, rank) for rank in ranks]
+        return [results.chunks(written, rank) for rank in ranks]
 
     def ask(
         self,
@@ -366,7 +365,7 @@ class KubernetesBackend(Backend):
         if info.at_once is None and not enforcement.ours(kind, info.asked, info.retry_owner):
             return None
         with suppress(ClusterError, JobNotFoundError):
-            return loop.run(_act(info.address, leases.tended))
+            return loop.run(_act(info.address, tended))
         return None
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
@@ -392,7 +391,7 @@ def _tended(spec: JobSpec) -> bool:
     if time.monotonic() - then < _LATELY_S:
         return known
     try:
-        known = loop.run(leases.tends(spec), _MOMENT_S)
+        known = loop.run(tends(spec), _MOMENT_S)
     except Exception:  # whatever kubeconfigs and clusters do: whoever submits is told of that then
         known = False
     _tended_lately[where] = time.monotonic(), known
@@ -403,7 +402,7 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
     try:
         job = await find.find(name)
     except JobNotFoundError:
-        for event in snapshots.from_cache(find.gone(name)[1]):
+        for event in results.from_cache(find.gone(name)[1]):
             yield event
         return
     info = await job.whole_info()
@@ -531,7 +530,7 @@ async def _delete(name: str) -> None:
     with suppress(JobNotFoundError):
         job = await find.find(name)
         where = [job.scope]
-        await removal.remove(job)
+        await actions.remove(job)
     # Last: of a job that we may not delete, what is cached here stays as well.
     for scope in where:
         for folder in scope.folders(name_):

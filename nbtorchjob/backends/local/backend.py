@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
-from nbtorchjob.backends.local import ended, liveness, policies, waits
+from nbtorchjob.backends.local import listing, liveness, policies
 from nbtorchjob.backends.local.jobdir import directory, paths
-from nbtorchjob.backends.local.jobdir.damage import reading
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.events import EventFile
-from nbtorchjob.backends.local.jobdir.follow import Follower, LogFile
-from nbtorchjob.backends.local.launch import request
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
+from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
+from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
     AskError,
@@ -40,7 +38,9 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
-from nbtorchjob.runtime import questions, torch_versions, wire
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
@@ -59,7 +59,7 @@ from nbtorchjob.state.events import (
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
-    from nbtorchjob.backends.talking import Talk
+    from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
     from nbtorchjob.state.turns import View
 
@@ -92,15 +92,13 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        from nbtorchjob.backends.local.launch import handover  # late: only who starts a job needs the pool
-
         self._has_torch()
-        with handover.refused():
+        with pool_client.refused():
             self._sweep()
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, request.of_this_process(spec.secrets()))
+            new.prepare(key, pool_client.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is not None:
@@ -109,13 +107,12 @@ class LocalBackend(Backend):
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
-        from nbtorchjob.backends.local.launch import handover  # late, as below
-        from nbtorchjob.runtime.given import signed
+        from nbtorchjob.runtime.rank.given import signed
 
         self._has_torch()
-        with handover.refused():
+        with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), request.of_this_process(spec.secrets())
+        key, asked = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 
@@ -129,7 +126,7 @@ class LocalBackend(Backend):
         try:
             for info in sent:
                 made.append(directory.create(paths.jobs_dir(), info, fill))
-            handover.here(*made)
+            pool_client.start_here(*made)
         except BaseException:
             for job in made:
                 with suppress(NBTorchJobError):
@@ -159,10 +156,9 @@ class LocalBackend(Backend):
         raise AssertionError("unreachable")
 
     def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
-        from nbtorchjob.backends.local.launch import handover  # late: only who starts a job needs the pool
 
         try:
-            handover.begin(info, fill, handover.here)
+            pool_client.begin(info, fill, pool_client.start_here)
         except KeyboardInterrupt:  # which may come between any two of its steps
             with suppress(NBTorchJobError):
                 if self.info(info.name).run == info.run:
@@ -201,7 +197,7 @@ class LocalBackend(Backend):
         if turn is None or turn.mark is None:  # else who follows it knows that of its lab
             for told in _beside(job):
                 yield told
-        follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: waits.told(job))
+        follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: listing.told(job))
         async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
@@ -212,7 +208,7 @@ class LocalBackend(Backend):
         for job in self._unexpired():
             with self._listing.leaving_out(job.folder.path.name):
                 states.append(job.state())
-        waits.tidy([state.info.name for state in states if state.phase.terminal])
+        listing.tidy([state.info.name for state in states if state.phase.terminal])
         return sorted(states, key=lambda s: s.info.created)
 
     def summaries(
@@ -220,7 +216,7 @@ class LocalBackend(Backend):
     ) -> list[Summary]:
         """Make them of jobs that weren't listed since they ended; those of the others lie in a file."""
         now, by = time.time(), f"{make.__module__}.{make.__qualname__}"
-        made, going = ended.Summaries(paths.ended_file(), f"{by} of {paths.code()}", now), []
+        made, going = listing.Summaries(paths.ended_file(), f"{by} of {paths.code()}", now), []
         over: list[str] = []
         for job in self._unexpired(without=made.has):
             with self._listing.leaving_out(job.folder.path.name):
@@ -233,7 +229,7 @@ class LocalBackend(Backend):
                     made.add(job.folder.path.name, job.mark, job.changed + job.ttl, summary)
                     over.append(job.folder.path.name)
         made.save()
-        waits.tidy(over)
+        listing.tidy(over)
         return [*made, *going]
 
     def names(self) -> list[str]:
@@ -250,7 +246,7 @@ class LocalBackend(Backend):
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
         found = reduce(apply, self.facts(name), JobState(self.info(name)))
-        waits.tidy([name] if found.phase.terminal else [])
+        listing.tidy([name] if found.phase.terminal else [])
         return found
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
@@ -258,7 +254,7 @@ class LocalBackend(Backend):
         job = self._job(name)
         yield from _beside(job)
         gone, closed = liveness.why(job), False
-        if (waiting := waits.told(job)) is not None:
+        if (waiting := listing.told(job)) is not None:
             yield waiting
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
@@ -325,10 +321,10 @@ class LocalBackend(Backend):
             shutil.rmtree(gone)
 
     def _leave_queue(self, name: str) -> None:
-        from nbtorchjob.backends.local.launch import handover, queue  # late, as above
+        from nbtorchjob.backends.local.launch import queue
 
         if liveness.queued(name) and queue.leave(name):
-            handover.step()  # one that needs less room may have been behind it
+            pool_client.step()  # one that needs less room may have been behind it
 
     def leftovers(self) -> list[Leftover]:
         """Return the ended jobs, and what is left by kernels that were killed while they made one."""
@@ -399,7 +395,7 @@ class LocalBackend(Backend):
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
         """Connect to the nodes' sockets."""
-        from nbtorchjob.backends import asking  # late: most of what the command does asks nothing
+        from nbtorchjob.backends import talk as asking  # late: most of what the command does asks nothing
         from nbtorchjob.backends.local import sockets
 
         job = self._job(name)
@@ -411,9 +407,9 @@ class LocalBackend(Backend):
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Connect to the node's socket; only where that fails is it looked at why."""
-        from nbtorchjob.backends import asking  # late, as above
+        from nbtorchjob.backends import talk as asking  # late, as above
         from nbtorchjob.backends.local import sockets
-        from nbtorchjob.backends.talking import Talk
+        from nbtorchjob.backends.talk import Talk
 
         job = self._job(name)
         talk = asking.Conversation(node, _node_key(job, node), question, goes_on=True)
@@ -466,7 +462,7 @@ class LocalBackend(Backend):
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
-    def _unexpired(self, without: Callable[[str, ended.Mark], bool] = lambda *_: False) -> list[Listed]:
+    def _unexpired(self, without: Callable[[str, listing.Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs that stay; those that ended longer ago than they asked to be kept are deleted."""
         stay = []
         for job in self._listing.look(paths.jobs_dir(), without):
@@ -483,9 +479,8 @@ class LocalBackend(Backend):
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
-        from nbtorchjob.backends.local.launch import environment  # late, as above
 
-        environment.thin_out()
+        pool_client.thin_out()
 
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:

@@ -1,29 +1,159 @@
 """All jobs of this machine, each read again only where something was added to it.
 
 A list costs a ``stat`` for a job that has ended: its events never change, and are read once.
+
+What was made of jobs that have ended, in one file, for the next process that lists them.
+
+An ended job never changes, so who lists hundreds of them needn't read their folders: a ``stat`` of each
+tells whether what was made of it still holds. The file is only a shortcut: one that is damaged, or that other
+code wrote, holds nothing. Of processes that write it at once one wins, and the next list adds the rest.
+
+What is told of a job that waits for its turn on this machine, and the step that is taken meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 import marshal
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from nbtorchjob.backends.local import liveness, waits
-from nbtorchjob.backends.local.ended import Mark
+from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
-from nbtorchjob.errors import DamagedError
+from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
+from nbtorchjob.machine.folders import record
+from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import UNREADABLE, Lost, Wrote, read
+from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
+from nbtorchjob.text import words
+
+Mark: TypeAlias = (
+    "tuple[int, int, int]"  # of the file of a job's events; another one once there is more to read
+)
+
+_MOST = 10_000  # jobs: the folders of more than that are read each time
+
+
+class _Line(NamedTuple):
+    mark: Mark
+    until: float  # when the job isn't kept any longer
+    summary: Any
+
+
+class Summaries:
+    """What ``code`` made of ended jobs: of those that are looked for, or added, once they have been."""
+
+    def __init__(self, path: Path, code: str, now: float) -> None:
+        self._path = path
+        self._code = code
+        self._now = now
+        self._before = self._read()
+        self._lines: dict[str, _Line] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return (line.summary for line in self._lines.values())
+
+    def has(self, name: str, mark: Mark) -> bool:
+        """Whether what was made of a job holds, now that its events have this mark."""
+        line = self._before.get(name)
+        if line is None or line.mark != mark or self._now >= line.until:
+            return False
+        self._lines[name] = line
+        return True
+
+    def add(self, name: str, mark: Mark, until: float, summary: Any) -> None:
+        """Take what was made of a job, to hold while its events have this mark, and until it is to go."""
+        self._lines[name] = _Line(mark, until, summary)
+
+    def save(self) -> None:
+        """Write them for the next one, in one step, if they have changed and there is room."""
+        if self._lines == self._before:
+            return
+        lines = dict(islice(self._lines.items(), _MOST))
+        text = json.dumps({"code": self._code, "jobs": lines}, separators=(",", ":")).encode()
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        with suppress(OSError):  # a full disk; or another process wrote it just now, and moved it away
+            with open(partial, "wb", opener=plain) as file:
+                file.write(b"%d\n%b" % (zlib.crc32(text), text))
+            os.replace(partial, self._path)
+
+    def _read(self) -> dict[str, _Line]:
+        with suppress(OSError, ValueError, LookupError, TypeError):  # the last two: later code's own way
+            checksum, _, text = record(self._path).partition(b"\n")
+            if int(checksum) == zlib.crc32(text):
+                found = json.loads(text)
+                if found["code"] == self._code:
+                    return {name: _Line(tuple(mark), *rest) for name, (mark, *rest) in found["jobs"].items()}
+        return {}
+
+
+_STEP_S = 2.0  # between two steps of who waits: normally the end of another job is one
+
+_next = [0.0]
+
+
+def told(job: JobDirectory) -> Waiting | None:
+    """Return what a job waits for; None unless it does."""
+    if not liveness.queued(job.path.name) or job.supervisor() is not None:
+        return None
+    from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
+
+    _step_now_and_then()
+    found = queue.behind(job.path.name)
+    return None if found is None else Waiting(time.time(), _behind(*found))
+
+
+def _behind(many: int, running: Sequence[str]) -> str:
+    """Say how many jobs come first, and which of them run."""
+    if not many:
+        return "next on this machine"
+    more = [f"{len(running) - 2} more"] if len(running) > 2 else []
+    names = " and ".join([*running[:2], *more])
+    who = f": {names} {'runs' if len(running) == 1 else 'run'}" if running else ""
+    return f"behind {words.count(many, 'job')}{who}"
+
+
+def tidy(over: Collection[str]) -> None:
+    """Take the next step where one of these jobs, which are over, still has its place.
+
+    That is so for a moment, and for good where its warden was killed.
+    """
+    with suppress(OSError, NotOwnError):
+        if not {*over}.isdisjoint(os.listdir(paths.queue_dir() / "running")):
+            _step_now_and_then()
+
+
+def _step_now_and_then() -> None:
+    now = time.monotonic()
+    if now >= _next[0]:
+        _next[0] = now + _STEP_S
+        # Who asks may be the loop that all jobs are followed on, and a pool takes a second to start.
+        threading.Thread(target=_step, name="nbtorchjob-queue", daemon=True).start()
+
+
+def _step() -> None:
+    """Start what has its turn, should nobody else be left who does."""
+    from nbtorchjob.backends.local.launch import pool_client  # late, as above
+
+    try:
+        pool_client.step()
+    except (OSError, NBTorchJobError) as exc:
+        import logging  # late: it is seldom needed
+
+        logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
+
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
@@ -125,7 +255,7 @@ class Listed:
         if gone is not None and not self.closed:
             state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
-            waiting = None if state.nodes else waits.told(self.folder)
+            waiting = None if state.nodes else told(self.folder)
             return self._heard(state) if waiting is None else apply(state, waiting)
         self._begun = None
         return replace(state, series={}, variables={}, uses={})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nbtorchjob.backends.enforcement import Enforced
+from nbtorchjob.backends.base import Enforced
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 

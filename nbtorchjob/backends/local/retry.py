@@ -8,7 +8,7 @@ from contextlib import suppress
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import handover
+from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.spec import site
 from nbtorchjob.state import JobInfo
@@ -24,7 +24,7 @@ def retry(job: JobDirectory) -> JobInfo:
     for name in naming.again(info.label, info.asked.name):
         new = info.sent_again(name)
         with suppress(NameTakenError):
-            handover.begin(new, lambda folder: _fill(folder, job), handover.as_before)
+            pool_client.begin(new, lambda folder: _fill(folder, job), pool_client.as_before)
             return new
     raise AssertionError("unreachable")
 

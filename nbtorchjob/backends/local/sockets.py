@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from nbtorchjob.backends.asking import OLDER, STARTING, Conversation, silent
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.runtime import questions
+from nbtorchjob.backends.talk import OLDER, STARTING, Conversation, silent
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.state import JobState
 from nbtorchjob.state.nodes import Node
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from nbtorchjob.errors import ClusterError, JobFailedError, NBTorchJobError, UnwritableError
-from nbtorchjob.text import values
+from nbtorchjob.text import words
 from nbtorchjob.text.terminal import Filter, shown, shows
 
 _DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
@@ -98,7 +98,7 @@ def text(value: Any) -> str:
     try:
         return str(value)
     except Exception:  # a user's __str__ may raise anything, Python's for a number of 5,000 digits
-        return values.short(value)
+        return words.short(value)
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
@@ -107,11 +107,11 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     ``within`` are the ids of what contains it: an object that contains itself becomes a line of text, too.
     """
     if id(value) in within or len(within) > _DEEPEST:
-        return values.short(value)
+        return words.short(value)
     try:
         return _plain(value, (*within, id(value)))
     except Exception:  # a user's object may raise anything
-        return values.short(value)
+        return words.short(value)
 
 
 def _plain(value: Any, within: tuple[int, ...]) -> Any:
@@ -127,7 +127,7 @@ def _plain(value: Any, within: tuple[int, ...]) -> Any:
         return [plain(item, within) for item in value]
     if hasattr(value, "tolist"):  # arrays and tensors
         return plain(value.tolist(), within)
-    return values.short(value)
+    return words.short(value)
 
 
 # A stream is None where the shell has closed it (``>&-``).

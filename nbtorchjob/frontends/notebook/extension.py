@@ -75,10 +75,10 @@ def unload(shell: Any) -> None:
     """Undo what :func:`load` registered and what the session chose; jobs and the pool keep running."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:
-        from nbtorchjob.commands import session
+        from nbtorchjob.commands import front
 
         extension.take_back()
-        session.end()
+        front.end()
 
 
 def _warm_up() -> None:

@@ -14,7 +14,7 @@ from IPython.display import display
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.commands import running, runs, session, table, verbs
+from nbtorchjob.commands import front, running, runs, table, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
@@ -25,7 +25,7 @@ from nbtorchjob.spec import grid, options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
-from nbtorchjob.state.loglines import ALL
+from nbtorchjob.state.logs import ALL
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
@@ -155,7 +155,7 @@ class TorchJobMagics:
         """Return the job of that name, of "" this session's last, or one left by the last session."""
         if name:
             return api.attach(name)
-        return session.newest() or self._left()
+        return front.newest() or self._left()
 
     def _left(self) -> Job[Any]:
         """Return the notebook's newest job that a kernel before this one left running."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.commands import session
+from nbtorchjob.commands import front
 from nbtorchjob.machine import extras
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import JobSpec
@@ -27,7 +27,7 @@ class ConfigPanel:
         with extras.needed("jupyter", "the panel"):
             from nbtorchjob.frontends.panel.window import Window
 
-        self._window = Window(session.default() if spec is None else JobSpec.of(spec))
+        self._window = Window(front.default() if spec is None else JobSpec.of(spec))
 
     @property
     def spec(self) -> JobSpec | None:

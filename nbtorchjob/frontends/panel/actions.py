@@ -1,4 +1,7 @@
-"""*Run*, *Dry run* and *Doctor*: their output appears below them, while the notebook stays free."""
+"""*Run*, *Dry run* and *Doctor*: their output appears below them, while the notebook stays free.
+
+Work that the notebook's main thread mustn't wait for.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ import ast
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.capture import origin
-from nbtorchjob.commands import session
+from nbtorchjob.commands import front
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.errors import CaptureError, NBTorchJobError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobState, Origin
-from nbtorchjob.text import values
-from nbtorchjob.ui import findings
+from nbtorchjob.text import words
+from nbtorchjob.ui import parts
 from nbtorchjob.ui.card import view
 
 # Begins while the notebook's names are at hand, and returns what is left to do without them.
@@ -61,12 +64,12 @@ class Actions:
         call, written = self._captured()
 
         def submit() -> None:
-            self.job = job = session.remember(submission.submit(call, spec, written))
+            self.job = job = front.remember(submission.submit(call, spec, written))
             shown = _Card(self.output)
             view.watch(job, shown)
             value = ""
             if job.exception() is None:
-                value = values.short(job.results() if job.state.info.all_ranks else job.result())
+                value = words.short(job.results() if job.state.info.all_ranks else job.result())
             shown.close(job.state, value)
 
         return submit
@@ -77,7 +80,7 @@ class Actions:
 
     def _doctor(self, spec: JobSpec) -> Callable[[], None]:
         needs = capture.of_notebook(vars(sys.modules["__main__"]))
-        return lambda: self._say(findings.text(api.doctor(spec, needs)))
+        return lambda: self._say(parts.finding_lines(api.doctor(spec, needs)))
 
     def _captured(self) -> tuple[capture.Call, Origin]:
         """Capture the call and all that it needs, while no cell can change it."""
@@ -145,3 +148,41 @@ def _defined(cell: str) -> list[str]:
     except SyntaxError:
         return []
     return [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+T = TypeVar("T")
+
+
+class Latest:
+    """Does one piece of work at a time, in a thread; of the waiting ones, only the newest is done.
+
+    ``then`` receives the work's result, in the same thread. It is a thread of our own, not a pool's: Python
+    waits for those at exit, and a cluster that doesn't answer may take a minute.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: Callable[[], None] | None = None
+        self._busy = False
+
+    def ask(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Schedule ``work``; it is done unless something newer comes first."""
+        with self._lock:
+            self._waiting = lambda: then(work())
+            if not self._busy:
+                self._busy = True
+                threading.Thread(target=self._run, name="nbtorchjob-panel", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                job()
+        except BaseException:
+            self._busy = False
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            job, self._waiting = self._waiting, None
+            self._busy = job is not None
+            return job

@@ -3,12 +3,15 @@
 The fields are those of the one option table, so a new option has its field without a line here. A field
 that isn't shown (a cluster's on this machine, torchrun's beside a master) keeps its entry and doesn't
 count.
+
+A spec as the Python that makes it, and what a magic's line can't express of it (pure).
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -18,6 +21,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.options import KEYS, magic_line, parse
 from nbtorchjob.spec.overlay import (
     CLUSTER,
     ELASTIC,
@@ -73,7 +77,7 @@ _OF_CLUSTER = {
 
 # What a lab has beside a job: a form starts none.
 _OF_LABS = ("idle",)
-KEYS = {key: o for key, o in options.KEYS.items() if key not in _OF_LABS}
+ENTRY_KEYS = {key: o for key, o in options.KEYS.items() if key not in _OF_LABS}
 
 
 def sections() -> Iterator[Section]:
@@ -88,14 +92,14 @@ def sections() -> Iterator[Section]:
 
 
 def _of(home: tuple[str, ...]) -> tuple[Option, ...]:
-    return tuple(o for o in KEYS.values() if o.home == home)
+    return tuple(o for o in ENTRY_KEYS.values() if o.home == home)
 
 
 def entries(spec: JobSpec) -> dict[str, Entry]:
     """Return what a form shows of ``spec``."""
     return {
         LAUNCH: type(spec.launch).__name__,
-        **{key: entry(o, value_at(o, spec)) for key, o in KEYS.items()},
+        **{key: entry(o, value_at(o, spec)) for key, o in ENTRY_KEYS.items()},
     }
 
 
@@ -137,7 +141,7 @@ def judge(
             notes = tuple(check(spec))
         except SpecError as exc:
             # A backend names the field, ``overlay`` the key.
-            known = (*given, *KEYS.values())
+            known = (*given, *ENTRY_KEYS.values())
             wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
             # Without the invalid one, the others are checked as well.
             errors.setdefault(wrong.key if wrong else "", _told(exc, named=wrong is None))
@@ -150,7 +154,7 @@ def judge(
 def _given(held: Entries) -> tuple[dict[Option, Any], dict[str, str]]:
     given: dict[Option, Any] = {}
     errors: dict[str, str] = {}
-    for key, o in KEYS.items():
+    for key, o in ENTRY_KEYS.items():
         if held[key] and shows(o, held):
             try:
                 given[o] = _value(o, held[key])
@@ -179,3 +183,64 @@ def _blank(launch: Launch, kind: str) -> Launch:
 
 def _told(error: SpecError, *, named: bool = False) -> str:
     return str(error) if named else error.problem
+
+
+_WIDTH = 88
+
+
+def unsaid(spec: JobSpec, base: JobSpec) -> str:
+    """Explain what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
+    try:
+        made = parse(magic_line(spec, base=base), base)[0]
+    except SpecError as exc:
+        return f"The default profile conflicts with it: {exc}"
+    if made == spec:
+        return ""
+    more = [key for key, o in KEYS.items() if value_at(o, made) != value_at(o, spec)]
+    if more:
+        return f"The default profile also has {', '.join(more)}, which no option can remove."
+    return "Launch settings that only Python has are missing from the line: see the call."
+
+
+def python(spec: JobSpec, fn: str = "fn") -> str:
+    """Return the Python that submits ``fn`` under the same spec."""
+    imported = ", ".join(sorted({"submit", *_names(spec)}))
+    call = _called("submit", [fn, f"spec={code(spec)}"])
+    return f"from nbtorchjob import {imported}\n\njob = {call}"
+
+
+def code(value: Any) -> str:
+    """Return the expression whose value is ``value``: configs, enums, and what they hold."""
+    if is_dataclass(value):
+        said = [f"{f.name}={code(getattr(value, f.name))}" for f in _changed(value)]
+        return _called(type(value).__name__, said)
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {item!r}' for name, item in value.items())}}}"
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _called(name: str, arguments: list[str]) -> str:
+    flat = f"{name}({', '.join(arguments)})"
+    if len(flat) <= _WIDTH and "\n" not in flat:
+        return flat
+    lines = textwrap.indent("".join(f"{each},\n" for each in arguments), "    ")
+    return f"{name}(\n{lines})"
+
+
+def _changed(config: Any) -> list[Field[Any]]:
+    return [f for f in fields(config) if getattr(config, f.name) != _default(f)]
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def _names(value: Any) -> Iterator[str]:
+    if is_dataclass(value):
+        yield type(value).__name__
+        for f in _changed(value):
+            yield from _names(getattr(value, f.name))
+    elif isinstance(value, Enum):
+        yield type(value).__name__

@@ -1,10 +1,16 @@
-"""The panel as widgets: entries go to ``frontends/panel/form.py``, and its verdict comes back."""
+"""The panel as widgets: entries go to ``frontends/panel/form.py``, and its verdict comes back.
+
+Profiles in the panel: loaded by name, and saved.
+
+What a job's image has of what the notebook imports, as a table.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from html import escape
 from typing import Any
@@ -14,19 +20,89 @@ import ipywidgets as widgets
 from nbtorchjob import capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice
-from nbtorchjob.commands import session
-from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.frontends.panel import controls, form, image, previews
-from nbtorchjob.frontends.panel.actions import Actions
-from nbtorchjob.frontends.panel.fields import Field, Fold, help_text
-from nbtorchjob.frontends.panel.picking import Profiles
-from nbtorchjob.frontends.panel.showing import Copyable, show, style
-from nbtorchjob.frontends.panel.work import Latest
+from nbtorchjob.commands import front
+from nbtorchjob.environment.compare import Comparison
+from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.frontends.panel import controls, form
+from nbtorchjob.frontends.panel.actions import Actions, Latest
+from nbtorchjob.frontends.panel.fields import Copyable, Field, Fold, help_text, show, style
+from nbtorchjob.spec import profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line
 from nbtorchjob.text import words
-from nbtorchjob.ui.elements import inserting
+from nbtorchjob.text.hints import hint
+from nbtorchjob.ui.elements import grid, inserting, told
+
+
+class Profiles:
+    """A name, and the buttons that load its profile or save it.
+
+    ``default`` is the default profile, which a magic's line overrides in a new session.
+    """
+
+    def __init__(self, wanted: Callable[[], JobSpec | None], put: Callable[[JobSpec], None]) -> None:
+        self._wanted, self._put = wanted, put
+        self.name = widgets.Combobox(description="profile", placeholder="NAME")
+        self.load = widgets.Button(description="Load", tooltip="Load this profile into the form")
+        self.save = widgets.Button(description="Save", tooltip="Save the form as this profile")
+        self.told = widgets.HTML()
+        self.load.on_click(lambda _: self._tell(self._load))
+        self.save.on_click(lambda _: self._tell(self._save))
+        row = widgets.HBox([self.name, self.load, self.save]).add_class("nbtorchjob-actions")
+        self.box = widgets.VBox([row, self.told])
+        self.default = JobSpec()
+        self._read()
+
+    def _read(self) -> None:
+        with suppress(SpecError):  # a broken file is reported when a profile is loaded
+            self.name.options = profiles.names()
+            self.default = profiles.default()
+
+    def _load(self) -> str:
+        name = self.name.value.strip()
+        self._put(profiles.load(name))
+        return f"The form shows {name}."
+
+    def _save(self) -> str:
+        spec, name = self._wanted(), self.name.value.strip()
+        if spec is None:
+            return "Not saved: fix the invalid settings first."
+        path = profiles.save(name, spec)
+        self._read()
+        self._put(spec)
+        return f"Saved in {path}: %%torchjob -p {name}"
+
+    def _tell(self, act: Callable[[], str]) -> None:
+        try:
+            said = act()
+        except NBTorchJobError as exc:
+            said = str(exc)
+        self.told.value = f'<div role="status">{escape(said)}</div>'
+
+
+_MOST = 60  # characters of a name
+
+
+def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
+    """Return it as HTML; ``namespace`` holds the notebook's variables."""
+    try:
+        every = submission.images_of(spec, capture.of_notebook(namespace))
+    except (NBTorchJobError, ImportError) as exc:
+        return told(str(exc))
+    if not every:
+        return told("A job on this machine has what this notebook has.")
+    return "".join(map(_table, every))
+
+
+def _table(found: Comparison) -> str:
+    if not found.rows:
+        return told("This notebook has imported nothing yet that an image may lack.")
+    said = found.summary
+    if found.there is None:
+        said += f": the first job of the image tells it, or {hint('doctor', '--probe')}"
+    return told(f"{said[0].upper()}{said[1:]}.") + grid(found.table(), _MOST)
+
 
 _LAUNCH_HELP = "Elastic starts nodes as torchrun does; PyTorch has one master and workers, with one rank each"
 
@@ -107,7 +183,7 @@ class Window:
         self._status.value = _status(self.verdict)
         self.actions.enable(enabled=self.verdict.spec is not None)
         if self.verdict.spec is not None:
-            session.use(self.verdict.spec)
+            front.use(self.verdict.spec)
             self._preview(self.verdict.spec)
         self._look_up()
 
@@ -127,8 +203,8 @@ class Window:
 
     def _preview(self, spec: JobSpec) -> None:
         base = self.profiles.default
-        self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), previews.unsaid(spec, base))
-        self.python.show(previews.python(spec))
+        self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), form.unsaid(spec, base))
+        self.python.show(form.python(spec))
         if self._starts.body.children:
             self._preview_manifests()
         if self._imports.body.children:
@@ -141,7 +217,7 @@ class Window:
     def _preview_imports(self) -> None:
         spec = self.verdict.spec
         if spec is not None:
-            self._image.value = image.table(spec, vars(sys.modules["__main__"]))
+            self._image.value = table(spec, vars(sys.modules["__main__"]))
 
     def _first_manifests(self) -> list[Any]:
         self._preview_manifests()

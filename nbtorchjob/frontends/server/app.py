@@ -1,24 +1,75 @@
-"""The extension as Jupyter Server sees it: its routes, and what an administrator can set."""
+"""The extension as Jupyter Server sees it: its routes, and what an administrator can set.
+
+Notices that jobs have changed, as Jupyter events from the server's own ``/api/events/subscribe``.
+
+Readers of that stream may not be allowed to see jobs, so an event carries nothing about them: its
+listeners request what is new.
+
+Looking after this user's jobs while the server runs, with every notebook closed.
+
+In a thread of its own: to import a backend takes a second, and which ones this user has used shows only in
+time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets import Bool, Float, Int
 
-from nbtorchjob.backends import ROWS
-from nbtorchjob.frontends.server import events
-from nbtorchjob.frontends.server.limiter import Lanes
-from nbtorchjob.frontends.server.routes import openapi
+from nbtorchjob.backends import ROWS, backend
+from nbtorchjob.backends.base import Tending
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frontends.server.handlers import Lanes, installed
+from nbtorchjob.frontends.server.routes import table
 from nbtorchjob.frontends.server.routes.table import ROUTES
-from nbtorchjob.frontends.server.tending import Tenders
-from nbtorchjob.frontends.server.updates.changes import Changes
-from nbtorchjob.frontends.server.updates.watch import Watch
+from nbtorchjob.frontends.server.watch import Changes, Watch
+
+SCHEMA_ID = "https://events.nbtorchjob.dev/jobs/v1"
+SCHEMA = Path(__file__).with_name("events.yaml")
+
+
+_FIND_S = 10.0  # between two looks whether this user has sent jobs somewhere
+_log = logging.getLogger(__name__)
+
+
+class Tenders:
+    """What looks after jobs, one for each backend that this user has used."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nbtorchjob-tending", daemon=True)
+
+    def begin(self) -> None:
+        """Begin as soon as there may be a job."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; may take seconds."""
+        self._told.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        begun: dict[str, Tending | None] = {}
+        while not self._told.is_set():
+            for name in [name for name, row in ROWS.items() if row.used() and name not in begun]:
+                try:
+                    begun[name] = installed(lambda name=name: backend(name).tend("Jupyter server"))  # type: ignore[misc]
+                except NBTorchJobError as exc:
+                    begun[name] = None
+                    _log.warning("jobs (%s) aren't looked after: %s", name, exc)
+            self._told.wait(_FIND_S)
+        for tending in begun.values():
+            if tending is not None:
+                tending.stop()
 
 
 class TorchJobApp(ExtensionApp):
@@ -42,17 +93,17 @@ class TorchJobApp(ExtensionApp):
     roots: Sequence[str]
     watch: Watch
     tenders: Tenders | None = None
-    document: openapi.Document
+    document: table.Document
 
     def initialize_settings(self) -> None:
         """Open the lanes in which requests wait, and begin to watch jobs once somebody asks."""
         server = cast("Any", self.serverapp)
-        server.event_logger.register_event_schema(events.SCHEMA)
+        server.event_logger.register_event_schema(SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
         self.roots = _roots(server.contents_manager)
         every = {name: self.here_s if row.here else self.clusters_s for name, row in ROWS.items()}
         self.watch = Watch(self.lanes, every, self._tell, self.roots)
-        self.document = openapi.document(ROUTES, server.base_url)
+        self.document = table.document(ROUTES, server.base_url)
         if self.tend:
             self.tenders = Tenders()
             self.tenders.begin()
@@ -64,7 +115,7 @@ class TorchJobApp(ExtensionApp):
             await asyncio.to_thread(self.tenders.stop)
 
     def _tell(self, _: Changes) -> None:
-        cast("Any", self.serverapp).event_logger.emit(schema_id=events.SCHEMA_ID, data={})
+        cast("Any", self.serverapp).event_logger.emit(schema_id=SCHEMA_ID, data={})
 
     def initialize_handlers(self) -> None:
         """Register the routes."""

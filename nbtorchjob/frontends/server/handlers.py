@@ -1,17 +1,31 @@
-"""What all routes share: who may ask, where the work is done, and how an error is reported."""
+"""What all routes share: who may ask, where the work is done, and how an error is reported.
+
+A job's id in a URL: its backend and its address, as in ``local:NAME``.
+
+Blocking work beside the server's event loop, which serves everybody's kernels and files.
+
+Each lane runs a limited number at once, so that a cluster that hangs delays neither this machine nor
+another cluster, and doesn't start endless threads. Requests that wait for room hold no thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.handler import ExtensionHandlerMixin
 
-from nbtorchjob.backends import backend_of
+from nbtorchjob.backends import FORMS, ROWS, backend_of
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     ClusterError,
@@ -22,10 +36,55 @@ from nbtorchjob.errors import (
     NotInstalledError,
     UnreachableError,
 )
-from nbtorchjob.frontends.server.ids import JobId
-from nbtorchjob.frontends.server.limiter import Lanes
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState
 from nbtorchjob.ui.record import Record, record
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_MOST_SHOWN = 80
+
+
+class JobId(FrozenDataclass):
+    """A job by its backend and its address there (``JobInfo.address``)."""
+
+    backend: str
+    address: str
+
+    @classmethod
+    def parse(cls, text: str) -> JobId:
+        """Read what ``JobInfo.id`` returned; raises ``MalformedError``."""
+        name, _, address = text.partition(":")
+        if name not in ROWS or not re.fullmatch(ROWS[name].address, address):
+            raise MalformedError(
+                f"{text[:_MOST_SHOWN]!r} isn't a job's id: it must be {FORMS}, percent-encoded"
+            )
+        return cls(name, address)
+
+    @property
+    def lane(self) -> str:
+        """Where requests about it go: this machine, or one cluster."""
+        return lane(self.backend, "/".join(self.address.split("/")[:-2]))
+
+    @property
+    def scope(self) -> str:
+        """Where it is listed: one of its backend's ``scopes``."""
+        return self.address.rpartition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.address}"
+
+
+def lane(backend: str, context: str | None) -> str:
+    """Name the lane of this machine, or of one cluster; without a context it is the current one's."""
+    return f"{backend}:{context}" if context else backend
+
+
+def number(name: str, text: str) -> int:
+    """Read a number that counts something; raises ``MalformedError``."""
+    if not _NUMBER.fullmatch(text):
+        raise MalformedError(f"{name}: got {text[:_MOST_SHOWN]!r}, but it must be 0 or a positive number")
+    return int(text)
+
 
 T = TypeVar("T")
 
@@ -101,3 +160,56 @@ class Api(ExtensionHandlerMixin, APIHandler):
         """Leave an error that is an answer to the access log: our frames would add nothing."""
         if not isinstance(value, NBTorchJobError):
             super().log_exception(typ, value, tb)
+
+
+class Lanes:
+    """Runs work for at most ``patience`` seconds a call, ``width`` at a time in each lane."""
+
+    def __init__(self, patience: float, width: int) -> None:
+        self._patience = patience
+        self._width = width
+        # A lane exists only while it is used: a URL may name any.
+        self._room: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, lane: str, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, or raise what it raises; ``NoAnswerError`` if it takes too long.
+
+        Work that gets no room in time is never begun; once begun, it keeps its room until it ends.
+        """
+        room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
+        try:
+            return await asyncio.wait_for(self._run(room, work), self._patience)
+        except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
+            raise NoAnswerError(
+                f"{lane} hasn't answered within {self._patience:g} s; the request may still take effect: "
+                "look again in a while"
+            ) from None
+
+    async def _run(self, room: asyncio.Semaphore, work: Callable[[], T]) -> T:
+        await room.acquire()
+        loop, done = asyncio.get_running_loop(), _start(work)
+
+        def leave(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the server has stopped, and its loop is closed
+                loop.call_soon_threadsafe(room.release)
+
+        done.add_done_callback(leave)
+        return await asyncio.wrap_future(done)
+
+
+def _start(work: Callable[[], T]) -> Future[T]:
+    done: Future[T] = Future()
+    # Else a request that gives up would cancel it, and release the room that its thread still takes.
+    done.set_running_or_notify_cancel()
+    # No ThreadPoolExecutor: Python waits for its threads at exit, and so for a cluster that hangs.
+    threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True).start()
+    return done
+
+
+def _finish(done: Future[T], work: Callable[[], T]) -> None:
+    try:
+        found = work()
+    except BaseException as exc:
+        done.set_exception(exc)
+    else:
+        done.set_result(found)

@@ -11,12 +11,9 @@ from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import names
+from nbtorchjob.spec.cluster.grammars import User, patch, quantities, quantity, resource, tolerations, user
+from nbtorchjob.spec.cluster.grammars import parse as parse_user
 from nbtorchjob.spec.cluster.mounts import Mount, mounts, parse
-from nbtorchjob.spec.cluster.patches import patch
-from nbtorchjob.spec.cluster.quantities import quantities, quantity, resource
-from nbtorchjob.spec.cluster.tolerations import tolerations
-from nbtorchjob.spec.cluster.users import User, user
-from nbtorchjob.spec.cluster.users import parse as parse_user
 from nbtorchjob.spec.validation import Frozen, Takes, one_of, option, sequence, switch, whole
 
 # The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list

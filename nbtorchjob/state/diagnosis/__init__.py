@@ -70,8 +70,8 @@ from dataclasses import replace
 from math import prod
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import STOPPED, Collective, Group
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import STOPPED, Collective, Group
 from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
 from nbtorchjob.state.diagnosis.standing import (
     COMPILES,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.samples import (
+from nbtorchjob.runtime.facts.samples import (
     BEGINS,
     BUSY,
     ENDED,

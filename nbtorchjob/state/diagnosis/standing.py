@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import HELD, MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import HELD, MAX_GROUPS, RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.text.words import line
 
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
@@ -63,7 +63,7 @@ _MAX_SIZES = 3
 
 
 class Standing(FrozenDataclass):
-    """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/samples``.
+    """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/facts/samples``.
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
     that it waits in, as its stack tells, ``waits`` what else it waits for; empty where nothing says so.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Collective, Group
+from nbtorchjob.runtime.facts.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Collective, Group
 from nbtorchjob.state.diagnosis.seen import Seen, Wait
 from nbtorchjob.state.diagnosis.standing import parties, place
 from nbtorchjob.text.words import duration, line, ranks

@@ -1,7 +1,12 @@
-"""Whose fault it is, and the two lines that say so."""
+"""Whose fault it is, and the two lines that say so.
+
+What a row of the table of causes is, and how one is found.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import Enum
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -29,3 +34,46 @@ class Reason(FrozenDataclass):
     line: str
     hint: str = ""
     crash: bool = False
+
+
+class Row(FrozenDataclass):
+    """What a sign means.
+
+    ``word`` and ``told`` are patterns: of the whole sign, and of a part of what was said with it. In
+    ``line``, ``{word}`` stands for the sign, ``{text}`` for what was said, ``{name}`` for the first
+    thing in quotes there with a blank before it, and ``told``'s named groups for themselves, also in
+    ``hint``. What waits may do so for ``grace_s`` seconds before it is anybody's fault.
+    """
+
+    word: str
+    cause: Cause
+    line: str
+    hint: str = ""
+    told: str = ""
+    grace_s: float = 0.0
+    crash: bool = False
+
+    def fits(self, word: str, text: str) -> bool:
+        """Whether it is the row of this sign."""
+        return bool(re.fullmatch(self.word, word, re.DOTALL)) and self._found(text) is not None
+
+    def reason(self, word: str, text: str) -> Reason:
+        """Return its cause with its line filled in."""
+        found = self._found(text)
+        hint = self.hint.format(**found.groupdict()) if found and found.groupdict() else self.hint
+        return Reason(self.cause, self.say(word, text), hint, self.crash)
+
+    def say(self, word: str, text: str) -> str:
+        """Return its line filled in."""
+        found = self._found(text)
+        quoted = re.search(r'"([^"]+)"', text)
+        parts = {**(found.groupdict() if found else {}), "name": f" {quoted[1]}" if quoted else ""}
+        return self.line.format(word=word, text=text, **parts).rstrip(": ")
+
+    def _found(self, text: str) -> re.Match[str] | None:
+        return re.search(self.told, text, re.DOTALL)
+
+
+def find(rows: Iterable[Row], word: str, text: str = "") -> Row | None:
+    """Return the first row that fits a sign and what was said with it; None where none does."""
+    return next((row for row in rows if row.fits(word, text)), None)

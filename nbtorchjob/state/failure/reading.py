@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from signal import Signals
 
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import table
-from nbtorchjob.state.failure.cause import Cause, Reason
-from nbtorchjob.state.failure.rows import Row, find
+from nbtorchjob.state.failure.cause import Cause, Reason, Row, find
 
 # What a container's or pod's reason adds to an exit code; the others only repeat it.
 _SAY_NOTHING = ("", "Completed", "Error")
@@ -35,7 +34,7 @@ def of_end(event: ev.NodeExited) -> Reason:
 
 
 def of_agent(code: int | None) -> Reason:
-    """Explain why a node ended with ``code``: ours (``runtime/exits.py``), a container's, None if unseen."""
+    """Explain why a node ended with ``code``: ours (``runtime/facts/exits``), a container's, or unseen."""
     if code is not None and code in _SIGNAL_CODES:
         return of_signal(code - 128)
     return _read(table.CODES, str(code))

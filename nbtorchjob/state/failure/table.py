@@ -6,10 +6,10 @@ counts (see ``rows.py`` for the columns). What no row fits is shown as it is.
 
 from __future__ import annotations
 
-from nbtorchjob.runtime import exits, rank_api
+from nbtorchjob.runtime.api import rank_api
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state.events import DEACTIVATED, DELETED, GIVEN_UP
-from nbtorchjob.state.failure.cause import Cause
-from nbtorchjob.state.failure.rows import Row
+from nbtorchjob.state.failure.cause import Cause, Row
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 NEVER_STARTED = "NeverStarted"  # our word: of an attempt that was held back for longer than it may be
@@ -233,7 +233,7 @@ NODE_ERRORS = (
     Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?InstallError", _UNKNOWN, _UNINSTALLED, _INDEX),
 )
 
-# What ``runtime/shortage`` notes of an exception that ended a node's agent: what its machine refused.
+# What ``runtime/node/shortage`` notes of an exception that ended a node's agent: what its machine refused.
 SHORTAGES = (
     Row(".*", _CONFIG, "a process may have only {most} files open there", _FILES,
         told=r"may have this many files open: (?P<most>\d+) \(RLIMIT"),

@@ -1,15 +1,24 @@
 """What was tried, what it used up, and what is tried next, in words.
 
 The text is clean (``words.clean``) and bounded, but not escaped.
+
+Why a job failed, as lines: what the exception in the cell says, and the plain-text card.
+
+Why each round of a job began, in a few words.
 """
 
 from __future__ import annotations
 
-from nbtorchjob.runtime.report import TOTALS
-from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Phase
-from nbtorchjob.state.text import facts, startup
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Node, Phase
+from nbtorchjob.state.events import WorkersStarted
+from nbtorchjob.state.text import facts, labs, lifetime
+from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import clip, duration, line
+from nbtorchjob.text.words import LINE, clip, duration, fit, line, ranks
 
 _LATE_S = 10.0  # who follows a job takes a moment to start what is due
 _MAX_PAST = 5
@@ -26,7 +35,7 @@ def pending(state: JobState, now: float) -> list[str]:
             facts.leaving(state, now),
             facts.reforming(state),
             *facts.waiting(state),
-            startup.doing(state),
+            lifetime.doing(state),
         ),
         facts.hanging(state, now),
     )
@@ -142,3 +151,48 @@ def span(attempt: Attempt, now: float | None) -> str:
     """Describe how long an attempt took, or until ``now`` where it goes on; empty where nobody knows."""
     end = attempt.end if attempt.end is not None else now
     return duration(end - attempt.start) if attempt.start is not None and end is not None else ""
+
+
+MOST_BYTES = 5_000  # of a traceback; a longer one loses its middle
+
+
+def lines(state: JobState) -> list[str]:
+    """Return who failed first and how, its traceback, the cause, and what failed beside it."""
+    failure, out = state.failure, []
+    if failure is not None:
+        out = [facts.heading(failure, state)]
+        if failure.error is not None and not summarised(failure.error):
+            frames = frames_text(failure.error, state.info.sources.get).split("\n")
+            out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
+        out += [f"  {line}" for line in facts.output(state)]
+        out += [facts.cause(failure, state), exhausted(state), labs.lost(state)]
+    label = "Also: " if failure else "So far: "
+    return [*filter(None, out), *(label + each for each in facts.beside(state))]
+
+
+def turns(state: JobState) -> Mapping[int, str]:
+    """Return why each round but the first began, by its number: ``node 1 lost``, ``restart 2``."""
+    rounds: dict[int, dict[int, tuple[Node, WorkersStarted]]] = {}
+    for node in state.nodes.values():
+        for workers in node.workers:
+            rounds.setdefault(workers.round, {})[node.index] = (node, workers)
+    return {late: "; ".join(_turn(rounds[early], rounds[late])) for early, late in pairwise(sorted(rounds))}
+
+
+def _turn(
+    before: Mapping[int, tuple[Node, WorkersStarted]], after: Mapping[int, tuple[Node, WorkersStarted]]
+) -> Iterator[str]:
+    attempt = max(node.life_of(workers).attempt for node, workers in after.values())
+    restart = max(workers.restart for _, workers in after.values())
+    lost, come = before.keys() - after.keys(), after.keys() - before.keys()
+    again = {n for n in before.keys() & after.keys() if before[n][1].pod != after[n][1].pod}
+    if attempt > max(node.life_of(workers).attempt for node, workers in before.values()):
+        yield f"attempt {attempt}"
+    elif lost or come or again:
+        for nodes, word in ((lost, "lost"), (come, "joined"), (again, "replaced")):
+            if nodes:
+                yield f"{ranks(nodes).replace('rank', 'node')} {word}"
+    elif restart > max(workers.restart for _, workers in before.values()):
+        yield f"restart {restart}"
+    else:
+        yield "started again"

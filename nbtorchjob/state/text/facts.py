@@ -22,7 +22,7 @@ from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
-from nbtorchjob.state.text import labs, queueing, startup, usage
+from nbtorchjob.state.text import labs, lifetime, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -257,7 +257,7 @@ def _told_end(exit_: NodeExited, state: JobState) -> Reason:
 def _starting(node: Node, state: JobState) -> str:
     if node.started is None:
         return "starting"
-    if startup.installing(node, state):
+    if lifetime.installing(node, state):
         return "installing packages"
     up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
     return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
@@ -266,7 +266,7 @@ def _starting(node: Node, state: JobState) -> str:
 def waiting(state: JobState) -> list[str]:
     """Explain why nodes don't run, and what to do about it; those that wait for the same, together."""
     groups: dict[tuple[str, str], list[int]] = {}
-    queued = queueing.waits(state)
+    queued = lifetime.waits(state)
     for wait in state.waiting:
         hint = causes.of_waiting(wait).hint
         groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)

@@ -1,13 +1,88 @@
-"""How long a job may run, how long and where it is kept, and what can be done about it, in words."""
+"""How long a job may run, how long and where it is kept, and what can be done about it, in words.
+
+Where a job stands in its queue, in words.
+
+What a job that comes to run is doing, and how long each step of that took, in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nbtorchjob.state import JobState, starting
+from nbtorchjob.state import JobState, Node, starting
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure as causes
+from nbtorchjob.state.events import Standing
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import LINE, clock, duration, line
+from nbtorchjob.text.words import LINE, clean, clip, clock, count, duration, line, size
+
+_MAX_TEXT = 300
+_MAX_READ = 4_000
+_BYTES = ("memory", "ephemeral-storage")
+
+
+def waits(state: JobState) -> list[str]:
+    """Say where the job is queued, for what, and what to do about it; empty for one that isn't."""
+    queued = state.queued
+    if queued is None and state.queue is not None and state.queue.held and state.suspended:
+        queued = state.queue if state.queue.reason else None
+    if queued is None or state.working:
+        return []
+    why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
+    place = state.standing if not queued.admitted and not queued.held else None
+    needs = " and ".join(
+        f"{_amount(name, each)} {_unit(name)}{_used(name, place)}" for name, each in queued.needs.items()
+    )
+    ahead = f": {_nth(place.place)} of {place.of}" if place is not None and place.place else ""
+    said = [
+        f"queued in {clean(queued.queue)}{ahead}" if not queued.held else "suspended",
+        f"needs {needs}" if needs and not queued.held else "",
+        why.line,
+    ]
+    told = "; ".join(part.rstrip(".") for part in said if part)
+    return [clip(f"the job: {told}. {why.hint}".rstrip(), _MAX_TEXT)]
+
+
+def held(state: JobState) -> str:
+    """Say what keeps a job that was ended or suspended from being started by its queue; "" for nothing.
+
+    A suspension alone wouldn't: its queue takes it back.
+    """
+    queue = state.queue
+    if queue is None or not (state.cancelled is not None or state.suspended):
+        return ""
+    if state.removed is not None:
+        return "it was deleted from the cluster; its record and logs are on this machine"
+    if queue.held and queue.reason:
+        return "its Workload is deactivated, so its queue doesn't start it again"
+    if state.verdict is not None and state.verdict.reason == causes.DEADLINE_EXCEEDED:
+        return "it was given a deadline that has passed, so its queue can't start it again"
+    if queue.held and not queue.admitted:  # its label may have been changed just as it was admitted
+        return f"its label names {clean(queue.queue)}, a queue that nobody has, so it isn't admitted"
+    return ""
+
+
+def _used(resource: str, standing: Standing | None) -> str:
+    """Say how much of a resource is used where the job is queued, as far as that is known."""
+    if standing is None or resource not in standing.used:
+        return ""
+    used, quota = (_amount(resource, each.get(resource, "")) for each in (standing.used, standing.quota))
+    return f", {used} of {quota} used" if quota else f", {used} used by jobs of its queue"
+
+
+def _nth(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
+    return f"{number}{ends.get(number % 10, 'th')}"
+
+
+def _amount(resource: str, text: str) -> str:
+    return size(int(text)) if resource in _BYTES and text.isdecimal() else clean(text)
+
+
+def _unit(resource: str) -> str:
+    return "GPUs" if resource.endswith("/gpu") else clean(resource)
+
 
 _MAX_WHO = 200
 
@@ -85,3 +160,88 @@ def stored(state: JobState, folder: Path) -> list[str]:
     storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
     told = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"
     return [told, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]
+
+
+_NAMED = 3  # of the packages that are installed
+_MOST_NAME = 60  # characters of what a node calls them, and what installs them
+
+
+def doing(state: JobState) -> str:
+    """Describe what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
+    if state.phase.terminal or state.next is not None or state.suspended:
+        return ""
+    if state.info.of_lab and state.round < 0:
+        return ""  # on a lab: what it waits for is said of it
+    return _meeting(state) if state.round < 0 else _starting(state)
+
+
+def _meeting(state: JobState) -> str:
+    nodes = [node for node in state.nodes.values() if node.life.running]
+    met = [node for node in nodes if state.met.get(node.index, 0.0) >= node.life.since]
+    most = state.info.nodes[1]
+    if not nodes:
+        # Here nobody waits for a place: what runs first is the pool, which imports torch.
+        return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
+    if len(met) < len(nodes):
+        packages = [each for node in nodes if (each := installing(node, state)) is not None]
+        busy = len(packages) or len(nodes) - len(met)
+        what = _installs(packages) if packages else "importing torch"
+        return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
+    return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
+
+
+def installing(node: Node, state: JobState) -> ev.Installing | None:
+    """Return what a node installs, if it does that now."""
+    found = state.installs.get(node.index)
+    return found if isinstance(found, ev.Installing) and found.time >= node.life.since else None
+
+
+def _installs(packages: Iterable[ev.Installing]) -> str:
+    most = max((each.packages for each in packages), key=len)
+    some = ", ".join(line(each, _MOST_NAME) for each in most[:_NAMED])
+    some += " and others" if len(most) > _NAMED else ""
+    return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
+
+
+def _starting(state: JobState) -> str:
+    began = {rank for rank, each in state.began.items() if state.base(each.round) == state.round}
+    # Of what an earlier version runs nothing is told of that.
+    if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
+        return ""
+    return f"starting ranks: {len(began)} of {state.world_size} run"
+
+
+def steps(state: JobState) -> list[tuple[str, str]]:
+    """Return what came before the call ran in the first round, and how long each took."""
+    info = state.info
+    first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
+    workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
+    installed = [each for each in state.installs.values() if isinstance(each, ev.Installed)]
+    ends = (
+        ("submitting, and waiting for nodes", state.started),
+        (_what(installed), _last(each.time for each in installed)),
+        ("importing torch", _last(state.met.values())),
+        ("meeting", _last(workers)),
+        ("starting ranks", _last(each.time for each in state.began.values() if each.round == first)),
+    )
+    rows, before = [], info.created
+    if info.packed:
+        rows.append((f"packing {size(info.payload)}", duration(info.packed - info.began)))
+        before = max(before, info.packed)
+    for what, at in ends:
+        if at is not None and at >= before:
+            rows.append((what, duration(at - before)))
+            before = at
+    return rows
+
+
+def _what(installed: Iterable[ev.Installed]) -> str:
+    most = max(installed, key=lambda each: len(each.packages), default=None)
+    if most is None or not most.packages:
+        return "finding that all packages are there"
+    kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
+    return f"installing {count(len(most.packages), 'package')} {kept}"
+
+
+def _last(times: Iterable[float]) -> float | None:
+    return max(times, default=None)

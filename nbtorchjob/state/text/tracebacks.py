@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.words import clean
 

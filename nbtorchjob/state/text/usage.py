@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from nbtorchjob.runtime.usage import GpuUse
+from nbtorchjob.runtime.facts.usage import GpuUse
 from nbtorchjob.state import Failure, JobState, Phase
 from nbtorchjob.state.diagnosis.standing import DATA, standing
 from nbtorchjob.state.events import Used
-from nbtorchjob.state.series import Point
-from nbtorchjob.state.use import Use
+from nbtorchjob.state.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
 _WINDOW_S = 300.0  # what was used before is past

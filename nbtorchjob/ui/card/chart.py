@@ -1,6 +1,10 @@
 """Line charts as SVG on a ground of their own, as no grey is readable on light and on dark pages.
 
 An image can't see the page, but gets its ``color-scheme`` where the browser knows it; else the user's.
+
+The axes of a chart: where a value lies, which ticks to draw; logarithmic where that shows more.
+
+Smoothing of a noisy curve.
 """
 
 from __future__ import annotations
@@ -9,15 +13,111 @@ import math
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
-from itertools import cycle, groupby
+from itertools import accumulate, cycle, groupby, pairwise
+from statistics import median
 from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.colours import GROUND
 from nbtorchjob.text.words import DOT, line, number
-from nbtorchjob.ui.card import axes, smooth
-from nbtorchjob.ui.card.axes import Axis, label
-from nbtorchjob.ui.card.smooth import smoothed
+
+_LOG_SPAN = 100.0  # two decades
+_LOW = 0.1  # on a linear axis, most points below this part of it are one flat line
+_MOST_TICKS = 5
+
+
+class Axis(FrozenDataclass):
+    """Values from ``low`` to ``high``, drawn from pixel ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        part = (self._at(value) - self._at(self.low)) / (self._at(self.high) - self._at(self.low))
+        return self.start + part * (self.end - self.start)
+
+    def _at(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+    def ticks(self, *, whole: bool = False) -> list[float]:
+        """Return 3 to 5 round values within the axis; fewer where only whole ones will do."""
+        return self._powers() if self.log else self._steps(whole=whole)
+
+    def _powers(self) -> list[float]:
+        first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        if last - first < 2:
+            between = [step * 10.0**power for power in range(first - 1, last + 1) for step in (1, 3)]
+            return [tick for tick in between if self.low <= tick <= self.high]
+        every = math.ceil((last - first + 1) / _MOST_TICKS)
+        return [10.0**power for power in range(first, last + 1, every)]
+
+    def _steps(self, *, whole: bool) -> list[float]:
+        power = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
+        for step in (power * factor for factor in (1, 2, 2.5, 5, 10)):
+            step = max(step, 1.0) if whole else step
+            found = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            if len(found) <= _MOST_TICKS:
+                break
+        return [n * step for n in found]
+
+
+def across_axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """Return a linear axis of the values."""
+    return Axis(*_bounds(values), start, end)
+
+
+def up_axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """Return an axis of the values: a logarithmic one if most would be flat on a linear one."""
+    log = bool(values) and _spans_decades(values)
+    low, high = (min(values), max(values)) if log else _bounds(values)
+    return Axis(low, high, start, end, log)
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    # A loss that decays; not an accuracy that rises, whose early values nobody need tell apart.
+    low, high = min(values), max(values)
+    return low > 1e-280 and high > _LOG_SPAN * low and median(values) < _LOW * high
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    most = max(abs(low), abs(high))
+    if high - low <= max(1e-290, 1e-8 * most):  # constant, as far as labels can show
+        pad = most / 10 if most > 1e-280 else 1.0
+        return low - pad, high + pad
+    return low, high
+
+
+def label(tick: float) -> str:
+    """Return a tick as text."""
+    return f"{tick:.10g}"
+
+
+_MANY = 60  # points
+_NOISY = 6.0  # times that a line goes up or down its whole height
+_PARTS = 12  # a mean is over so many parts of a curve
+
+
+def noisy(ys: Sequence[float]) -> bool:
+    """Whether a curve has many points and goes up and down more than it goes anywhere."""
+    height = max(ys, default=0.0) - min(ys, default=0.0)
+    return len(ys) >= _MANY and sum(abs(b - a) for a, b in pairwise(ys)) > _NOISY * height > 0
+
+
+def smoothed(ys: Sequence[float]) -> list[float]:
+    """Return at each point the mean of those around it: as many before as after, so that it doesn't lag.
+
+    Near the start those are few, which keeps an early decay; at the end they are those that there are.
+    """
+    half, end = max(2, len(ys) // _PARTS // 2), len(ys)
+    sums = [0.0, *accumulate(ys)]
+    spans = ((at - min(half, at), min(at + min(half, at) + 1, end)) for at in range(end))
+    return [(sums[last] - sums[first]) / (last - first) for first, last in spans]
+
 
 XY: TypeAlias = tuple[float, float]
 
@@ -85,9 +185,9 @@ def curves(
     """
     drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
-    up = axes.up([y for _, y in points if math.isfinite(y)], height - 24, 30)
+    up = up_axis([y for _, y in points if math.isfinite(y)], height - 24, 30)
     left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
-    across = axes.across([x for x, _ in points], left, width - 14)
+    across = across_axis([x for x, _ in points], left, width - 14)
     title = _told(series) + (", on a logarithmic scale" if up.log else "")
     body = [
         f"<title>{escape(title)}</title>",
@@ -197,7 +297,7 @@ def _lines(drawn: Mapping[str, list[list[XY]]], across: Axis, up: Axis) -> list[
 
 def _smooth(runs: list[list[XY]], up: Axis) -> bool:
     """Whether a mean is drawn above what was reported: of a curve whose newest run is noisy."""
-    return any(smooth.noisy([up(y) for _, y in run if math.isfinite(y)]) for run in runs[-1:])
+    return any(noisy([up(y) for _, y in run if math.isfinite(y)]) for run in runs[-1:])
 
 
 def _piece(points: list[XY], n: int, across: Axis, up: Axis, paler: float, *, smooth: bool) -> list[str]:

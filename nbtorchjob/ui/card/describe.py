@@ -11,14 +11,14 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState, Phase, turns
-from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, startup, usage
+from nbtorchjob.state.text import attempts, facts, labs, lifetime, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
 from nbtorchjob.ui import parts as rendered
-from nbtorchjob.ui.card import nodes
+from nbtorchjob.ui.card import ranks as nodes
 from nbtorchjob.ui.parts import MAX_CELL, Part
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
@@ -63,7 +63,7 @@ def parts(
         Part("Why it waits", said=attempts.pending(state, now)),
         Part(
             "Why it was stopped" if state.stopped_early else "Why it failed",
-            wrote=failures.lines(state) if state.failure else [],
+            wrote=attempts.lines(state) if state.failure else [],
         ),
         *_variables(state),
         Part(
@@ -76,7 +76,7 @@ def parts(
         ),
         Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
         Part("What it uses", usage.rows(state), usage.notes(state)),
-        Part("How it started", [_STEPS, *rows] if (rows := startup.steps(state)) else []),
+        Part("How it started", [_STEPS, *rows] if (rows := lifetime.steps(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
         Part("Run policy", _given(state, enforced), _unread(state)),

@@ -1,23 +1,41 @@
 """A job's state as one HTML card and as plain text: pure, so the same state gives the same card.
 
 It is made of ``elements``. Whatever comes from outside is cut, cleaned and escaped here.
+
+A rank's error with its frames, and folded under each what its variables were.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from typing import TypeAlias
 
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import PERCENT, REPORT, progress
-from nbtorchjob.state.text import attempts, facts, failures, labs, lifetime, rounds, usage
+from nbtorchjob.state.text import attempts, facts, labs, lifetime, usage
 from nbtorchjob.state.text.progress import overdue, progress_line, rate, stillness
-from nbtorchjob.state.text.tracebacks import SourceLookup, summarised
-from nbtorchjob.text.words import DOT, LINE, count, duration, line, number
-from nbtorchjob.ui.card import chart, head, metrics, nodes, ranks, readings, tails, traceback
+from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
+from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line, number
+from nbtorchjob.ui.card import chart, head, metrics, ranks, tails
 from nbtorchjob.ui.card.tails import folds, text_tail
-from nbtorchjob.ui.elements import BOX, DIM, PLAIN, SMALL, action, fold, pre, prose, tag, titled, told
+from nbtorchjob.ui.elements import (
+    BOX,
+    DIM,
+    PLAIN,
+    SMALL,
+    action,
+    fold,
+    pre,
+    preformatted,
+    prose,
+    tag,
+    titled,
+    told,
+)
 from nbtorchjob.ui.offers import Offers
 
 # The card stays under 48 KiB of UTF-8: fixed parts are cut to size, the logs share the rest.
@@ -52,7 +70,7 @@ def html(
     What a person needs first comes first: a note where somebody should act, the exception of a failed job,
     the figures of one that runs. ``source`` finds the text of the notebook's own files, by default in
     ``state.info.sources``; with ``expand_logs`` every rank's log is open; ``live`` means that a cell waits
-    for the job and redraws it; ``value`` is rank 0's in one line, once it has arrived (``text/values.py``);
+    for the job and redraws it; ``value`` is rank 0's in one line, once it has arrived (``text/words.py``);
     ``offers`` are what can be done with the job.
     """
     tone = head.tone(state, now)
@@ -68,7 +86,7 @@ def html(
     ]
     rows = [
         told(usage.matters(state)),
-        nodes.html(state),
+        ranks.node_table(state),
         titled(_EARLIER, attempts.past(state)),
     ]
     last = [
@@ -82,12 +100,12 @@ def html(
     room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
-    curves = metrics.curves(_series(state), rounds.turns(state))
+    curves = metrics.curves(_series(state), attempts.turns(state))
     charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
     drawn = ""
     if charts:
-        read = readings.html(charts) + readings.table(curves)
-        drawn, room = _fitting(room, read, readings.plain(charts))
+        read = metrics.html(charts) + metrics.table(curves)
+        drawn, room = _fitting(room, read, metrics.plain(charts))
     if folded and drawn:
         drawn = fold(tag("span", "curves", SMALL), drawn)
     logs = _logs(state, now, room + _LOG_BYTES, expand=expand_logs)
@@ -174,9 +192,9 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         f"torchjob {facts.last_line(state, now)}",
         *attempts.pending(state, now),
         DOT.join(_metrics(state, now)),
-        *ranks.told(state, now),
+        *ranks.rank_lines(state, now),
         usage.matters(state),
-        *failures.lines(state),
+        *attempts.lines(state),
         *([_EARLIER] if past else []),
         *(f"  {each}" for each in past),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
@@ -258,7 +276,7 @@ def _failure(state: JobState, source: SourceLookup) -> str:
         if failure.error is None or summarised(failure.error):
             out.append(tag("div", head, "margin:6px 0 0"))
         else:
-            out.append(fold(head, traceback.html(failure.error, source), opened=True))
+            out.append(fold(head, traceback_html(failure.error, source), opened=True))
         out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
         wrote = [escape(each, quote=False) for each in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
@@ -303,3 +321,64 @@ def _opened(state: JobState, lead: int) -> set[int]:
     """Return whose logs are unfolded: the most telling one, unless it ends with the traceback above."""
     telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
     return {lead} if telling else set()
+
+
+Variables: TypeAlias = Sequence[tuple[str, str]]
+
+_MOST_BYTES = 6_000  # of all frames' variables; the innermost frames' come first
+_MAX_NAMES = 60
+_INDENTED = "padding-left:16px"
+
+
+def traceback_html(error: Error, source: SourceLookup) -> str:
+    """Return the traceback in a box; of a long one the middle is left out."""
+    lines: list[str] = []
+    found: dict[int, Variables] = {}  # by the last line of their frame
+    for text, frame in pieces(error, source):
+        lines += [_marked(escape(clip(each, LINE), quote=False)) for each in text.split("\n")]
+        if frame is not None and frame.variables:
+            found[len(lines) - 1] = frame.variables
+    shown = fit(lines, attempts.MOST_BYTES)
+    out, begin = [], 0
+    for at, drawn in sorted(_folds(_moved(found, lines, shown)).items()):
+        out += [preformatted(shown[begin : at + 1]), drawn]
+        begin = at + 1
+    return tag("div", "".join([*out, preformatted(shown[begin:])]), BOX)
+
+
+def _marked(line: str) -> str:
+    """Return a line of HTML, with a class where it is the one that failed."""
+    return tag("span", line, cls="nbt-line") if line.startswith(ARROW) else line
+
+
+def _moved(found: Mapping[int, Variables], lines: list[str], shown: list[str]) -> dict[int, Variables]:
+    """Return what comes after which line, where some lines in the middle are left out."""
+    if len(shown) == len(lines):
+        return {**found}
+    gone = len(lines) - len(shown)
+    head = next(at for at, each in enumerate(shown) if each != lines[at])
+    kept = {at: each for at, each in found.items() if at < head}
+    return kept | {at - gone: each for at, each in found.items() if at > head + gone}
+
+
+def _folds(found: Mapping[int, Variables]) -> dict[int, str]:
+    room, folds = _MOST_BYTES, {}
+    for at in sorted(found, reverse=True):
+        rows = [*_fitting_lines(found[at], room)]
+        room -= sum(len(row.encode()) for row in rows)
+        if rows:
+            more = len(found[at]) - len(rows)
+            rest = [f"… and {more} more: describe lists them"] if more else []
+            names = line(", ".join(name for name, _ in found[at]), _MAX_NAMES)
+            summary = tag("span", escape(f"{count(len(found[at]), 'variable')}: {names}"), SMALL)
+            folds[at] = fold(summary, tag("div", preformatted([*rows, *rest]), _INDENTED), opened=False)
+    return folds
+
+
+def _fitting_lines(variables: Variables, room: int) -> Iterator[str]:
+    for name, value in variables:
+        row = f"<b>{escape(line(name, LINE))}</b> = {escape(line(value, LINE), quote=False)}"
+        room -= len(row.encode())
+        if room < 0:
+            return
+        yield row

@@ -1,13 +1,21 @@
-"""A job in its cell: drawn at most four times a second, whatever the job writes."""
+"""A job in its cell: drawn at most four times a second, whatever the job writes.
+
+What the card of an unfinished job also contains: the script for its buttons, its search and updates.
+
+Ranks that stop in the debugger, told once where nothing that was written can be updated.
+"""
 
 from __future__ import annotations
 
 import base64
 import codecs
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -17,17 +25,66 @@ from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.runtime import displays
-from nbtorchjob.state import JobState, Phase
+from nbtorchjob.runtime.api import displays
+from nbtorchjob.state import JobInfo, JobState, Phase
+from nbtorchjob.state.events import STEPS
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import LogTail, Piece
+from nbtorchjob.state.text import facts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, sending, tails
-from nbtorchjob.ui.card.live import script
 from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.card.stops import Stops
 from nbtorchjob.ui.offers import Offers
+
+_KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
+
+
+def script(info: JobInfo, offers: Offers) -> str:
+    """Return a ``<script>`` that adds buttons to its own output, where a server handles them."""
+    buttons = [
+        {"verb": verb, "label": o.label, "asks": bool(o.warning), "done": o.done}
+        for verb, o in offers.items()
+        if o.done
+    ]
+    given = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
+    # A name that contains </script> would end the script.
+    told = json.dumps(given).replace("<", "\\u003c")
+    return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"
+
+
+@lru_cache(maxsize=1)
+def _source() -> str:
+    return Path(__file__).with_name("live.js").read_text(encoding="utf-8").strip()
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> str:
+    """Return Jupyter Server's id of this kernel; empty where no such server started it, as in VS Code."""
+    try:
+        from ipykernel.connect import get_connection_file  # not needed in a terminal
+
+        file = Path(get_connection_file()).stem
+    except (ImportError, RuntimeError):
+        return ""
+    return file.removeprefix(_KERNEL) if file.startswith(_KERNEL) else ""
+
+
+class Stops:
+    """Which of them were told."""
+
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+
+    def new(self, state: JobState) -> str:
+        """Return lines about the stopped ranks where there is another one; else nothing."""
+        stopped = {stop.rank for stop in state.stopped}
+        new = stopped - self._told
+        # One that somebody steps through stops at each line.
+        steps = {rank for rank in self._told & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
+        self._told = stopped | steps
+        return "".join(f"{each}\n" for each in facts.stops(state, time.time())) if new else ""
+
 
 E = TypeVar("E", bound=BaseException)
 

@@ -8,7 +8,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.backends.kubernetes.jobs.ref import of_object
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind

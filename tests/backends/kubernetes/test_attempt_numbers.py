@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, Budget, Phase

@@ -6,7 +6,7 @@ from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.control import controller
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
@@ -187,7 +187,7 @@ def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient,
 def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attach, impatient):
     part = "begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(ATTEMPT)"
     job = running(stage.submit(part, retry=QUICK))
-    stage.delete("api/v1/{}/secrets", secrets.first_name(job.info))
+    stage.delete("api/v1/{}/secrets", package.first_name(job.info))
     stage.sign("go")
 
     for each in (job, attach(job)):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import US, Budget, Phase
 from nbtorchjob.state.failure import Cause

@@ -32,7 +32,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     Target,
 )
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.capture.shipped import SMALL
 from nbtorchjob.errors import (
     CaptureError,
@@ -44,8 +44,8 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.machine import folders, loop
-from nbtorchjob.runtime.artifacts import artifacts_dir
-from nbtorchjob.runtime.report import report
+from nbtorchjob.runtime.api.artifacts import artifacts_dir
+from nbtorchjob.runtime.api.report import report
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
@@ -138,7 +138,7 @@ def served():
 
     async def fit(client, known):
         # Without a runtime for torch a TrainJob can't be made.
-        return known is None or known.default.name in await runtimes.names(client, known, "default")
+        return known is None or known.default.name in await attempts.names(client, known, "default")
 
     return loop.start(ask()).result(LIMIT)
 

@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.kubernetes.jobs import find, ref
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
@@ -98,7 +98,7 @@ def test_logs_and_keys_that_are_none_are_told_of_in_a_line(gone):
 def test_a_secret_without_the_key_is_told_of_in_a_line(data):
     secret = {"metadata": {"name": "train-payload", "labels": {labelling.JOB: "train"}}, **data}
 
-    refused(lambda: secrets.value(secret, secrets.KEY), "train")
+    refused(lambda: package.value(secret, package.KEY), "train")
 
 
 def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):

@@ -26,9 +26,9 @@ OURS = Retry(retries=2, preemptions=2, backoff=0)
 # A pod's account, where a test can write, of a server without TLS.
 ACCOUNT = """
 import pathlib
-from nbtorchjob.backends.kubernetes.api import account, login
+from nbtorchjob.backends.kubernetes.api import login
 login.ACCOUNT = pathlib.Path({folder!r})
-account.server = lambda: {url!r}
+login.server = lambda: {url!r}
 """
 
 

@@ -13,7 +13,7 @@ from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.payload import secrets as payload
+from nbtorchjob.backends.kubernetes.payload import package as payload
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import attempts, submitter
 from nbtorchjob.commands import verbs

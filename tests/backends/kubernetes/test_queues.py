@@ -21,7 +21,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
-from nbtorchjob.state.text.queueing import held
+from nbtorchjob.state.text.lifetime import held
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
 from tests.backends.kubernetes.mortal import Kernel
@@ -35,7 +35,7 @@ KINDS_OF = {kind: collection(CLUSTER_KINDS[kind].api) for kind in QUEUED}
 ENDS = "begin()\nwait('go')\nvalue(1)"
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
 TAKES = """
-from nbtorchjob.runtime import given
+from nbtorchjob.runtime.rank import given
 call = {"names": []}
 given.lay(call, KEY)
 lr = call["names"][0][1]

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.state import OPERATOR, Budget, Phase
 from nbtorchjob.state import events as ev
 from tests.backends.kubernetes.recordings import ROOT, Recording

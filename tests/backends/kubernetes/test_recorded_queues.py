@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.control.events import Troubles
+from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.state import OPERATOR, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import Cause

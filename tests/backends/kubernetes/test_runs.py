@@ -5,11 +5,11 @@ import pytest
 from nbtorchjob import Retry, api, capture, submission
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError, SubmitError
 from nbtorchjob.machine import folders
-from nbtorchjob.spec.early import Early
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -17,7 +17,7 @@ from tests.patience import LIMIT
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
 # As a rank takes it, which checks that it is signed with the job's key.
 TAKES = """
-from nbtorchjob.runtime import given
+from nbtorchjob.runtime.rank import given
 call = {"names": []}
 given.lay(call, KEY)
 lr = call["names"][0][1]
@@ -113,7 +113,7 @@ def held(secret):
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob", "volcano"])
 def test_what_runs_share_is_sent_once_and_goes_with_the_last_of_them(stage, kind, monkeypatch):
-    monkeypatch.setattr(secrets, "SECRET_BYTES", 40_000)  # so that it is in parts, too
+    monkeypatch.setattr(package, "SECRET_BYTES", 40_000)  # so that it is in parts, too
     runs = sweep(stage, "begin(); value(lr)", kind)
     assert runs.results(LIMIT) == [1, 2, 3]
 

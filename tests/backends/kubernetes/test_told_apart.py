@@ -5,8 +5,8 @@ from functools import reduce
 import pytest
 
 from nbtorchjob.backends.kubernetes.control import controller
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, conclusive

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 
 # A node proper, but for its ranks: it reports as one.
 PART = """
-from nbtorchjob.runtime import init
-from nbtorchjob.runtime.emit import emit
-from nbtorchjob.runtime.report import report
+from nbtorchjob.runtime.start import init
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.api.report import report
 
 def run():
     os.environ.update(RANK="0", NBTORCHJOB_ROUND="5")

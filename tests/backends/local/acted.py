@@ -7,7 +7,7 @@ import time
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime.streams import TIMES
+from nbtorchjob.runtime.rank.streams import TIMES
 from nbtorchjob.state import JobInfo
 
 

@@ -13,7 +13,7 @@ import nbtorchjob
 from nbtorchjob import AskError, Elastic, JobEndedError, JobNotFoundError
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.runtime import answering, questions
+from nbtorchjob.runtime.ask import answering, questions
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT

@@ -7,7 +7,7 @@ import pytest
 
 from nbtorchjob.backends.local.launch.attempt import Attempt
 from nbtorchjob.backends.local.launch.supervisor import Supervisor
-from nbtorchjob.runtime import injected
+from nbtorchjob.runtime.facts import injected
 
 
 @pytest.fixture

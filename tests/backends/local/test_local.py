@@ -41,7 +41,7 @@ from nbtorchjob import (
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
-from nbtorchjob.runtime import described
+from nbtorchjob.runtime.facts import described
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import until

@@ -10,7 +10,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import Cause
-from nbtorchjob.state.text import startup
+from nbtorchjob.state.text import lifetime
 from tests.environment.built import project, wheel
 
 pytestmark = pytest.mark.torch
@@ -66,7 +66,7 @@ def test_ranks_import_what_an_option_a_file_and_a_block_ask_for_and_the_next_job
     found = again.state.installs[0]
     assert isinstance(found, ev.Installed)
     assert (found.by, found.packages) == ("", ("nbtj-fresh 1.5", "nbtj-listed 1.0", "nbtj-mine 3.0"))
-    assert "installing 3 packages from an earlier job" in dict(startup.steps(again.state))
+    assert "installing 3 packages from an earlier job" in dict(lifetime.steps(again.state))
 
 
 def test_what_the_pool_has_imported_is_replaced_for_the_job_alone(index):

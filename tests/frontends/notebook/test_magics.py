@@ -20,7 +20,7 @@ from nbtorchjob import (
     api,
 )
 from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.commands import session, table
+from nbtorchjob.commands import front, table
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import folders, interrupts
@@ -444,7 +444,7 @@ def test_a_new_session_means_the_job_that_its_notebook_left_running(notebook, mo
     monkeypatch.setenv("JPY_SESSION_NAME", "/this.ipynb")
     notebook.run(f"%%torchjob -d --name left-first\n{wait}")
     notebook.run(f"%%torchjob -d --name left-last\n{wait}\n7")
-    session.end()
+    front.end()
 
     notebook.run("%torchjob attach -d")
     assert "left-last is the newest of this notebook's jobs; also running: left-first\n" in notebook.out
@@ -606,7 +606,7 @@ def test_the_extension_comes_and_goes_without_a_trace(shell, capsys):
 
 
 def test_what_the_session_chose_goes_with_the_extension(notebook):
-    session.use(JobSpec(Elastic(nproc_per_node=2)))
+    front.use(JobSpec(Elastic(nproc_per_node=2)))
     notebook.value("%%torchjob -d\n1").wait(LIMIT)
 
     notebook.run("%unload_ext nbtorchjob")

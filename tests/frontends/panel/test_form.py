@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import nbtorchjob
 from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
-from nbtorchjob.frontends.panel import form, previews
+from nbtorchjob.frontends.panel import form
 from nbtorchjob.spec import options
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Master, PyTorch, RunPolicy, Worker
@@ -256,12 +256,12 @@ def test_the_form_says_every_spec(spec):
 @given(specs())
 def test_the_line_makes_the_same_spec(spec):
     assert options.parse(options.magic_line(spec, base=LOCAL), LOCAL)[0] == spec
-    assert previews.unsaid(spec, LOCAL) == ""
+    assert form.unsaid(spec, LOCAL) == ""
 
 
 @given(specs(), specs())
 def test_the_line_makes_the_same_spec_of_a_default_profile_or_says_why_not(spec, base):
-    line, unsaid = options.magic_line(spec, base=base), previews.unsaid(spec, base)
+    line, unsaid = options.magic_line(spec, base=base), form.unsaid(spec, base)
 
     assert unsaid or options.parse(line, base)[0] == spec
 
@@ -273,7 +273,7 @@ def test_the_line_can_be_laid_over_what_it_made(spec):
 
 @given(specs())
 def test_the_call_in_python_has_the_same_spec(spec):
-    assert called(previews.python(spec)) == spec
+    assert called(form.python(spec)) == spec
 
 
 def called(python):
@@ -293,15 +293,15 @@ def test_python_says_what_no_option_can():
         "kubernetes",
     )
 
-    assert called(previews.python(spec)) == spec
-    assert "only Python" in previews.unsaid(spec, LOCAL)
+    assert called(form.python(spec)) == spec
+    assert "only Python" in form.unsaid(spec, LOCAL)
 
 
 def test_a_short_call_is_one_line_and_a_long_one_is_not():
-    assert previews.python(JobSpec(Elastic("1:2")), "train").splitlines()[-1] == (
+    assert form.python(JobSpec(Elastic("1:2")), "train").splitlines()[-1] == (
         "job = submit(train, spec=JobSpec(launch=Elastic(nnodes='1:2')))"
     )
-    long = previews.python(JobSpec(Elastic("1:2"), env={"A": "x" * 40}, name="y" * 40))
+    long = form.python(JobSpec(Elastic("1:2"), env={"A": "x" * 40}, name="y" * 40))
     assert max(map(len, long.splitlines())) <= 88
 
 
@@ -313,11 +313,11 @@ def test_the_line_says_again_what_the_default_profile_has_otherwise():
 def test_what_the_line_cannot_take_back_is_named():
     base = JobSpec(env={"A": "1"}, all_ranks=True)
 
-    assert "env, all-ranks" in previews.unsaid(LOCAL, base)
+    assert "env, all-ranks" in form.unsaid(LOCAL, base)
 
 
 def test_a_profile_that_the_line_contradicts_is_told():
     base = JobSpec(Elastic(), "kubernetes", cluster=Cluster(spot_selector={"disk": "ssd"}))
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(node_selector={"disk": "ssd"}))
 
-    assert previews.unsaid(spec, base).startswith("The default profile conflicts with it: ")
+    assert form.unsaid(spec, base).startswith("The default profile conflicts with it: ")

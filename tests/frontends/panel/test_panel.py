@@ -12,12 +12,12 @@ from traitlets.config import Config
 from nbtorchjob import ConfigPanel
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
-from nbtorchjob.commands import session, verbs
+from nbtorchjob.commands import front, verbs
 from nbtorchjob.environment import images
 from nbtorchjob.environment.compare import HEAD
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.frontends.panel.work import Latest
+from nbtorchjob.frontends.panel.actions import Latest
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
@@ -115,7 +115,7 @@ class Screen:
 def own_session():
     """Leave the next test the default profile, and no job."""
     yield
-    session.end()
+    front.end()
 
 
 @pytest.fixture
@@ -407,7 +407,7 @@ def test_run_submits_the_function_defined_last_and_shows_its_card(cell):
     until(lambda: "Value: 21<" in card(screen))
     assert screen.panel.job is not None
     assert screen.panel.job.result() == 21
-    assert session.newest() is screen.panel.job
+    assert front.newest() is screen.panel.job
 
     screen.type("call", "train(n=1)")
     screen.click("Run")

@@ -4,8 +4,8 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.runtime.samples import (
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.runtime.facts.samples import (
     BEGINS,
     BUSY,
     ENDED,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import BUSY, ENDED, RUNS, STOPPED, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import BUSY, ENDED, RUNS, STOPPED, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.text import attempts, facts, failures
+from nbtorchjob.state.text import attempts, facts
 from tests.ui.card.retried import CLUSTER, begun, evicted, job, recoverable
 
 EVICTED = "node 1 (host-11): evicted, as when a host is drained"
@@ -102,7 +102,7 @@ def test_a_used_up_budget_is_why_nothing_follows():
 
     assert attempts.exhausted(state) == ""
     assert attempts.exhausted(ended) == "no retries left (failures 1/1)"
-    assert failures.lines(ended)[-1] == "no retries left (failures 1/1)"
+    assert attempts.lines(ended)[-1] == "no retries left (failures 1/1)"
 
 
 def test_a_cancel_between_two_attempts_changes_nothing_of_the_first():

@@ -1,7 +1,7 @@
 from functools import reduce
 
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage
@@ -64,7 +64,7 @@ def test_how_a_node_does():
     assert facts.condition(both.nodes[0], both) == "starting its ranks"
     installs = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.Installing(3.0, 0))
     assert facts.condition(installs.nodes[0], installs) == "installing packages"
-    error = Error("nbtorchjob.runtime.packages.InstallError", "pip couldn't install it", time=4.0)
+    error = Error("nbtorchjob.runtime.install.packages.InstallError", "pip couldn't install it", time=4.0)
     failed = state(
         ev.NodeStarted(2.0, 0, "host", pod="a"),
         ev.NodeFailed(4.0, 0, exits.CONFIG_ERROR, error, "a"),

@@ -1,4 +1,4 @@
-from nbtorchjob.runtime.errors import Error, Frame, from_exception
+from nbtorchjob.runtime.facts.errors import Error, Frame, from_exception
 from nbtorchjob.state.text.tracebacks import frames_text, summary
 
 CELL = ("Cell In[3]", 'x = 1\nfor epoch in range(3):\n    x = x + 1\n    raise ValueError("no")\n')
@@ -36,7 +36,9 @@ def test_without_the_source_the_nodes_line_is_used():
 
 
 def test_of_a_nodes_own_error_the_heading_has_the_first_line():
-    error = Error("nbtorchjob.runtime.packages.InstallError", "pip couldn't: no\na needs b\nc needs d")
+    error = Error(
+        "nbtorchjob.runtime.install.packages.InstallError", "pip couldn't: no\na needs b\nc needs d"
+    )
 
     assert summary(error) == "pip couldn't: no"
     assert frames_text(error) == "a needs b\nc needs d"

@@ -4,9 +4,9 @@ from functools import reduce
 
 import pytest
 
-from nbtorchjob.runtime.errors import Frame
-from nbtorchjob.runtime.samples import RUNS, RankSample, Thread
-from nbtorchjob.runtime.usage import GpuUse, RankUse
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import RUNS, RankSample, Thread
+from nbtorchjob.runtime.facts.usage import GpuUse, RankUse
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts, usage

@@ -2,8 +2,8 @@
 
 from functools import reduce
 
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry

@@ -1,3 +1,5 @@
+"""Where a chart draws which value."""
+
 import math
 import re
 from base64 import b64decode
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.ui.card import chart
 from nbtorchjob.ui.card.chart import DARK, LIGHT, curves
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -171,3 +174,58 @@ def test_the_image_tells_the_last_value():
     assert b64decode(data[1]).decode() == svg
     assert 'width="300"' in tag
     assert 'alt="Chart of lo&quot;ss&lt;: 0.25 at the end"' in tag
+
+
+def decay(low, high, points=100):
+    return [low + (high - low) * 0.8**n for n in range(points)]
+
+
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [
+        (decay(0.01, 8), True),
+        (decay(0.5, 8), False),  # less than two decades
+        ([0.01, 0.5, 0.8, 0.9, 0.95], False),  # an accuracy
+        ([*decay(0.01, 8), 0.0], False),
+        ([*decay(0.01, 8), -1.0], False),
+        ([], False),
+        ([3.0], False),
+    ],
+)
+def test_an_axis_is_logarithmic_where_most_values_would_be_flat(values, log):
+    assert chart.up_axis(values, 100, 0).log is log
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.02, 8, [0.03, 0.1, 0.3, 1, 3]),
+        (0.1, 50, [0.1, 1, 10]),
+        (0.01, 1000, [0.01, 1, 100]),
+        (1e-20, 1, [1e-20, 1e-15, 1e-10, 1e-5, 1]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_ticks(low, high, ticks):
+    axis = chart.Axis(low, high, 100, 0, log=True)
+
+    assert axis.ticks() == pytest.approx(ticks)
+    assert all(0 <= axis(tick) <= 100 for tick in ticks)
+    assert (axis(low), axis(high)) == (100, 0)
+
+
+NOISE = [n % 2 + n / 100 for n in range(200)]
+
+
+def test_only_what_is_long_and_noisy_is_smoothed():
+    assert chart.noisy(NOISE)
+    assert not chart.noisy(NOISE[:20])
+    assert not chart.noisy([0.97**n for n in range(200)])
+    assert not chart.noisy([1.0] * 200)
+    assert not chart.noisy([])
+
+
+def test_a_mean_neither_lags_nor_changes_what_is_straight():
+    line = [float(n) for n in range(200)]
+
+    assert chart.smoothed(line)[:190] == pytest.approx(line[:190])
+    assert chart.smoothed(NOISE)[100:190] == pytest.approx([0.5 + n / 100 for n in range(100, 190)], abs=0.06)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error, Frame
+from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.spec.config import CleanPodPolicy, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase

@@ -5,13 +5,13 @@ import re
 
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo
-from nbtorchjob.ui.card import live
+from nbtorchjob.ui.card import view
 
 
 def given(info):
     """Return what the script is told."""
     found = re.search(
-        r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", live.script(info, OFFERS)
+        r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", view.script(info, OFFERS)
     )
     assert found is not None
     return json.loads(found[1])
@@ -31,11 +31,11 @@ def test_the_script_s_buttons_are_what_the_table_of_verbs_offers():
 
 
 def test_a_hostile_name_doesnt_end_the_script():
-    script = live.script(JobInfo("</script><img src=x onerror=y>"), OFFERS)
+    script = view.script(JobInfo("</script><img src=x onerror=y>"), OFFERS)
 
     assert script.count("</script>") == 1
     assert given(JobInfo("</script>"))["name"] == "</script>"
 
 
 def test_a_drawing_with_its_script_stays_small():
-    assert len(live.script(JobInfo("swift-otter"), OFFERS).encode()) < 12_000
+    assert len(view.script(JobInfo("swift-otter"), OFFERS).encode()) < 12_000

@@ -1,7 +1,13 @@
+"""What a chart shows, as numbers."""
+
 import math
+import re
+
+import pytest
 
 from nbtorchjob.state import Point, Series
-from nbtorchjob.ui.card import metrics
+from nbtorchjob.ui.card import chart, metrics
+from nbtorchjob.ui.card.metrics import Curve
 
 
 def series(*reports, every=2.0):
@@ -72,3 +78,42 @@ def test_reports_without_a_step_are_counted_on_over_rounds():
 def test_a_total_isnt_listed_beside_its_count():
     assert metrics.told(series({"epochs": 9, "epoch": 4, "loss": 1}), 8) == ["epoch 4", "loss 1"]
     assert metrics.told(series({"epochs": 9, "loss": 1}), 8) == ["epochs 9", "loss 1"]
+
+
+def titles(points, charts=1, label="step"):
+    curve = Curve(label, points)
+    return re.findall('title="([^"]*)"', metrics.html([(chart.curves({"loss": points}), curve)] * charts))
+
+
+def test_each_of_a_few_points_has_its_value():
+    assert titles([(1, 2.0), (2, 0.51234567)], label="epoch") == ["epoch 1: 2", "epoch 2: 0.5123"]
+
+
+def test_many_points_share_places_and_tell_their_range():
+    found = titles([(float(n), 1 / (n + 1)) for n in range(512)], charts=2)
+
+    assert len(found) == 48
+    assert len({*found}) == 24
+    assert found[0] == "step 0 to 21: 0.04545 to 1"
+
+
+@pytest.mark.parametrize("points", [[], [(float("nan"), 1.0)]])
+def test_where_there_is_nothing_there_is_only_the_image(points):
+    assert titles(points) == []
+
+
+def test_a_value_that_is_no_number_is_told():
+    assert titles([(1, float("nan")), (2, float("inf"))]) == ["step 1: nan", "step 2: inf"]
+
+
+def test_the_table_has_a_dozen_rows_of_what_shares_an_axis():
+    curves = {
+        "loss": Curve("step", [(float(n), n / 10) for n in range(500)]),
+        "accuracy": Curve("step", [(499.0, 0.5)]),
+        "other": Curve("epoch", [(1.0, 0.5)]),
+    }
+    cells = re.findall("<t[hd][^>]*>([^<]*)", metrics.table(curves))
+
+    assert cells[:6] == ["step", "loss", "accuracy", "0", "0", ""]
+    assert cells[-3:] == ["499", "49.9", "0.5"]
+    assert len(cells) // 3 <= 13

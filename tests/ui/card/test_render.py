@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.commands.table import OFFERS
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.runtime.samples import RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -454,7 +454,9 @@ def test_a_lost_job_says_why():
 
 
 def test_a_node_that_cant_run_the_payload_says_why():
-    wrong = Error("nbtorchjob.runtime.payload.VersionMismatch", "Python 3.9 here, 3.11 there", time=1003.0)
+    wrong = Error(
+        "nbtorchjob.runtime.store.payload.VersionMismatch", "Python 3.9 here, 3.11 there", time=1003.0
+    )
     node = ev.NodeFailed(1003.0, 0, exits.CONFIG_ERROR, wrong)
     state = build(started()[0], node, *ended(exits.CONFIG_ERROR))
 

@@ -3,10 +3,10 @@
 import re
 from html import escape
 
-from nbtorchjob.runtime.errors import Error, Frame
-from nbtorchjob.state.text import failures
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.state.text import attempts
 from nbtorchjob.state.text.tracebacks import frames_text
-from nbtorchjob.ui.card import traceback
+from nbtorchjob.ui.card import render
 
 CELL = ("Cell In[3]", "for epoch in range(3):\n    step(epoch)\n")
 SOURCES = {"<cell-3>": CELL}.get
@@ -17,7 +17,7 @@ def frame(name, **variables):
 
 
 def drawn(*frames):
-    return traceback.html(Error("ValueError", "no", frames), SOURCES)
+    return render.traceback_html(Error("ValueError", "no", frames), SOURCES)
 
 
 def words(html):
@@ -48,8 +48,8 @@ def test_what_they_hold_is_escaped():
 def test_without_variables_it_is_the_text():
     error = Error("ValueError", "no", (frame("f"), frame("g")))
 
-    assert traceback.html(error, lambda _: None).count("<pre") == 1
-    assert words(traceback.html(error, lambda _: None)) == [
+    assert render.traceback_html(error, lambda _: None).count("<pre") == 1
+    assert words(render.traceback_html(error, lambda _: None)) == [
         escape(line) for line in frames_text(error).split("\n")
     ]
 
@@ -57,7 +57,7 @@ def test_without_variables_it_is_the_text():
 def test_of_a_long_traceback_the_ends_keep_theirs():
     html = drawn(*(frame(f"f{n}", n=str(n)) for n in range(200)))
 
-    assert len(html) < 2 * failures.MOST_BYTES + 25_000
+    assert len(html) < 2 * attempts.MOST_BYTES + 25_000
     assert "n</b> = 0\n" in html + "\n" or "n</b> = 0<" in html
     assert "n</b> = 199<" in html
     assert "n</b> = 50<" not in html

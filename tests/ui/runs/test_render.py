@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.runs import render

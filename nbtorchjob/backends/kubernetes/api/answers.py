@@ -3,6 +3,8 @@
 A real server holds its objects to their schemas. What else answers at its address, a proxy or a login page,
 may send any JSON: it is refused at the door, in one line, and whoever reads an object finds what is promised
 here.
+
+What listed and watched objects are relieved of, so that a thousand jobs stay small (pure).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects import paths
-from nbtorchjob.backends.kubernetes.objects.paths import Api
+from nbtorchjob.backends.kubernetes.objects.paths import CLUSTER_RUNTIMES, RUNTIMES, Api
 
 # A mapping says how what stands there looks, by key; one that ends in "!" must be there, and "*" is every
 # key. Null counts as absent, as Go's encoders have it. A list has one shape, that of its items.
@@ -212,3 +214,30 @@ def _key(found: Mapping[str, Any], key: str, shape: Shape, where: str) -> str:
     if found.get(name) is None:
         return path if key.endswith("!") else ""
     return wrong(found[name], shape, path)
+
+
+Object = dict[str, Any]
+
+_BULK = {"template", "volumes", "volumeMounts", "env", "command", "args", "tolerations"}
+
+
+def slim(found: Object, api: Api) -> Object:
+    """Take away, in place, what nothing reads: who manages which field, and what only a pod's start needs."""
+    # Of built-in kinds, the items of a list say neither.
+    found.setdefault("kind", api.kind)
+    found.setdefault("apiVersion", api.group_version)
+    found["metadata"].pop("managedFields", None)
+    if api not in (RUNTIMES, CLUSTER_RUNTIMES):  # which are templates, and a few
+        _prune(found.get("spec"))
+    return found
+
+
+def _prune(part: Any) -> None:
+    if isinstance(part, dict):
+        for key in _BULK & part.keys():
+            del part[key]
+        for value in part.values():
+            _prune(value)
+    elif isinstance(part, list):
+        for value in part:
+            _prune(value)

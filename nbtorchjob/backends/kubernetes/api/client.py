@@ -17,8 +17,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.backends.kubernetes.api import answers
-from nbtorchjob.backends.kubernetes.api.answers import Shape
-from nbtorchjob.backends.kubernetes.api.backoff import delays
+from nbtorchjob.backends.kubernetes.api.answers import Object, Shape, slim
 from nbtorchjob.backends.kubernetes.api.connection import (
     ACCEPT,
     OBJECT_BYTES,
@@ -26,10 +25,10 @@ from nbtorchjob.backends.kubernetes.api.connection import (
     Connection,
     RefusedError,
     Request,
+    delays,
 )
 from nbtorchjob.backends.kubernetes.api.errors import api_error
 from nbtorchjob.backends.kubernetes.api.remote import Remote
-from nbtorchjob.backends.kubernetes.api.slim import Object, slim
 from nbtorchjob.backends.kubernetes.objects.paths import REVIEWS, Api, Target
 from nbtorchjob.errors import (
     AlreadyExistsError,

@@ -1,4 +1,7 @@
-"""Single HTTP exchanges with one cluster, and a login that lasts."""
+"""Single HTTP exchanges with one cluster, and a login that lasts.
+
+How long to wait before the next try (pure).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ from nbtorchjob.text.words import size
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+from random import Random
 
 JSON = "application/json"
 # As kubectl: a log is no JSON.
@@ -239,3 +245,18 @@ def _proxy(login: Login) -> str:
 
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+
+
+# A notebook that has seeded `random` must find its own numbers there.
+_random = Random()
+
+
+def delays(first: float, cap: float) -> Iterator[float]:
+    """Yield seconds without end: ``first``, doubling up to ``cap``.
+
+    Each is cut by up to a half at random, so that the clients of a server that was away don't all come
+    back in the same moment.
+    """
+    while True:
+        yield first * _random.uniform(0.5, 1)
+        first = min(first * 2, cap)

@@ -4,6 +4,11 @@ Sources: the answers of a real Kubernetes 1.36 with the operators' webhooks. The
 little: a 403 is a missing permission, a quota, a webhook that refuses, or a namespace that is going
 away, and only its message tells which; a 404 that is no ``Status`` object says that the cluster doesn't
 serve that kind at all.
+
+What a job names and its namespace lacks, in the words of the admission plugins that find out (pure).
+
+They look at pods. So the answer to creating one of the jobs holds them only where an operator's webhook
+passes them on; else they come later, in an event about a pod that couldn't be created.
 """
 
 from __future__ import annotations
@@ -14,9 +19,8 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from nbtorchjob.backends.kubernetes.api.missing import missing
-from nbtorchjob.backends.kubernetes.api.rbac import grant
 from nbtorchjob.backends.kubernetes.objects.paths import Target
+from nbtorchjob.backends.kubernetes.objects.rights import grant
 from nbtorchjob.errors import (
     AlreadyExistsError,
     ApiError,
@@ -28,6 +32,22 @@ from nbtorchjob.errors import (
     UnreachableError,
 )
 from nbtorchjob.text.hints import hint
+
+_LACKS = (
+    (r'serviceaccounts? "([^"]*)" not found', "service account", "--service-account"),
+    (r"no PriorityClass with name (\S+) was found", "priority class", "--priority-class"),
+    (r'persistentvolumeclaims? "([^"]*)" not found', "claim", "--mount"),
+)
+
+
+def missing(said: str) -> str | None:
+    """Describe what doesn't exist and which option names it; None where it is something else."""
+    for pattern, what, option in _LACKS:
+        found = re.search(pattern, said)
+        if found:
+            return f'the {what} "{found[1]}" doesn\'t exist: choose an existing one with {option}'
+    return None
+
 
 _LONGEST = 400  # characters of the server's own words: Volcano lists every event and action it knows
 

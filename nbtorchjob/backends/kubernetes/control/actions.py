@@ -1,20 +1,86 @@
-"""Ending, suspending and resuming a job that is on a cluster."""
+"""Ending, suspending and resuming a job that is on a cluster.
+
+Taking a job off its cluster, once what it has told, written and returned is on this machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import holding, removal, suspension
+from nbtorchjob.backends.kubernetes.control import holding
+from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
+from nbtorchjob.backends.kubernetes.logs import follow
+from nbtorchjob.backends.kubernetes.logs.cache import Pod
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.errors import ApiError, DamagedError, NBTorchJobError, SpecError
+from nbtorchjob.backends.kubernetes.payload import shared, stores
+from nbtorchjob.errors import ApiError, DamagedError, NBTorchJobError, SpecError, ValueLostError
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE, Sent
 from nbtorchjob.text.hints import hint
+
+
+async def save_logs(job: JobRef) -> None:
+    """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
+    cache = job.cache
+    if not cache.claim(await job.whole_info()):
+        return
+    try:
+        for node, pod in await job.pods():
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            container = job.kind.container
+            async for lines in follow.read_all(job.session.client, job.scope.namespace, name, container):
+                cache.add(Pod(node, uid), lines)
+    finally:
+        cache.release()
+
+
+async def bring_home(job: JobRef, *, whole: bool) -> None:
+    """Bring logs, values and artifacts here; unless ``whole``, without those that can't be had any more."""
+    await save_logs(job)
+    state = await results.cached(job)
+    sent: tuple[Sent, ...] = (*state.values.values(), *state.artifacts.values())
+    for each in sent:
+        with suppress(*(() if whole else (ValueLostError,))):
+            await results.of(job, each)
+
+
+async def remove(job: JobRef) -> bool:
+    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone.
+
+    Stores only of a job that was sent from here: another one's record may name any folder of this user's.
+    """
+    sent_here = job.cache.ours
+    found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+    if not sent_here:
+        return found
+    with suppress(DamagedError, SpecError):  # where it had anything nobody can read
+        await asyncio.to_thread(stores.clear, job.info)
+        if storage := job.info.asked.cluster.storage:
+            await asyncio.to_thread(shared.done, storage, job.info.run)
+    return found
+
+
+async def end(job: JobRef) -> None:
+    """End a job that somebody has cancelled by removing it; that it was cancelled is noted here, too."""
+    job = replace(job, object=await job.session.client.get(job.target))
+    await bring_home(job, whole=False)
+    await remove(job)
+    cache = job.cache
+    if cache.claim(job.info):  # else its follower here notes its end
+        try:
+            for fact in (ev.Removed(time.time()), ev.Closed(time.time())):
+                cache.note(fact)
+        finally:
+            cache.release()
+
 
 _PODS_GONE_S = 60.0
 _ENDED = ("Succeeded", "Failed")
@@ -27,16 +93,16 @@ async def cancel(job: JobRef, early: str = "") -> None:
     """
     if await _over(job):
         return
-    await removal.save_logs(job)
+    await save_logs(job)
     when = labelling.wish(time.time(), early)
-    await suspension.halt(
+    await holding.halt(
         job.session,
         job.kind,
         job.target,
         labelling.CANCELLED,
         when,
         within=_PODS_GONE_S,
-        last=partial(removal.end, job),
+        last=partial(end, job),
     )
 
 
@@ -60,7 +126,7 @@ def _halted(job: JobRef, said: JobState) -> bool:
 async def suspend(job: JobRef) -> None:
     """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
     await _check_alive(job, "suspend")
-    await removal.save_logs(job)
+    await save_logs(job)
     await _set(job, suspended=True)
 
 
@@ -111,7 +177,7 @@ async def _begun(job: JobRef, obj: Object) -> dict[str, Any]:
 async def _set(job: JobRef, *, suspended: bool) -> None:
     if labelling.turn(job.object):
         await job.session.client.patch(job.target, _turn(HELD if suspended else None))
-    await suspension.suspend(
+    await holding.suspend(
         job.session, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
     )
 

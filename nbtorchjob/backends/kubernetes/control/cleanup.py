@@ -12,7 +12,7 @@ from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, journal
-from nbtorchjob.backends.kubernetes.control.removal import bring_home, remove
+from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
 from nbtorchjob.backends.kubernetes.kinds import enforcement

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import journal, suspension
+from nbtorchjob.backends.kubernetes.control import holding, journal
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, failure, starting
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import budget, losses, newest
@@ -201,7 +201,7 @@ class JobController:
         target = attempts.target(self._kind, self._scope, self._info, state.tries)
         try:
             last = self._remove if self._removes and mark == labelling.CANCELLED else None
-            await suspension.halt(
+            await holding.halt(
                 self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S, last=last
             )
         except (ForbiddenError, NotFoundError):

@@ -38,21 +38,20 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.api.backoff import delays
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.api.subscription import DELETED, MODIFIED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.api.connection import delays
+from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
-from nbtorchjob.backends.kubernetes.control.events import Troubles
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
-from nbtorchjob.backends.kubernetes.control.queueing import Workloads
+from nbtorchjob.backends.kubernetes.control.selection import Troubles, Workloads
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
-from nbtorchjob.backends.kubernetes.objects import belonging, labelling, workloads
+from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
-from nbtorchjob.backends.kubernetes.pod import groups, lifecycle
+from nbtorchjob.backends.kubernetes.pod import lifecycle, waiting
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
@@ -259,7 +258,7 @@ class Follower:
         node = self._kind.node(pod)
         if node is not None:
             await self._queue.put(self._pod_facts(change, node))
-            if group := groups.name(pod):
+            if group := waiting.name(pod):
                 if not self._groups:
                     self._waits.append(asyncio.ensure_future(self._guarded(self._follow_groups)))
                 self._groups.add(group)
@@ -272,7 +271,7 @@ class Follower:
                 async with aclosing(self._changes(api, self._is_group)) as changes:
                     async for change in changes:
                         if change.object and change.type != DELETED:
-                            await self._queue.put(groups.facts(change.object))
+                            await self._queue.put(waiting.group_facts(change.object))
 
     async def _served(self, api: Api) -> Api | None:
         """Return the version of ``api`` that the cluster serves, None if none; ask until it answers."""
@@ -347,13 +346,13 @@ class Follower:
     def _is_attempt(self, obj: Object) -> bool:
         if obj["metadata"]["uid"] == self._first["metadata"]["uid"]:
             return True
-        return labelling.belongs(obj, self._info) and belonging.is_later(obj, self._first)
+        return labelling.belongs(obj, self._info) and labelling.is_later(obj, self._first)
 
     def _may_be_pod(self, pod: Object) -> bool:
         return labelling.belongs(pod, self._info)
 
     def _is_pod(self, pod: Object) -> bool:
-        return self._may_be_pod(pod) and belonging.is_pod(self._kind.controls, pod, self._attempts.values())
+        return self._may_be_pod(pod) and labelling.is_pod(self._kind.controls, pod, self._attempts.values())
 
     async def _follow_log(self, pod: Object, node: int) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]

@@ -21,6 +21,8 @@ Workloads, and change none):
 Deleting is for a job that was cancelled, where nothing else is left: a TrainJob keeps a deadline that it has
 (trainer 2.3). Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the
 next one is tried. Doing any of it twice changes nothing.
+
+Taking the pods of a job object away, for a while or for good.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
 from nbtorchjob.backends.kubernetes.session import Session
@@ -210,3 +213,95 @@ async def _set_active(session: Session, workload: Object, *, active: bool) -> No
     meta = workload["metadata"]
     change: dict[str, Any] = {"spec": {"active": active}}
     await session.client.patch(Target(api, meta["namespace"], meta["name"]), change)
+
+
+# While a job restarts, as long as its pods take to end, Volcano (1.15) takes a Command off its bus and
+# forgets it: it is given again, until it shows.
+_SHOWS_WITHIN_S = 2.0
+
+
+async def halt(
+    session: Session,
+    kind: Kind,
+    target: Target,
+    mark: str,
+    text: str,
+    *,
+    within: float,
+    last: Last | None = None,
+) -> None:
+    """Take its pods away for good, where nothing holds by the ``last`` means; ``mark`` says why.
+
+    Raises ``ClusterError``; an ``UnheededError`` where the operator doesn't begin to in ``within`` seconds.
+    """
+    client = session.client
+    patch: dict[str, Any] = {"metadata": {"annotations": {mark: text}}}
+    queued = kind.suspend and await _queued(session, kind, target)
+    if kind.suspend and not queued:
+        patch |= kind.suspended(suspended=True)
+    # What is to be is written down first: whoever comes later does what a killed kernel didn't.
+    obj = await client.patch(target, patch)
+    if queued:
+        with suppress(NotFoundError):  # what somebody has deleted meanwhile runs no more
+            await hold(session, kind, target, for_good=True, within=within, last=last)
+    if kind.commands is not None:
+        await _command(client, kind, kind.commands, target, obj, within, suspended=True)
+
+
+async def suspend(
+    session: Session, kind: Kind, target: Target, obj: Object, *, suspended: bool, within: float
+) -> None:
+    """Take the pods away, or have them made again. Raises as :func:`halt` does."""
+    client = session.client
+    if await decides(session, kind, obj):
+        if suspended:
+            await hold(session, kind, target, for_good=False, within=within)
+        else:
+            await release(session, kind, target, obj)
+    elif kind.commands is None:
+        await client.patch(target, kind.suspended(suspended=suspended))
+    else:
+        await _command(client, kind, kind.commands, target, obj, within, suspended=suspended)
+
+
+async def _queued(session: Session, kind: Kind, target: Target) -> bool:
+    """Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none."""
+    if await session.newest(WORKLOADS) is None:
+        return False
+    return await decides(session, kind, await session.client.get(target))
+
+
+async def _command(
+    client: Client,
+    kind: Kind,
+    commands: Commands,
+    target: Target,
+    obj: Object,
+    within: float,
+    *,
+    suspended: bool,
+) -> None:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        await client.create(commands.api, target.namespace, commands.command(obj, suspended))
+        if await _shows(client, kind, target, suspended=suspended):
+            return
+    raise UnheededError(
+        f"{target.name}: its pods don't end, and its operator heeds nothing before that; try again"
+    )
+
+
+async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool) -> bool:
+    """Whether the job comes to show what a Command asks for."""
+    until = time.monotonic() + _SHOWS_WITHIN_S
+    while time.monotonic() < until:
+        try:
+            facts = kind.facts(await client.get(target))
+        except NotFoundError:
+            return suspended  # somebody has deleted it meanwhile
+        paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
+        ended = any(isinstance(fact, ev.Verdict) for fact in facts)
+        if (paused or ended) if suspended else not paused:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False

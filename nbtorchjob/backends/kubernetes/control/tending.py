@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.api.subscription import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.api.reflector import DELETED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller, journal
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.journal import LOG
@@ -28,7 +28,7 @@ from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import belonging, labelling
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
@@ -82,7 +82,7 @@ class _Kept:
     @property
     def attempts(self) -> tuple[Object, ...]:
         """Its objects in the order of its attempts; none where the first one isn't there."""
-        return next(iter(belonging.attempts(self.objects.values())), ())
+        return next(iter(labelling.attempts(self.objects.values())), ())
 
 
 class Tender:

@@ -11,20 +11,7 @@ from collections.abc import Awaitable
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
-from nbtorchjob.backends.kubernetes.doctor import (
-    budgets,
-    gangs,
-    image,
-    kinds,
-    named,
-    permissions,
-    podsecurity,
-    queues,
-    quota,
-    room,
-    server,
-    storage,
-)
+from nbtorchjob.backends.kubernetes.doctor import capacity, kinds, named, queues, rights, server
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.session import Session, session
@@ -36,8 +23,8 @@ __all__ = ["look"]
 
 async def look(spec: JobSpec) -> list[Finding]:
     """Return the findings, in the order in which things depend on each other; our errors become findings."""
-    parts = await asyncio.gather(_cluster(spec), _told(storage.look(spec.cluster)))
-    return [*parts[0], *parts[1], *image.look(spec)]
+    parts = await asyncio.gather(_cluster(spec), _told(named.store_findings(spec.cluster)))
+    return [*parts[0], *parts[1], *named.image_findings(spec)]
 
 
 async def _cluster(spec: JobSpec) -> list[Finding]:
@@ -63,14 +50,14 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     if not all(finding.good for finding in namespace):
         return [*found, _left_out("permissions, quotas and what the job names in that namespace")]
     parts = await asyncio.gather(
-        _told(permissions.look(here.client, scope.namespace, kind, spec, user)),
-        _told(named.look(here.client, scope.namespace, kind, spec)),
+        _told(rights.permission_findings(here.client, scope.namespace, kind, spec, user)),
+        _told(named.reference_findings(here.client, scope.namespace, kind, spec)),
         _told(queues.look(here, scope.namespace, kind, spec)),
-        _told(gangs.look(here, kind, spec)),
-        _told(quota.look(here.client, scope.namespace, spec)),
-        _told(podsecurity.look(here.client, scope.namespace, kind, spec)),
-        _told(budgets.hosts(here.client, spec)),
-        _told(room.look(here.client, spec)),
+        _told(kinds.gang_findings(here, kind, spec)),
+        _told(capacity.quota_findings(here.client, scope.namespace, spec)),
+        _told(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
+        _told(kinds.hosts(here.client, spec)),
+        _told(capacity.room_findings(here.client, spec)),
     )
     return found + [finding for part in parts for finding in part]
 

@@ -1,28 +1,94 @@
-"""What a job can name on a cluster: all that may be listed, requested at once."""
+"""What a job can name on a cluster: all that may be listed, requested at once.
+
+The types of a cluster's hosts, and what is free on them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections import defaultdict
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.api.login import contexts
-from nbtorchjob.backends.kubernetes.doctor import hosts
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
     ACCOUNTS,
     CLAIMS,
+    HOSTS,
     LOCAL_QUEUES,
     NAMESPACES,
+    PODS,
     PRIORITIES,
     WORKLOAD_PRIORITIES,
     Api,
 )
 from nbtorchjob.backends.kubernetes.session import Session, session
-from nbtorchjob.backends.kubernetes.submit import runtimes
+from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.text import words
+
+_TYPE = "node.kubernetes.io/instance-type"
+_UNENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_GIB = 2.0**30
+# Every host has some of these; nobody chooses a host by them.
+_DULL = ("pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
+
+Amounts = dict[str, float]  # by resource
+
+
+async def choices(client: Client) -> list[Choice]:
+    """Return a selector for each type of host, with what is free of it. Raises ``ClusterError``.
+
+    Without permission to list all pods it shows what the hosts have, not what is free.
+    """
+    found = (await client.list(HOSTS, None)).items
+    try:
+        used: Mapping[str, Amounts] | None = _used((await client.list(PODS, None, fields=_UNENDED)).items)
+    except ClusterError:
+        used = None
+    types: dict[str, list[Object]] = defaultdict(list)
+    for host in found:
+        if not (host.get("spec") or {}).get("unschedulable"):
+            types[(host["metadata"].get("labels") or {}).get(_TYPE, "")].append(host)
+    return [Choice(f"{_TYPE}={name}", _note(types[name], used)) for name in sorted(types) if name]
+
+
+def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
+    """Return what each host has reserved for its pods."""
+    used: dict[str, Amounts] = defaultdict(lambda: defaultdict(float))
+    for pod in pods:
+        for container in (pod.get("spec") or {}).get("containers") or ():
+            requests = (container.get("resources") or {}).get("requests") or {}
+            for name, number in _amounts(requests):
+                used[(pod.get("spec") or {}).get("nodeName") or ""][name] += number
+    return used
+
+
+def _note(hosts: list[Object], used: Mapping[str, Amounts] | None) -> str:
+    total: Amounts = defaultdict(float)
+    taken: Amounts = defaultdict(float)
+    for host in hosts:
+        for name, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
+            total[name] += number
+            taken[name] += (used or {}).get(host["metadata"]["name"], {}).get(name, 0.0)
+    said = [_said(name, total[name], None if used is None else taken[name]) for name in sorted(total)]
+    return ", ".join([words.count(len(hosts), "host"), *said])
+
+
+def _said(name: str, total: float, taken: float | None) -> str:
+    unit, scale = (" GiB", _GIB) if name == "memory" else ("", 1.0)
+    free = "" if taken is None else f"{max(0.0, total - taken) / scale:.3g} of "
+    return f"{free}{total / scale:.3g}{unit} {name}" + ("" if taken is None else " free")
+
+
+def _amounts(found: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    for name, text in found.items():
+        if not name.startswith(_DULL):
+            yield name, amount(str(text))
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
@@ -49,7 +115,7 @@ def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]
         "priority-class": _names(client, PRIORITIES, None),
         "service-account": _names(client, ACCOUNTS, namespace),
         "mount": _claims(client, namespace),
-        "node-selector": hosts.choices(client),
+        "node-selector": choices(client),
     }
 
 
@@ -71,7 +137,7 @@ async def _kinds(here: Session) -> list[Choice]:
 
 async def _runtimes(client: Client, namespace: str) -> list[Choice]:
     own = [kind.runtimes for kind in KINDS.values() if kind.runtimes is not None]
-    found = await asyncio.gather(*(runtimes.listed(client, each, namespace) for each in own))
+    found = await asyncio.gather(*(attempts.listed(client, each, namespace) for each in own))
     return [Choice(name, runs) for part in found for name, runs in part.items()]
 
 

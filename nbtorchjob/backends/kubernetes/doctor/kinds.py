@@ -1,16 +1,76 @@
-"""Which kinds of job the cluster has, and which one would be taken (pure)."""
+"""Which kinds of job the cluster has, and which one would be taken (pure).
+
+Whether the cluster itself places all nodes of a job at once, or none.
+
+Who starts a job's next attempts, and whether there are preemptible hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from nbtorchjob.backends.base import Finding
-from nbtorchjob.backends.kubernetes.doctor import budgets
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, retry_owner
 from nbtorchjob.backends.kubernetes.kinds.fit import Served
-from nbtorchjob.errors import SpecError, SubmitError
+from nbtorchjob.backends.kubernetes.objects.paths import HOSTS, POD_GROUPS
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import ForbiddenError, SpecError, SubmitError
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import US
+
+_FOR_ALL = "v1alpha2"  # of 1.36, whose Job controller groups all that it can
+_WHAT = "PodGroups (scheduling.k8s.io, Kubernetes 1.36)"
+_ALONE = (
+    "some may hold theirs while the others wait; --start-within 10m ends that, "
+    "and a queue of Kueue's (--queue) avoids it"
+)
+
+
+async def gang_findings(here: Session, kind: Kind | None, spec: JobSpec) -> list[Finding]:
+    """Report it of a kind of several nodes that no operator of its own places. Raises ``ClusterError``."""
+    if kind is None or not kind.grouped or spec.launch.max_nodes < 2:
+        return []
+    api = await here.newest(POD_GROUPS)
+    if api is None:
+        return [Finding(True, f"{_WHAT} aren't served, so nodes get their hosts one by one: {_ALONE}")]
+    if api.version == _FOR_ALL:
+        gates = "where the Job controller makes them (its gate EnableWorkloadWithJob)"
+        return [Finding(True, f"{_WHAT} are served: {gates}, all nodes are placed at once, or none")]
+    asked = "but from 1.37 on they place at once only what asks for it, which this job doesn't"
+    return [Finding(True, f"{_WHAT} are served, {asked}: {_ALONE}")]
+
+
+def findings(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
+    """Report who enforces the budgets, and what that needs; nothing for a job without any."""
+    if spec.retry is None:
+        return
+    who = retry_owner(kind, spec, minor)
+    text = f"retries and preemptions: {enforced(kind, spec, who)['retries']}"
+    # The first attempt needs it, too, so it is among the permissions that are checked.
+    needs = f", and needs permission to create {kind.api} and to list secrets" if who == US else ""
+    yield Finding(True, text + needs)
+
+
+async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
+    """Report whether there are preemptible hosts, for a job that requests them. Raises ``ClusterError``."""
+    labels = ",".join(f"{key}={value}" for key, value in spec.cluster.spot_selector.items())
+    if not (spec.cluster.preemptible and labels):
+        return []
+    what = f"preemptible hosts ({labels})"
+    try:
+        found = len((await client.list(HOSTS, None, labels=labels)).items)
+    except ForbiddenError:
+        return [Finding(True, f"{what}: can't check, because listing nodes isn't permitted")]
+    if found:
+        return [Finding(True, f"{what}: {found} now")]
+    text = (
+        f"{what}: none now; unless the cluster adds hosts by itself, change --spot-selector or omit "
+        "--preemptible"
+    )
+    return [Finding(False, text)]
 
 
 def each(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator[Finding]:
@@ -56,7 +116,7 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
     cautions = [*fit.left_to_us(kind, spec, minor), *fit.cautions(kind, spec, minor)]
     notes = [Finding(True, f"mind: {caution}") for caution in cautions]
     found = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
-    return kind, [found, *budgets.findings(kind, spec, minor), *notes]
+    return kind, [found, *findings(kind, spec, minor), *notes]
 
 
 def _reason(error: Exception, minor: int) -> str:

@@ -1,10 +1,20 @@
-"""What a job refers to by name: whether it exists and can be used."""
+"""What a job refers to by name: whether it exists and can be used.
+
+What the image must hold, which only a pod can find out.
+
+The stores: whether a file can be written, read and removed there from this machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from nbtorchjob.backends.base import Finding
@@ -17,9 +27,20 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     SECRETS,
     Target,
 )
-from nbtorchjob.backends.kubernetes.submit import runtimes
-from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError
+from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.backends.kubernetes.pod.template import asked_images
+from nbtorchjob.backends.kubernetes.submit import attempts
+from nbtorchjob.capture import PYTHON as _PYTHON
+from nbtorchjob.environment import images
+from nbtorchjob.environment.images import Asked, Contents
+from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
+from nbtorchjob.payload.archive import torch_version
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.store import store
+from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.text import words
 
 _ONE_HOST = {"ReadWriteOnce", "ReadWriteOncePod"}
 
@@ -33,7 +54,9 @@ class _Name(NamedTuple):
     judge: Callable[[Object], str] = lambda found: ""
 
 
-async def look(client: Client, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
+async def reference_findings(
+    client: Client, namespace: str, kind: Kind | None, spec: JobSpec
+) -> list[Finding]:
     """Report of each name whether it exists. Raises ``ClusterError``."""
     wanted = list(_names(namespace, kind, spec))
     found = await asyncio.gather(*(_one(client, name) for name in wanted))
@@ -92,7 +115,7 @@ def _claim_of_many(found: Object) -> str:
 
 async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | None) -> list[Finding]:
     try:
-        runtime = await runtimes.find(client, kinds, namespace, name)
+        runtime = await attempts.find(client, kinds, namespace, name)
         api, where = (kinds.own, namespace) if runtime.kind == kinds.own.kind else (kinds.shared, None)
         found = await client.get(Target(api, where, runtime.name))
     except NotFoundError as exc:
@@ -100,7 +123,7 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | 
     except ForbiddenError as exc:
         text = f"runtime {runtime.name}: can't check it, because reading it isn't permitted"
         return [Finding(True, text, exc.grant)]
-    listed = await runtimes.listed(client, kinds, namespace)
+    listed = await attempts.listed(client, kinds, namespace)
     known = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
     return [
         _torch(runtime, kinds.made_for(found)),
@@ -121,3 +144,79 @@ def _torch(runtime: Runtime, other: str) -> Finding:
         return Finding(True, f"runtime {runtime.name} ({runtime.kind}) exists and is for torch")
     text = f"runtime {runtime.name} is for {other}, not for torch: choose another with --runtime"
     return Finding(False, text)
+
+
+_TORCH = "{}.{}".format(*torch_versions.OLDEST)
+
+
+def image_findings(spec: JobSpec) -> list[Finding]:
+    """Report what each image is known to have, or else what it needs."""
+    return [
+        _image_finding(asked, named=image is not None)
+        for asked, image in zip(asked_images(spec), spec.images, strict=True)
+    ]
+
+
+def _image_finding(asked: Asked, *, named: bool) -> Finding:
+    known = images.known(asked)
+    image = f"the image {asked.image}" if named or known is not None else "the image"
+    if known is not None:
+        return _told(image, known)
+    here = torch_version() or "none"
+    text = (
+        f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't started to "
+        "check, but with --probe: its first job tells what it has, and a node without "
+        "torch ends at once with a line"
+    )
+    return Finding(True, text)
+
+
+def _told(image: str, known: Contents) -> Finding:
+    there = known.environment
+    torch = there.distributions.get("torch")
+    has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
+    others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
+    ago = words.about(max(0.0, time.time() - known.told))
+    good = torch is not None and not torch_versions.too_old(torch)
+    needs = "" if good else f": a job needs torch {_TORCH} or later"
+    return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")
+
+
+_TEXT = b"nbtorchjob doctor"
+
+
+async def store_findings(cluster: Cluster) -> list[Finding]:
+    """Try the job's stores with a small file, which is removed afterwards."""
+    found = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
+    if cluster.storage is not None:
+        found = [await asyncio.to_thread(_try, cluster.storage)]
+    # Only the pods use those at a path; those in a store are removed from here.
+    if cluster.checkpoints is not None and "://" in cluster.checkpoints:
+        found.append(await asyncio.to_thread(_try, cluster.checkpoints))
+    return found
+
+
+def _try(store: str) -> Finding:
+    if store.startswith("/") and not Path(store).is_dir():
+        text = f"{store} isn't a folder on this machine: mount here what the pods mount, or use a URL"
+        return Finding(False, text)
+    folder = stores.inside(store, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    try:
+        stores.put(memoryview(_TEXT), f"{folder}/probe")
+        try:
+            _read(f"{folder}/probe")
+        finally:
+            stores.remove(folder)
+    except SubmitError as exc:
+        return Finding(False, str(exc))
+    return Finding(True, f"{store} can be written, read and cleared from here; pods need the same access")
+
+
+def _read(url: str) -> None:
+    """Read it as a value is read. Raises ``SubmitError``."""
+    key = os.urandom(32)
+    try:
+        with TemporaryDirectory() as folder:
+            store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key, len(_TEXT))
+    except Exception as exc:  # whatever a store's library raises
+        raise SubmitError(f"{url} can be written but not read from here ({exc})") from exc

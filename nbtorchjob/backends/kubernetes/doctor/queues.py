@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
-from nbtorchjob.backends.kubernetes.doctor.quota import asked, worded
+from nbtorchjob.backends.kubernetes.doctor.capacity import asked, worded
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.objects import queues, reading
+from nbtorchjob.backends.kubernetes.objects import reading, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import (
     CLUSTER_QUEUES,
     COHORTS,
@@ -80,7 +80,7 @@ async def names(client: Client, api: Api, namespace: str) -> dict[str, Object]:
 
 async def _fits(here: Session, local: Object, spec: JobSpec) -> list[Finding]:
     """Report whether the queue's quota would ever be enough, as far as that may be read."""
-    text, whole = f"queue {local['metadata']['name']}", queues.cluster_queue(local)
+    text, whole = f"queue {local['metadata']['name']}", workloads.cluster_queue(local)
     try:
         found = await queueing.cluster_queue(here, whole)
     except ClusterError:
@@ -89,11 +89,11 @@ async def _fits(here: Session, local: Object, spec: JobSpec) -> list[Finding]:
         said = f"it isn't known how much it has, because reading {whole} isn't permitted"
         return [Finding(True, f"{text}: {said}")]
     wanted = _wanted(spec)
-    if not _short(wanted, queues.quota(found)):
+    if not _short(wanted, workloads.quota(found)):
         return [Finding(True, f"{text} has enough in all for the job")]
-    cohort = queues.cohort(found)
+    cohort = workloads.cohort(found)
     others = await _lenders(here, whole, cohort) if cohort else ()
-    most = queues.most(found, others)
+    most = workloads.most(found, others)
     if short := _short(wanted, most):
         borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
         amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)
@@ -113,11 +113,11 @@ async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None
     try:
         items = (await here.client.list(api, None)).items if api is not None else []
         with suppress(NotFoundError):  # a cohort needs no object
-            if above is not None and not queues.plain(await here.client.get(Target(above, None, cohort))):
+            if above is not None and not workloads.plain(await here.client.get(Target(above, None, cohort))):
                 return None
     except ClusterError:
         return None
-    return [each for each in items if queues.cohort(each) == cohort and each["metadata"]["name"] != name]
+    return [each for each in items if workloads.cohort(each) == cohort and each["metadata"]["name"] != name]
 
 
 def _wanted(spec: JobSpec) -> dict[str, float]:

@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
-from nbtorchjob.backends import asking
-from nbtorchjob.backends.asking import Conversation
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api.client import Object, Remote
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.pod import template
+from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, asked, silent
 from nbtorchjob.errors import ApiError, AskError, ClusterError, ForbiddenError, NotFoundError
 from nbtorchjob.machine import loop
-from nbtorchjob.runtime import ask as program
-from nbtorchjob.runtime import questions
+from nbtorchjob.runtime.ask import ask as program
+from nbtorchjob.runtime.ask import questions
 
 _GONE = "its pod is gone"
 _NOT_RUNNING = "its container has ended, or hasn't started"
@@ -28,9 +27,9 @@ _AHEAD = 64  # pieces that wait to be heard, of at most 32 KiB from an API serve
 _LOOK_S = 0.02
 _KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
 _ENDS = {
-    program.NO_NODE: asking.STARTING,
-    program.NO_PAYLOAD: asking.STARTING,
-    program.OLDER: asking.OLDER,
+    program.NO_NODE: STARTING,
+    program.NO_PAYLOAD: STARTING,
+    program.OLDER: OLDER,
     _KILLED: "it was ended meanwhile",
 }
 
@@ -44,16 +43,16 @@ async def ask(
 ) -> None:
     """Tell what each node answers, as it does. Raises ``JobEndedError``, ``ClusterError``, ``DamagedError``.
 
-    The time counts for each from when it is asked, which so many are at once (``asking.MOST``).
+    The time counts for each from when it is asked, which so many are at once (``MOST``).
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
-    there, answers = asking.asked(state, nodes)
+    there, answers = asked(state, nodes)
     for answer in answers:
         tell(answer)
     if not there:
         return
-    key, free = await job.key(), asyncio.Semaphore(asking.MOST)
+    key, free = await job.key(), asyncio.Semaphore(MOST)
 
     async def one(node: int) -> None:
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
@@ -69,7 +68,7 @@ async def _held(job: JobRef, pod: Object, talk: Conversation, timeout: float) ->
     try:
         await asyncio.wait_for(_said(job, pod, talk, timeout), timeout)
     except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
-        talk.end(asking.silent(timeout))
+        talk.end(silent(timeout))
     except ClusterError as exc:
         talk.end(_why(exc))
 
@@ -100,7 +99,7 @@ async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
-    _, answers = asking.asked(state, [node])
+    _, answers = asked(state, [node])
     if answers:
         raise AskError(answers[0].trouble)
     line = PodLine(job, pods[state.nodes[node].life.pod])

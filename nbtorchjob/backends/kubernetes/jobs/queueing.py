@@ -10,7 +10,7 @@ from typing import TypeVar
 from nbtorchjob.backends.kubernetes.api import answers
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.objects import queues, workloads
+from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.paths import (
     CLUSTER_QUEUES,
     LOCAL_QUEUES,
@@ -18,7 +18,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     WORKLOADS,
     Target,
 )
-from nbtorchjob.backends.kubernetes.objects.queues import Look
+from nbtorchjob.backends.kubernetes.objects.workloads import Look
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import events as ev
@@ -83,10 +83,10 @@ async def _look(here: Session, namespace: str, name: str) -> Look:
     )
     if local is None:
         return Look(places or {})
-    whole = await _permitted(cluster_queue(here, queues.cluster_queue(local)))
+    whole = await _permitted(cluster_queue(here, workloads.cluster_queue(local)))
     if whole is None:
-        return Look(places or {}, queues.used(local))
-    return Look(places or {}, queues.used(whole), queues.quota(whole))
+        return Look(places or {}, workloads.used(local))
+    return Look(places or {}, workloads.used(whole), workloads.quota(whole))
 
 
 async def _permitted(work: Awaitable[T]) -> T | None:
@@ -102,7 +102,7 @@ async def _places(here: Session, namespace: str, name: str) -> dict[str, int]:
     if api is None:
         return {}
     target = Target(api, namespace, name, "pendingworkloads")
-    return queues.places(await here.client.document(target.path, answers.PENDING))
+    return workloads.places(await here.client.document(target.path, answers.PENDING))
 
 
 async def _local(here: Session, namespace: str, name: str) -> Object | None:

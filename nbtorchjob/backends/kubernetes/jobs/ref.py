@@ -12,10 +12,10 @@ from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import belonging, labelling, workloads
+from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError
@@ -74,7 +74,7 @@ class JobRef(FrozenDataclass):
     def owns(self, pod: Object) -> bool:
         """Whether a pod is one of the job's, rather than of an earlier one of its name, or a stranger."""
         attempts = (*self.earlier, self.object)
-        return labelling.belongs(pod, self.info) and belonging.is_pod(self.kind.controls, pod, attempts)
+        return labelling.belongs(pod, self.info) and labelling.is_pod(self.kind.controls, pod, attempts)
 
     @property
     def cache(self) -> JobCache:
@@ -88,7 +88,7 @@ class JobRef(FrozenDataclass):
             if known is not None and known.call == self.info.call:
                 return known
         with suppress(ClusterError, DamagedError):
-            return labelling.with_extra(self.info, secrets.value(await self.secret(), secrets.EXTRA))
+            return labelling.with_extra(self.info, package.value(await self.secret(), package.EXTRA))
         return self.info
 
     async def key(self) -> bytes:
@@ -96,11 +96,11 @@ class JobRef(FrozenDataclass):
         with suppress(DamagedError):  # the cluster has it, too
             if known := self.cache.key():
                 return known
-        return secrets.value(await self.secret(), secrets.KEY)
+        return package.value(await self.secret(), package.KEY)
 
     async def secret(self) -> Object:
         """Return the first Secret of its payload. Raises ``ClusterError``."""
-        name = secrets.first_name(self.info)
+        name = package.first_name(self.info)
         return await self.session.client.get(Target(SECRETS, self.scope.namespace, name))
 
     async def secrets(self) -> list[Object]:
@@ -126,8 +126,8 @@ async def payload_names(client: Client, namespace: str, info: JobInfo) -> list[s
     """Return the names of the Secrets that hold a job's payload, in order. Raises ``ClusterError``."""
     listing = await client.list(SECRETS, namespace, labels=labelling.of(info.name), bare=True)
     own = {item["metadata"]["name"]: item for item in listing.items if labelling.belongs(item, info)}
-    names = secrets.part_names(info, own)
-    return [*names, *(name for first in names[:1] for name in secrets.shared_by(own[first]))]
+    names = package.part_names(info, own)
+    return [*names, *(name for first in names[:1] for name in package.shared_by(own[first]))]
 
 
 def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:

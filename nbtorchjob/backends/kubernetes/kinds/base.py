@@ -140,7 +140,7 @@ class Kind(FrozenDataclass):
     controls: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda owner, obj: (
         owner.get("uid") == obj["metadata"]["uid"]
     )
-    grouped: bool = False  # Kubernetes itself may place all its pods at once (``pod/groups``)
+    grouped: bool = False  # Kubernetes itself may place all its pods at once (``pod/waiting``)
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
     def suspends(self, obj: Mapping[str, Any]) -> bool:

@@ -1,17 +1,35 @@
 """Who enforces a job's run policy: the cluster by itself, we in its place, or nobody.
 
 "We" are whoever follows the job, or ``%torchjob gc``: what is left to us waits while neither runs.
+
+Who owns a job's retries, within its budgets: its operator, or whoever follows it, never both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nbtorchjob.backends.enforcement import Enforced
+from nbtorchjob.backends.base import Enforced
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 from nbtorchjob.state import OPERATOR, US
+
+
+def retry_owner(kind: Kind, spec: JobSpec, minor: int) -> str:
+    """Return who starts attempts again (``JobInfo.retry_owner``): US, the OPERATOR, or "" without budgets.
+
+    ``minor`` is the server's version, Kubernetes 1.x.
+    """
+    if spec.retry is None:
+        return ""
+    return OPERATOR if kind.owns_retries(spec, minor) and not moves(spec) else US
+
+
+def moves(spec: JobSpec) -> bool:
+    """Whether the last attempt runs on other hosts than those before: no operator does that."""
+    return spec.retry is not None and spec.retry.on_demand_last and spec.cluster.preemptible
+
 
 _OWNER = "later attempts belong to the first one's object, and would go with it"
 

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Ability, Kind
-from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced
-from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
+from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, retry_owner
 from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
 from nbtorchjob.backends.kubernetes.pod.template import RESERVED
 from nbtorchjob.errors import Shape, SpecError, SubmitError

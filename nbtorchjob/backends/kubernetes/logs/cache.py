@@ -16,8 +16,8 @@ from nbtorchjob.backends.kubernetes.logs.lines import Lines, Splitter
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, plain, record
-from nbtorchjob.runtime.frames import ValuePart
-from nbtorchjob.runtime.store import BY_LOG
+from nbtorchjob.runtime.store.frames import ValuePart
+from nbtorchjob.runtime.store.store import BY_LOG
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import UNREADABLE, ArtifactsReady, CheckoutTold, Event, Sent, read, to_json
 from nbtorchjob.state.info import read as read_info

@@ -15,8 +15,8 @@ from nbtorchjob.backends.kubernetes.logs.follow import Life
 from nbtorchjob.backends.kubernetes.logs.lines import Lines
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import seconds
-from nbtorchjob.runtime import frames
-from nbtorchjob.runtime.store import LOG
+from nbtorchjob.runtime.store import frames
+from nbtorchjob.runtime.store.store import LOG
 from nbtorchjob.state import events as ev
 
 _HUNDREDTHS = len(b"2026-01-01T00:00:00.00")

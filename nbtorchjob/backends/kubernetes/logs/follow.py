@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from nbtorchjob.backends.kubernetes.api.backoff import delays
 from nbtorchjob.backends.kubernetes.api.client import Client
+from nbtorchjob.backends.kubernetes.api.connection import delays
 from nbtorchjob.backends.kubernetes.logs.lines import Lines, Seen, Splitter, earlier
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.errors import ApiError, ClusterError, NotFoundError, UnreachableError

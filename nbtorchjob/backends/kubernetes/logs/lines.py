@@ -16,7 +16,7 @@ from itertools import chain
 from operator import methodcaller
 from typing import TypeAlias
 
-from nbtorchjob.runtime import frames
+from nbtorchjob.runtime.store import frames
 
 # When a line was written (RFC 3339, nanoseconds), and the line without its newline.
 Line: TypeAlias = "tuple[bytes, bytes]"
@@ -42,8 +42,8 @@ class Lines:
     """Whole lines of a log, of which those that ranks wrote are columns: no object stands for one of many.
 
     ``stamps`` are all lines'; the columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks`` (see
-    ``runtime/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's log, and
-    ``others`` the lines before the one of an index there, or behind the last one.
+    ``runtime/store/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's log,
+    and ``others`` the lines before the one of an index there, or behind the last one.
     """
 
     def __init__(self, raw: bytes) -> None:

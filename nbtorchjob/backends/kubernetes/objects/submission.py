@@ -1,4 +1,7 @@
-"""``Submission``: all that a manifest is made of. Making one is pure, so a dry run shows what is sent."""
+"""``Submission``: all that a manifest is made of. Making one is pure, so a dry run shows what is sent.
+
+A NetworkPolicy: the pods of one job reach each other, on any port, and nobody else reaches them (pure).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import POLICIES
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.spec.cluster.names import MANAGED_BY
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import US, JobInfo
@@ -101,3 +106,24 @@ class Submission(FrozenDataclass):
         asked = {labelling.QUEUE: cluster.queue, labelling.QUEUE_PRIORITY: cluster.workload_priority}
         metadata["labels"] |= {label: value for label, value in asked.items() if value}
         return metadata
+
+
+def asked(sub: Submission) -> list[dict[str, Any]]:
+    """Return the policy that ``--network-policy`` requests; the first attempt's holds for later ones, too."""
+    return [policy(sub)] if sub.spec.cluster.network_policy else []
+
+
+def policy(sub: Submission) -> dict[str, Any]:
+    """Return the policy of the job's pods, of all attempts."""
+    name, labels = labelling.run_name(sub.info.name, sub.info), dict(sub.labels)
+    pods = {"podSelector": {"matchLabels": {key: labels[key] for key in _OF_JOB}}}
+    return {
+        "apiVersion": POLICIES.group_version,
+        "kind": POLICIES.kind,
+        "metadata": {"name": name, "namespace": sub.namespace, "labels": labels},
+        # Outgoing traffic, to a store or a package index, is left as the namespace has it.
+        "spec": {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]},
+    }
+
+
+_OF_JOB = (MANAGED_BY, labelling.JOB, labelling.RUN)

@@ -3,7 +3,7 @@
     _shipped/SHA256          what a file holds, or the program that installs
     _shipped/SHA256.going    it is about to be removed: written before it is looked who uses it
     _shipped/uses/RUN        which of them a job uses: written before it is looked what is there
-    .packages/NAME.tgz       what was installed (``runtime/stock``); a node without it installs it again
+    .packages/NAME.tgz       what was installed (``runtime/install/stock``); a node without it does so again
 
 So of a job that is sent and somebody who tidies up, whoever comes second sees the other one. A job's use ends
 when it is deleted. Of jobs that their operator or somebody else deletes that isn't heard: a use that was
@@ -26,12 +26,12 @@ from nbtorchjob.machine.folders import own, secret, state_dir
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.payload import archive
 from nbtorchjob.payload.archive import SHARED
-from nbtorchjob.runtime import stock
+from nbtorchjob.runtime.install import stock
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
     from nbtorchjob.capture.shipped import ShippedFile
-    from nbtorchjob.environment.installer import Installer
+    from nbtorchjob.environment.wheels import Installer
 
 FOLDERS = (SHARED, stock.FOLDER)
 _USES, _GOING = "uses", ".going"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
-from nbtorchjob.runtime import store
+from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent

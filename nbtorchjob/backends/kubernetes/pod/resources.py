@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.cluster.quantities import amount
+from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.config import Elastic, Master, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 

@@ -1,28 +1,106 @@
-"""The pod template that all kinds share: one container that runs the payload."""
+"""The pod template that all kinds share: one container that runs the payload.
+
+What a pod mounts: the payload, shared memory, and what the spec asks for.
+
+Which hosts a pod may run on: those that the spec asks for, preemptible ones, or all but those.
+
+What a pod may not do: what no cell needs and the Pod Security standards forbid.
+
+With ``--run-as`` a pod meets the standard "restricted" (Kubernetes 1.36), without it "baseline".
+
+A user's patch laid over a pod template, much as ``kubectl patch`` would.
+
+Mappings are merged, and null removes a key. Lists of mappings are merged by ``name`` (volume mounts by
+``mountPath``); entries without one are appended, and so are tolerations. Other lists are replaced. A
+container without a name is the job's own, whatever the kind calls it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
-from nbtorchjob.backends.kubernetes.payload import secrets, stores
-from nbtorchjob.backends.kubernetes.pod import mounts, placement, security
-from nbtorchjob.backends.kubernetes.pod.patch import patched
+from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.environment.images import Asked
-from nbtorchjob.runtime import injected
-from nbtorchjob.runtime.given import GIVEN
+from nbtorchjob.runtime.facts import injected
+from nbtorchjob.runtime.rank.given import GIVEN
+from nbtorchjob.spec.cluster.grammars import User, toleration
+from nbtorchjob.spec.cluster.mounts import Mount
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
+
+PAYLOAD = "/etc/nbtorchjob"
+# Every volume's name begins with this, as a TrainJob's are merged with its runtime's by name.
+_PREFIX = "nbtorchjob-"
+
+
+class Volume(NamedTuple):
+    """An entry of a pod's ``volumes`` and the container's entry of ``volumeMounts`` for it."""
+
+    volume: dict[str, Any]
+    mount: dict[str, Any]
+
+
+def payload(secrets: Sequence[str]) -> Volume:
+    """Return the volume that holds all of the payload's Secrets in one folder."""
+    return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
+
+
+def mounted(part: Any) -> list[str]:
+    """Return the names of the payload's Secrets, in order, of a job object or a part of one.
+
+    It is searched for the volume, as each kind has its pods elsewhere.
+    """
+    if isinstance(part, dict) and part.get("name") == f"{_PREFIX}payload" and "projected" in part:
+        return [source["secret"]["name"] for source in part["projected"]["sources"]]
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return next(filter(None, map(mounted, parts)), [])
+
+
+def shared_memory_mount(size: str) -> Volume:
+    """Return ``/dev/shm``, of that size at most."""
+    return _volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
+
+
+def asked(mounts: Iterable[Mount]) -> list[Volume]:
+    """Return the volumes that the spec asks for, as TorchX makes them (0.7)."""
+    return [
+        _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
+        for i, mount in enumerate(mounts)
+    ]
+
+
+def privileged(mounts: Iterable[Mount]) -> bool:
+    """Return whether the container must be privileged: only then may it use a host's device."""
+    return any(mount.type == "device" for mount in mounts)
+
+
+def _sources(secrets: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"secret": {"name": name}} for name in secrets]
+
+
+def _source(mount: Mount) -> dict[str, Any]:
+    if mount.type == "volume":
+        return {"persistentVolumeClaim": {"claimName": mount.src}}
+    return {"hostPath": {"path": mount.src}}
+
+
+def _volume(name: str, source: dict[str, Any], path: str, *, readonly: bool = False) -> Volume:
+    mount: dict[str, Any] = {"name": _PREFIX + name, "mountPath": path}
+    if readonly:
+        mount["readOnly"] = True
+    return Volume({"name": _PREFIX + name, **source}, mount)
+
 
 PORT = 29400  # torch's own for c10d
 _KUBERNETES_GRACE_S = 30  # its own default (1.36)
-COMMAND = ("python", f"{mounts.PAYLOAD}/job.pyz")
+COMMAND = ("python", f"{PAYLOAD}/job.pyz")
 
 _OURS = {
     "NBTORCHJOB_STREAM": "1",
-    "NBTORCHJOB_KEY_FILE": f"{mounts.PAYLOAD}/key",
+    "NBTORCHJOB_KEY_FILE": f"{PAYLOAD}/key",
     "NBTORCHJOB_TERMINATION_LOG": "/dev/termination-log",
     # A node's stores listen there, and nowhere else.
     "NBTORCHJOB_ADDRESS": {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -66,8 +144,8 @@ def template(
     }
     main, volumes = _container(sub, container, replica, env, port)
     found["spec"] |= {"containers": [main], "volumes": volumes}
-    found = security.consistent(patched(found, cluster.patch, container), container)
-    return placement.elsewhere(found, sub)
+    found = consistent(patched(found, cluster.patch, container), container)
+    return elsewhere(found, sub)
 
 
 def asked_images(spec: JobSpec) -> list[Asked]:
@@ -92,8 +170,8 @@ def _pod(sub: Submission) -> dict[str, Any]:
     asked = {
         "serviceAccountName": cluster.service_account,
         "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
-        "nodeSelector": placement.selector(sub),
-        "tolerations": placement.tolerations(sub),
+        "nodeSelector": selector(sub),
+        "tolerations": tolerations(sub),
         "priorityClassName": cluster.priority_class,
     }
     return {
@@ -103,7 +181,7 @@ def _pod(sub: Submission) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The node itself calls no API, but whoever names a service account may want its token.
         "automountServiceAccountToken": cluster.service_account is not None,
-        "securityContext": security.of_pod(cluster.user),
+        "securityContext": of_pod(cluster.user),
         **{key: value for key, value in asked.items() if value},
     }
 
@@ -115,9 +193,9 @@ def _container(
     amounts = resources(cluster, replica)
     shm = shared_memory(sub.spec, amounts.get("limits", {}))
     volumes = [
-        mounts.payload(sub.secrets),
-        *([mounts.shared_memory(shm)] if shm else []),
-        *mounts.asked(cluster.mounts),
+        payload(sub.secrets),
+        *([shared_memory_mount(shm)] if shm else []),
+        *asked(cluster.mounts),
     ]
     container = {
         "name": name,
@@ -128,7 +206,7 @@ def _container(
         "ports": [{"name": port, "containerPort": PORT}],
         "resources": amounts,
         "volumeMounts": [volume.mount for volume in volumes],
-        "securityContext": security.of_container(privileged=mounts.privileged(cluster.mounts)),
+        "securityContext": of_container(privileged=privileged(cluster.mounts)),
     }
     return {key: value for key, value in container.items() if value}, [volume.volume for volume in volumes]
 
@@ -138,7 +216,7 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
         # Kubernetes replaces $(NAME), and $$ by $; a value is meant literally.
         {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
         for name, value in {
-            **security.home(sub.spec.cluster.user),
+            **home(sub.spec.cluster.user),
             **sub.spec.env,
             **{name: _held(sub, name) for name in sub.spec.secret_env},
             **_OURS,
@@ -150,7 +228,7 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _held(sub: Submission, name: str) -> dict[str, Any]:
     """Return where a variable's value is that is in no manifest: in the job's first Secret."""
-    return {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": secrets.env_key(name)}}}
+    return {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": package.env_key(name)}}}
 
 
 def _told(sub: Submission) -> dict[str, str]:
@@ -168,3 +246,142 @@ def _told(sub: Submission) -> dict[str, str]:
         GIVEN: sub.info.variant,
     }
     return {key: value for key, value in found.items() if value}
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def selector(sub: Submission) -> dict[str, str]:
+    """Return the labels that hosts must have."""
+    cluster = sub.spec.cluster
+    return {**cluster.node_selector, **(cluster.spot_selector if _spot(sub) else {})}
+
+
+def tolerations(sub: Submission) -> list[dict[str, str]]:
+    """Return the pods' tolerations."""
+    cluster = sub.spec.cluster
+    spot = cluster.spot_toleration if _spot(sub) else ()
+    return [toleration(text) for text in dict.fromkeys((*cluster.toleration, *spot))]
+
+
+def elsewhere(template: dict[str, Any], sub: Submission) -> dict[str, Any]:
+    """Return a pod template, kept off preemptible hosts where ``on_demand`` requires it.
+
+    Applied after the user's patch: the terms of an affinity are alternatives, so each must exclude them.
+    """
+    cluster = sub.spec.cluster
+    if not (sub.on_demand and cluster.preemptible and cluster.spot_selector):
+        return template
+    spec = template["spec"]
+    affinity = spec.get("affinity") or {}
+    node = affinity.get("nodeAffinity") or {}
+    terms = (node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    required = {"nodeSelectorTerms": list(_without(terms, cluster.spot_selector))}
+    return {
+        **template,
+        "spec": {**spec, "affinity": {**affinity, "nodeAffinity": {**node, _REQUIRED: required}}},
+    }
+
+
+def _without(terms: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    # A host without the label is one of them.
+    others = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in labels.items()]
+    for term in terms:
+        yield {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *others]}
+
+
+def _spot(sub: Submission) -> bool:
+    return sub.spec.cluster.preemptible and not sub.on_demand
+
+
+_PROFILE = {"seccompProfile": {"type": "RuntimeDefault"}}
+_CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def of_pod(user: User | None) -> dict[str, Any]:
+    """Return the pod's ``securityContext``; its volumes are readable and writable for the user's group."""
+    if user is None:
+        return dict(_PROFILE)
+    ids = {"runAsUser": user.uid, "runAsGroup": user.gid, "fsGroup": user.gid}
+    return {"runAsNonRoot": True, **ids, **_PROFILE}
+
+
+def of_container(*, privileged: bool) -> dict[str, Any]:
+    """Return the container's ``securityContext``."""
+    return {"privileged": True} if privileged else dict(_CONFINED)
+
+
+def home(user: User | None) -> dict[str, str]:
+    """Return the variables that give a user id which the image doesn't know a home and a name.
+
+    Else its home is /, where it may not write, and ``getpass.getuser`` fails, which torch.compile calls.
+    """
+    return {"HOME": "/tmp", "USER": str(user.uid)} if user else {}
+
+
+def consistent(template: dict[str, Any], container: str) -> dict[str, Any]:
+    """Return a patched template without our settings that contradict its patch.
+
+    The API server refuses a container that may not gain privileges but has them (1.36).
+    """
+    spec = template["spec"]
+    return {
+        **template,
+        "spec": {
+            **spec,
+            "containers": [_free(c) if c["name"] == container else c for c in spec["containers"]],
+        },
+    }
+
+
+def _free(container: Mapping[str, Any]) -> dict[str, Any]:
+    context = container.get("securityContext") or {}
+    added = (context.get("capabilities") or {}).get("add") or ()
+    if not context.get("privileged") and not {"SYS_ADMIN", "CAP_SYS_ADMIN"} & {*added}:
+        return dict(container)
+    rest = {key: value for key, value in context.items() if key != "allowPrivilegeEscalation"}
+    return {**container, "securityContext": rest}
+
+
+_KEYS = {"volumeMounts": "mountPath"}
+
+
+def patched(template: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
+    """Return the template with the patch laid over it; ``container`` is the job's own."""
+    return _merged(template, _named(patch, container))
+
+
+def _named(patch: Mapping[str, Any], container: str) -> dict[str, Any]:
+    spec = patch.get("spec") or {}
+    if not isinstance(spec.get("containers"), list):
+        return dict(patch)
+    containers = [{"name": container, **entry} for entry in spec["containers"]]
+    return {**patch, "spec": {**spec, "containers": containers}}
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in old.items() if new.get(key, value) is not None}
+    for key, value in new.items():
+        if value is not None:
+            merged[key] = _value(key, old.get(key), value)
+    return merged
+
+
+def _value(key: str, old: Any, new: Any) -> Any:
+    if isinstance(new, Mapping):
+        return _merged(old if isinstance(old, Mapping) else {}, new)
+    if isinstance(old, list) and isinstance(new, list) and all(isinstance(e, Mapping) for e in (*old, *new)):
+        return _list(_KEYS.get(key, "name"), old, new)
+    return new
+
+
+def _list(key: str, old: list[Any], new: list[Any]) -> list[Any]:
+    merged = list(old)
+    at = {entry[key]: i for i, entry in enumerate(old) if key in entry}
+    for entry in new:
+        index = at.get(entry.get(key))
+        if index is None:
+            merged.append(_merged({}, entry))
+        else:
+            merged[index] = _merged(merged[index], entry)
+    return merged

@@ -2,25 +2,69 @@
 
 Its name follows from the job's and the attempt's number, so that of any number of kernels that try one
 makes it. All that it takes lies with the first attempt's object, so that any kernel can.
+
+Which runtime a job refers to, and whether it is there.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs.ref import payload_names
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds.base import Kind, Runtimes
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import belonging, labelling
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, Target
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, Api, Target
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.backends.kubernetes.submit import runtimes
-from nbtorchjob.errors import AlreadyExistsError, NotFoundError, PayloadGoneError
+from nbtorchjob.errors import AlreadyExistsError, ClusterError, NotFoundError, PayloadGoneError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, Next
+
+
+async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | None) -> Runtime:
+    """Return the runtime of that name, the namespace's own first; without a name the default.
+
+    Raises ``NotFoundError`` where it isn't there, naming those that are; one that we may not read is
+    taken on trust.
+    """
+    wanted = name or runtimes.default.name
+    missing: NotFoundError | None = None
+    for api, where in _levels(runtimes, namespace):
+        try:
+            found = await client.get(Target(api, where, wanted))
+        except NotFoundError as exc:
+            missing = exc
+        except ClusterError:
+            return Runtime(wanted, runtimes.shared.kind, runtimes.default.job)
+        else:
+            return Runtime(wanted, api.kind, runtimes.trainer(found))
+    known = ", ".join(await names(client, runtimes, namespace)) or "none"
+    said = f"runtime: there is no {runtimes.own.kind} {wanted!r} on the cluster (there are: {known})"
+    raise NotFoundError(f"{said}: choose one with --runtime") from missing
+
+
+async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]:
+    """Return the runtimes that can be chosen."""
+    return [*await listed(client, runtimes, namespace)]
+
+
+async def listed(client: Client, runtimes: Runtimes, namespace: str) -> dict[str, str]:
+    """Return the runtimes that can be chosen, sorted by name, with what each runs."""
+    found: dict[str, str] = {}
+    for api, where in _levels(runtimes, namespace):
+        with suppress(ClusterError):
+            items = (await client.list(api, where)).items
+            # Of one name the namespace's own is taken.
+            found = {item["metadata"]["name"]: runtimes.runs(item) for item in items} | found
+    return dict(sorted(found.items()))
+
+
+def _levels(runtimes: Runtimes, namespace: str) -> tuple[tuple[Api, str | None], ...]:
+    return (runtimes.own, namespace), (runtimes.shared, None)
 
 
 async def begin(
@@ -80,7 +124,7 @@ async def _create(client: Client, target: Target, body: Object, first: Object) -
     try:
         await client.create(target.api, target.namespace, body)
     except AlreadyExistsError as taken:
-        if not belonging.owned(await client.get(target), first):
+        if not labelling.owned(await client.get(target), first):
             why = f"{target} isn't this job's, and has the name: delete it, unless the cluster is about to"
             raise AlreadyExistsError(why) from taken
 
@@ -105,7 +149,7 @@ def _given(obj: Object, what: str) -> dict[str, str]:
 
 
 async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ...]:
-    found, first = await payload_names(client, scope.namespace, info), secrets.first_name(info)
+    found, first = await payload_names(client, scope.namespace, info), package.first_name(info)
     if first not in found:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
     return tuple(found)
@@ -114,4 +158,4 @@ async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ..
 async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:
     if kind.runtimes is None:
         return None
-    return await runtimes.find(client, kind.runtimes, scope.namespace, spec.cluster.runtime)
+    return await find(client, kind.runtimes, scope.namespace, spec.cluster.runtime)

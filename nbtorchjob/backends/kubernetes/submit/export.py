@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.objects import network_policy
+from nbtorchjob.backends.kubernetes.objects import submission
 from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
-from nbtorchjob.backends.kubernetes.pod import mounts
+from nbtorchjob.backends.kubernetes.pod import template
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit.retry import packed_again, where_it_is
 from nbtorchjob.backends.kubernetes.submit.submitter import Draft, Submitter
@@ -55,7 +55,7 @@ async def _checked(session: Session, draft: Draft) -> str:
 async def shown(job: JobRef) -> str:
     """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``, ``SubmitError``."""
     # Of whoever may not read Secrets, too: their names are in the job object.
-    packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(mounts.mounted(job.root)[1:]))
+    packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
     draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
     head = f"# Its Secrets, which hold the payload and the job's key: {export}\n"
@@ -78,9 +78,9 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     if isinstance(packed, Stored):
         packed = replace(packed, stays=True)
     else:
-        packed = replace(packed, limit=secrets.APPLIED_BYTES)
+        packed = replace(packed, limit=package.APPLIED_BYTES)
     draft = await _draft(job, packed, info.sent_again())
-    policies = [] if info.asked.cluster.network_policy else [network_policy.policy(draft.submission)]
+    policies = [] if info.asked.cluster.network_policy else [submission.policy(draft.submission)]
     namespace = {"namespace": draft.scope.namespace}
     parts = [{**each, "metadata": {**each["metadata"], **namespace}} for each in draft.secrets[1:]]
     return [*policies, *parts, *_in_order(draft)]
@@ -88,7 +88,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
 
 async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:
     if not info.spec:  # somebody took the annotation away
-        raise secrets.gone(info.name)
+        raise package.gone(info.name)
     return await Submitter(job.session, packed, where_it_is(job), info, anew=True, name=info.name).draft()
 
 
@@ -111,7 +111,7 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
     for index, obj in enumerate(manifests):
         # In the order of these names they are applied; nothing may run before its Secrets are there.
         name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
-        head = _missing(info) if secrets.KEY in secrets.data(obj) else ""
+        head = _missing(info) if package.KEY in package.data(obj) else ""
         written.append(_private(folder / name, head + _yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
         written.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
@@ -124,7 +124,7 @@ def _missing(info: JobInfo) -> str:
     if not names:
         return ""
     head = "# Fill in the values of these variables, which aren't exported; without them no pod starts.\n"
-    lines = "".join(f"#   {json.dumps(secrets.env_key(name))}: \n" for name in names)
+    lines = "".join(f"#   {json.dumps(package.env_key(name))}: \n" for name in names)
     return f"{head}# stringData:\n{lines}"
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.payload import secrets, shared, stores
+from nbtorchjob.backends.kubernetes.payload import package, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.errors import NotFoundError, SubmitError
@@ -25,10 +25,10 @@ async def retry(job: JobRef) -> JobInfo:
     if not await over(job):
         raise SubmitError(f"{info.name} hasn't ended: cancel it first, {hint('cancel', info.name)}")
     if not info.spec:  # somebody took the annotation away
-        raise secrets.gone(info.name)
+        raise package.gone(info.name)
     site.admitted(info.asked)
     packed = await packed_again(job, info)
-    there = replace(where_it_is(job), hidden=secrets.env(await job.secret()))
+    there = replace(where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again()
     if there.cluster.storage:
         await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
@@ -52,16 +52,16 @@ async def packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
     try:
         first = await job.secret()
     except NotFoundError as exc:
-        raise secrets.gone(info.name) from exc
-    key = secrets.value(first, secrets.KEY)
-    if secrets.URL in secrets.data(first):
-        url, _, digest = secrets.value(first, secrets.URL).decode().partition("\n")
+        raise package.gone(info.name) from exc
+    key = package.value(first, package.KEY)
+    if package.URL in package.data(first):
+        url, _, digest = package.value(first, package.URL).decode().partition("\n")
         # Who wrote the Secret may be somebody else, and it is this machine that reads what the URL leads to.
         if not stores.holds_payload(info.asked.cluster.storage, url, digest):
             raise SubmitError(f"the payload of {info.name} is at {url[:200]!r}, not in its --storage")
         return Stored(url, digest, key, info.call, job.cache.ours)
     try:
-        data = secrets.payload(await job.secrets())
+        data = package.payload(await job.secrets())
     except ValueError:
-        raise secrets.gone(info.name) from None
+        raise package.gone(info.name) from None
     return Packed(memoryview(data), key, info.call, job.cache.ours)

@@ -1,4 +1,7 @@
-"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
+"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing.
+
+Whether the WorkloadPriorityClass that a job names is there.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import base64
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +19,18 @@ from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.kinds import KINDS, fit, retry_owner
+from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects import labelling, network_policy, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, Target
+from nbtorchjob.backends.kubernetes.objects import labelling, workloads
+from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, WORKLOAD_PRIORITIES, Target
 from nbtorchjob.backends.kubernetes.objects.reading import created
-from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
-from nbtorchjob.backends.kubernetes.payload import secrets, stores
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, asked
+from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.backends.kubernetes.submit import priority, runtimes
+from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
 from nbtorchjob.errors import (
     AlreadyExistsError,
@@ -40,12 +43,35 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload.identity import user
-from nbtorchjob.runtime.given import signed
+from nbtorchjob.runtime.rank.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import AWAITED
 from nbtorchjob.state.retrying import first_on_demand
 from nbtorchjob.text.hints import hint
+
+
+async def check(session: Session, name: str | None) -> None:
+    """Raise ``NotFoundError`` where it isn't there, naming those that are; what we may not read is trusted.
+
+    Kueue (0.19) makes no Workload for such a job, and says so to nobody: it would wait for ever.
+    """
+    api = await session.newest(WORKLOAD_PRIORITIES) if name else None
+    if api is None:
+        return
+    try:
+        await session.client.get(Target(api, None, name))
+    except NotFoundError as exc:
+        names: list[str] = []
+        with suppress(ClusterError):
+            listing = await session.client.list(api, None, bare=True)
+            names = sorted(each["metadata"]["name"] for each in listing.items)
+        known = ", ".join(names) or "none"
+        said = f"workload_priority: there is no {api.kind} {name!r} on the cluster (there are: {known})"
+        raise NotFoundError(f"{said}: choose one with --workload-priority") from exc
+    except ClusterError:
+        return
+
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +182,7 @@ class Submitter:
         except SubmitError:  # an operator may have been installed since we looked
             served, minor = await self._session.soon(anew=True)
             kind = fit.choose(served, self._spec, minor)
-        await priority.check(self._session, self._spec.cluster.workload_priority)
+        await check(self._session, self._spec.cluster.workload_priority)
         return await self._draft(kind, await self._session.scope(self._spec))
 
     async def _blind_scope(self) -> Scope:
@@ -176,26 +202,26 @@ class Submitter:
         where = {"context": scope.context, "namespace": scope.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
         info = replace(
-            self._info, name=name, cluster=where, retry_owner=retry_owner.retry_owner(kind, self._spec, minor)
+            self._info, name=name, cluster=where, retry_owner=enforcement.retry_owner(kind, self._spec, minor)
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         own, *others = self._packed.secrets(info, labels, self._url(info))
-        made = [secrets.with_env(own, {} if self._drafted else self._spec.secrets()), *others]
+        made = [package.with_env(own, {} if self._drafted else self._spec.secrets()), *others]
         sub = Submission(
             spec=self._spec,
             info=info,
             namespace=scope.namespace,
-            secrets=(*secrets.names(made), *self._packed.shared),
+            secrets=(*package.names(made), *self._packed.shared),
             labels=labels,
-            annotations=labelling.annotations(info, self._spec.cluster.annotation),
+            annotations=labelling.info_annotations(info, self._spec.cluster.annotation),
             minor=minor,
             runtime=None if blind else await self._runtime(kind, scope.namespace),
             on_demand=first_on_demand(self._spec.retry),
         )
-        manifests = [*kind.manifests(sub), *network_policy.asked(sub)]
+        manifests = [*kind.manifests(sub), *asked(sub)]
         if info.at_once is not None and not self._anew:
             manifests[0] = _in_turn(kind, info, manifests[0])
-        return Draft(kind, scope, info, sub, [secrets.claim(name, labels), *made], manifests)
+        return Draft(kind, scope, info, sub, [package.claim(name, labels), *made], manifests)
 
     def _name(self) -> str:
         if self._drafted:
@@ -211,7 +237,7 @@ class Submitter:
         key = (kind.name, namespace, asked or "")
         if key not in known:
             # One that is removed meanwhile is refused by the operator.
-            known[key] = await runtimes.find(self._client, kind.runtimes, namespace, asked)
+            known[key] = await attempts.find(self._client, kind.runtimes, namespace, asked)
         return known[key]
 
     def _url(self, info: JobInfo) -> str:
@@ -277,7 +303,7 @@ class Submitter:
 
     async def _foreign(self, draft: Draft) -> str:
         """Name an object that has the job's name and that nbtorchjob didn't make; "" where there is none."""
-        claim = Target(SECRETS, draft.scope.namespace, secrets.claim_name(draft.info.name))
+        claim = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         for target in (draft.job, claim):
             obj = await self._found(target)
             if obj is not None and not labelling.is_ours(obj):
@@ -286,7 +312,7 @@ class Submitter:
 
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
-        secret = Target(SECRETS, draft.scope.namespace, secrets.claim_name(draft.info.name))
+        secret = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         orphan = await self._found(secret)
         if orphan is not None and await self._lost(orphan):
             return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
@@ -325,14 +351,14 @@ async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo
     scope = await session.scope(spec)
     namespaces.remember(scope)  # before anything is made, as for a job
     name = f"{info.group}-payload-{packed.sha256[:_DIGITS]}"
-    made = secrets.shared(name, labelling.of_group(info, user()), bytes(packed.data))
+    made = package.shared(name, labelling.of_group(info, user()), bytes(packed.data))
     uid = ""
     try:
         first = await session.client.create(SECRETS, scope.namespace, made[0])
         uid = first["metadata"]["uid"]
         for secret in made[1:]:
             await session.client.create(SECRETS, scope.namespace, _owned(secret, first))
-        yield replace(packed, shared=secrets.names(made))
+        yield replace(packed, shared=package.names(made))
     except BaseException:
         await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
         raise

@@ -1,4 +1,7 @@
-"""A job's folder: its files by name, and the record written at submission."""
+"""A job's folder: its files by name, and the record written at submission.
+
+What a power cut, a full disk or somebody's hand has left of a job's files.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,38 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nbtorchjob.backends.local.jobdir.damage import reading
-from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.errors import DamagedError, NameTakenError, NBTorchJobError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.machine import limits
+from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain, record
 from nbtorchjob.machine.processes import NOBODY, Process
-from nbtorchjob.runtime.emit import append
-from nbtorchjob.spec.typecheck import checked
+from nbtorchjob.runtime.facts.emit import append
+from nbtorchjob.spec.validation import checked
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.info import read, run_at, write
+from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.info import read, run_at, why, write
 from nbtorchjob.text.hints import hint
 
-# Given up when the disk is full, so that the job's last events still fit (``runtime/emit.py``).
+
+@contextmanager
+def reading(folder: Path, what: str = "record") -> Iterator[None]:
+    """Raise ``DamagedError`` for what can't be read; of a job that is gone ``FileNotFoundError`` stays."""
+    try:
+        yield
+    except NBTorchJobError:
+        raise
+    except (OSError, *UNREADABLE) as exc:
+        if isinstance(exc, FileNotFoundError) and not (folder / "events.jsonl").exists():
+            raise
+        raise DamagedError("local", folder.name, what, why(exc)) from exc
+
+
+# Given up when the disk is full, so that the job's last events still fit (``runtime/facts/emit.py``).
 BALLAST_BYTES = 65_536
 # A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
 TTL_S = 7 * 24 * 3600.0
@@ -279,7 +296,7 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
         raise _taken(info.name)
     maker = Process.of(os.getpid())
     new = JobDirectory(partial(jobs, "new"))
-    with limits.files_in_reserve() as release:
+    with processes.files_in_reserve() as release:
         try:
             new.path.mkdir(mode=0o700)
             fill(new)

@@ -3,24 +3,122 @@
 For a card a log is read no faster than it can be shown: where a rank writes more than the tail holds
 between two looks, the middle is skipped. Nothing is lost by that, the file has it all. Who wants every
 byte says which ones are known already.
+
+By when a rank's log was how long: what stands beside it, read on as the log is.
+
+The file of a job's facts, one JSON line each, as ``runtime/facts/emit.py`` writes it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.events import EventFile
-from nbtorchjob.backends.local.jobdir.times import Times
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
+from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.rank.streams import TIMES, read_time
+from nbtorchjob.state import events
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.events import Event
 from nbtorchjob.state.logs import TAIL_BYTES
 
 if TYPE_CHECKING:
     from nbtorchjob.machine.changes import Changes
     from nbtorchjob.state.turns import View
+
+_PIECE = 1 << 16  # bytes read at a time
+
+
+class Times:
+    """Reads the times of one log on, in the order of its bytes."""
+
+    def __init__(self, job: JobDirectory, log: Path) -> None:
+        self._job = job
+        self._path = log.with_name(log.name + TIMES)
+        self._at = 0
+        self._rest = b""
+        self._next: list[tuple[int, float]] = []  # newest first
+
+    def take(self, start: int, end: int, changed: float) -> tuple[tuple[int, float], ...]:
+        """Return the times of the bytes from ``start`` to ``end``, which follow on those asked for before.
+
+        What nothing is said of was written when the log was last changed, at ``changed``.
+        """
+        found: list[tuple[int, float]] = []
+        while not (found and found[-1][0] == end) and (self._next or self._read()):
+            offset, at = self._next[-1]
+            if offset > start:
+                found.append((min(offset, end), at))
+            if offset > end:
+                break
+            self._next.pop()
+        if not found or found[-1][0] < end:
+            found.append((end, changed))
+        return tuple(found)
+
+    def _read(self) -> bool:
+        """Read on; give whether that brought a time."""
+        while not self._next:
+            file = self._job.open_log(self._path)
+            if file is None:
+                return False
+            with file:
+                file.seek(self._at)
+                data = file.read(_PIECE)
+            self._at += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._next = [known for known in map(read_time, reversed(lines)) if known is not None]
+            if not data:
+                break
+        return bool(self._next)
+
+
+_PIECE_BYTES = 1 << 16  # room for more takes longer than to read a usual job
+
+
+class EventFile:
+    """Reads the lines that were added since the last look, first those from a byte on where one begins.
+
+    Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+        self._rest = b""
+        self.more = False  # whether the last look stopped before the end
+
+    def read(self, *, reports: bool = True) -> list[Event]:
+        """Return the new events, with or without what ranks report and display, and nodes use."""
+        left_out = () if reports else (REPORTED, USED, DISPLAYED)
+        return [*events.read(line for line in self.lines() if not line.startswith(left_out))]
+
+    def read_on(self) -> list[Event]:
+        """Return some of the new events: as many as may be read while others wait."""
+        return [*events.read(self.lines(pieces=1))]
+
+    def lines(self, pieces: int | None = None) -> Iterator[bytes]:
+        """Yield the new lines, or those of so many pieces; half a line waits for its end."""
+        with reading(self._path.parent, "record"):
+            # Closed below, whatever is done in between.
+            file = open(self._path, "rb", buffering=0, opener=plain)  # noqa: SIM115
+        with file:
+            file.seek(self._offset)
+            for _ in count() if pieces is None else range(pieces):
+                data = file.read(_PIECE_BYTES)
+                self.more = len(data) == _PIECE_BYTES
+                self._offset += len(data)
+                *lines, rest = (self._rest + data).split(b"\n")
+                self._rest = rest[: LONGEST_FACT + 1]  # what is longer is refused, and takes no memory before
+                yield from lines
+                if not self.more:
+                    break
+
 
 PIECE_BYTES = 1 << 18  # of a log, read at a time
 _BATCH = 200

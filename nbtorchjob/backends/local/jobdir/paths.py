@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import limits
+from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import own, state_dir
 
 
@@ -57,7 +57,7 @@ def environment() -> str:
     except FileNotFoundError:
         raise SubmitError(f"{origin} hides the installed torch: rename it") from None
     # Nobody may raise a limit above the most of the process that it comes from.
-    most = sorted((name, pair[1]) for name, pair in limits.of_this_process().items())
+    most = sorted((name, pair[1]) for name, pair in processes.of_this_process().items())
     text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{code()}\n{most}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

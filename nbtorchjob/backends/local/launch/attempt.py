@@ -16,9 +16,10 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process
-from nbtorchjob.machine import compilers, processes
-from nbtorchjob.runtime import death, exits, injected, listening
-from nbtorchjob.runtime.given import GIVEN
+from nbtorchjob.machine import cache, processes
+from nbtorchjob.runtime.facts import death, exits, injected
+from nbtorchjob.runtime.rank.given import GIVEN
+from nbtorchjob.runtime.rendezvous import listening
 from nbtorchjob.state import US, JobInfo
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -65,7 +66,7 @@ class Attempt:
         self._kill_at: float | None = None
         self._told = False  # its nodes, to leave
         self._stopping = 0.0  # until when nodes that are told to end have to
-        self._refuge, why = compilers.refuge(request["env"])
+        self._refuge, why = cache.refuge(request["env"])
         if why:
             job.emit("Notice", text=why)
 
@@ -136,7 +137,7 @@ class Attempt:
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
         # By itself gloo listens where the host's name leads to, which others may reach.
-        ours = {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **compilers.variables()}
+        ours = {"GLOO_SOCKET_IFNAME": "lo", **node_process.PAGES, **cache.variables()}
         return {**ours, **self._request["env"], **self._refuge, **own}
 
     def reap(self) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.machine import limits
+from nbtorchjob.machine import processes
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import exits, injected, shortage
-from nbtorchjob.runtime.death import die_with_parent
-from nbtorchjob.runtime.errors import from_exception
-from nbtorchjob.runtime.payload import Payload, PayloadError
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts.death import die_with_parent
+from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.store.payload import Payload, PayloadError
 
 # Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel
 # then takes back 128 pages at a rank's end, not 65,536, for which whoever waits for a value waits, too.
@@ -32,7 +33,7 @@ _READ_AT_IMPORT = (
     "THP_",
 )
 # Not as they are loaded. torch sets the first when a kernel makes an optimizer,
-# scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/fresh.py``),
+# scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/rank/fresh.py``),
 # PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
 # says.
 _READ_LATER = (
@@ -65,7 +66,7 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         _redirect(job.node(index) / "agent.log")
         os.chdir(request["cwd"])
         os.umask(request["umask"])
-        limits.take(request["limits"])
+        processes.take(request["limits"])
         cpus = os.sched_getaffinity(0)
         os.sched_setaffinity(0, request["cpus"])
         # The program checks the rest of its payload; itself it can't.

@@ -34,10 +34,12 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import node_process, supervisor
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import compilers, folders, pages
+from nbtorchjob.machine import cache, folders, processes
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime import death, node, shortage
-from nbtorchjob.runtime.outside import within
+from nbtorchjob.runtime.facts import death
+from nbtorchjob.runtime.look.outside import within
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.start import node
 
 T = TypeVar("T")
 
@@ -46,7 +48,7 @@ _IDLE_S = 900.0
 _START_S = 30.0
 _PLAIN_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _PRELOAD = (
-    "nbtorchjob.backends.local.launch.handover",
+    "nbtorchjob.backends.local.launch.pool_client",
     "torch",
     "torch.distributed",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
@@ -176,7 +178,7 @@ def _start() -> int:
         {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
             **node_process.PAGES,
-            **compilers.variables(),  # torch makes its folder as it is imported
+            **cache.variables(),  # torch makes its folder as it is imported
         },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -218,7 +220,7 @@ def main(folder: str) -> None:
     if stopper is not None:
         stopper.close()
     else:
-        compilers.thin_out()
+        cache.thin_out()
 
 
 def _share() -> None:
@@ -269,7 +271,7 @@ def _import(names: list[str], count: int) -> None:
     node.plain_logging()
     _reseed_in_forks()
     _share()
-    pages.merge()
+    processes.merge()
 
 
 def _reseed_in_forks() -> None:
@@ -288,14 +290,14 @@ def _read(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
-    from nbtorchjob.backends.local.launch import handover  # late: that one needs this module
+    from nbtorchjob.backends.local.launch import pool_client  # late: that one needs this module
 
     job = JobDirectory(Path(request["folder"]))
     try:
         if os.fork():
             return
     except OSError as exc:  # this user may have no more processes: the other jobs' pool goes on
-        handover.give_up(job, exc)
+        pool_client.give_up(job, exc)
         return
     code = 1
     try:
@@ -308,13 +310,13 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
             # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
             os.waitpid(pid, 0)
             death.kill_children()
-            handover.step()  # whoever waited for this one's place has it now
+            pool_client.step()  # whoever waited for this one's place has it now
         else:
             supervisor.supervise(job.path, request)
         code = 0
     except Exception as exc:
         traceback.print_exc()
-        handover.give_up(job, exc)
+        pool_client.give_up(job, exc)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

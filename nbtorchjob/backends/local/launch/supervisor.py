@@ -15,11 +15,12 @@ from typing import Any
 
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.events import EventFile
+from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.backends.local.launch.attempt import PEER_LOST, Attempt
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime import death, shortage
-from nbtorchjob.runtime.errors import from_exception
+from nbtorchjob.runtime.facts import death
+from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.node import shortage
 from nbtorchjob.state import US, JobState, Next, Phase, apply
 from nbtorchjob.state import events as ev
 

@@ -19,11 +19,9 @@ from tornado import web
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.errors import DamagedError, MalformedError
-from nbtorchjob.frontends.server.handlers import TEXT, Api
-from nbtorchjob.frontends.server.ids import JobId
+from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
 from nbtorchjob.frontends.server.routes import texts
-from nbtorchjob.frontends.server.updates.history import News
-from nbtorchjob.frontends.server.updates.watch import Watch
+from nbtorchjob.frontends.server.watch import News, Watch
 from nbtorchjob.state import JobState
 from nbtorchjob.ui import page
 

@@ -16,11 +16,10 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from nbtorchjob.backends import artifacts, backend_of, ranklogs
+from nbtorchjob.backends import backend_of, downloads
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError
-from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
-from nbtorchjob.frontends.server.ids import JobId, number
+from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api, JobId, number
 from nbtorchjob.frontends.server.routes import texts
 from nbtorchjob.frontends.server.routes.streams import Message, messages
 from nbtorchjob.state import JobState
@@ -101,7 +100,7 @@ class ArchiveHandler(Streamed):
 
         def find(at: Backend, name: str) -> tuple[str, Iterator[bytes]]:
             state = at.snapshot(name)
-            return state.info.name, ranklogs.archive(at, state, times=times)
+            return state.info.name, downloads.zip_logs(at, state, times=times)
 
         name, pieces = await self.of(job, find)
         self.set_attachment_header(f"{name}-logs.zip")
@@ -118,7 +117,7 @@ class ArtifactsHandler(Api):
         attempt = _attempt(self)
 
         def find(at: Backend, name: str) -> list[dict[str, Any]]:
-            return [asdict(each) for each in artifacts.listed(at, at.snapshot(name), attempt)]
+            return [asdict(each) for each in downloads.listed(at, at.snapshot(name), attempt)]
 
         self.finish({"artifacts": await self.of(JobId.parse(id), find)})
 
@@ -134,7 +133,7 @@ class ArtifactsArchiveHandler(Streamed):
 
         def find(at: Backend, name: str) -> tuple[str, Iterator[bytes]]:
             state = at.snapshot(name)
-            return state.info.name, artifacts.archive(at, state, attempt)
+            return state.info.name, downloads.zip_artifacts(at, state, attempt)
 
         name, pieces = await self.of(job, find)
         self.set_attachment_header(f"{name}-artifacts.zip")

@@ -1,23 +1,182 @@
-"""The only table of routes: the app registers it, and the OpenAPI document describes it."""
+"""The only table of routes: the app registers it, and the OpenAPI document describes it.
+
+The OpenAPI 3.1 document, made of the routes themselves, so that the two can't differ.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, TypeAlias, cast
 
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+
+from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
 from nbtorchjob.frontends.server.routes import jobs, logs, settings
-from nbtorchjob.frontends.server.routes.openapi import (
-    ASKED,
-    CHECKED,
-    DONE,
-    OF_A_JOB,
-    OF_A_SOCKET,
-    PLAIN,
-    SOCKET,
-    ZIPPED,
-    OpenApiHandler,
-    Route,
-    shaped,
-)
+from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
+from nbtorchjob.frozen import FrozenDataclass
+
+Document: TypeAlias = dict[str, Any]
+
+_BASE = "/nbtorchjob/api/"
+
+# The errors of every route, of one that reads parameters, and of one that asks a backend.
+_FAULTS = (HTTPStatus.FORBIDDEN,)
+CHECKED = (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT)
+ASKED = (*CHECKED, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_GATEWAY)
+OF_A_JOB = (*ASKED, HTTPStatus.NOT_FOUND)
+OF_A_SOCKET = (*OF_A_JOB, HTTPStatus.UPGRADE_REQUIRED)
+
+_MEANINGS: Mapping[HTTPStatus, str] = {
+    HTTPStatus.BAD_REQUEST: "A malformed id, number, path or profile name.",
+    HTTPStatus.FORBIDDEN: "No token or session, no XSRF mark, or not allowed to this user.",
+    HTTPStatus.NOT_FOUND: "There is no such job.",
+    HTTPStatus.CONFLICT: "It can't be done to this job, or a file of profiles is invalid.",
+    HTTPStatus.UPGRADE_REQUIRED: "It is served over a websocket only.",
+    HTTPStatus.NOT_IMPLEMENTED: "The server's environment lacks a package.",
+    HTTPStatus.BAD_GATEWAY: "The cluster refuses.",
+    HTTPStatus.GATEWAY_TIMEOUT: "There was no answer in time.",
+}
+
+_ABOUT = """\
+Torch jobs of this machine and of the clusters that the server's user can see: what a page can do with them
+while a kernel is busy, or gone. Nothing here unpickles what a job holds.
+
+An id is percent-encoded, including its slashes. A POST has no body. Changes are announced as events of
+Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
+about the jobs: `GET jobs?known=MARK` returns what is new.
+"""
+
+
+class Answer(FrozenDataclass):
+    """The answer to a successful request: JSON of a shape, something of a media type, or nothing."""
+
+    status: HTTPStatus = HTTPStatus.OK
+    shape: str = ""
+    media: str = ""
+
+    def describe(self) -> Document:
+        """Return it as a Response Object."""
+        found: Document = {"description": self.status.phrase}
+        if self.shape:
+            found["content"] = {"application/json": {"schema": ref(self.shape)}}
+        elif self.media:
+            found["content"] = {self.media: {"schema": {"type": "string"} if self.media == TEXT else {}}}
+        return found
+
+
+PLAIN = Answer(media=TEXT)
+ZIPPED = Answer(media=ZIP)
+DONE = Answer(HTTPStatus.NO_CONTENT)
+SOCKET = Answer(HTTPStatus.SWITCHING_PROTOCOLS)
+
+
+def shaped(shape: str, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """Return the answer that is JSON of that shape."""
+    return Answer(status, shape)
+
+
+class Route(FrozenDataclass):
+    """A path below the server's base URL, its handler, and the answer to each method."""
+
+    path: str
+    handler: type[web.RequestHandler]
+    answers: Mapping[str, Answer]
+    faults: tuple[HTTPStatus, ...] = ()
+    query: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> tuple[str, type[web.RequestHandler]]:
+        """Return what Jupyter Server registers."""
+        return _BASE + re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(self.path)), self.handler
+
+    def describe(self) -> Document:
+        """Return it as a Path Item Object."""
+        parameters = [*self._parameters("path", re.findall(r"{(\w+)}", self.path))]
+        parameters += self._parameters("query", self.query)
+        item: Document = {"parameters": parameters} if parameters else {}
+        return {**item, **{method.lower(): self._operation(method) for method in self.answers}}
+
+    def _parameters(self, part: str, names: Iterable[str]) -> Iterator[Document]:
+        for name in names:
+            yield {"name": name, "in": part, "required": part == "path", **PARAMETERS[name]}
+
+    def _operation(self, method: str) -> Document:
+        title, _, more = _words(self.handler).partition("\n\n")
+        words = _words(getattr(self.handler, method.lower()))
+        answer = self.answers[method]
+        faults = [str(status.value) for status in sorted((*_FAULTS, *self.faults))]
+        return {
+            "operationId": method.lower() + self.handler.__name__.removesuffix("Handler"),
+            "summary": title,
+            "description": f"{more}\n\n{words}".strip(),
+            "responses": {
+                str(answer.status.value): answer.describe(),
+                **{status: {"$ref": f"#/components/responses/{status}"} for status in faults},
+            },
+        }
+
+
+def _words(subject: object) -> str:
+    """Return a docstring as Markdown."""
+    return (inspect.getdoc(subject) or "").replace("``", "`")
+
+
+def document(routes: Iterable[Route], base_url: str) -> Document:
+    """Return the OpenAPI document of these routes on the server with that base URL."""
+    error = {"application/json": {"schema": ref("Error")}}
+    errors = {
+        str(status.value): {"description": text, "content": error} for status, text in _MEANINGS.items()
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "nbtorchjob",
+            "version": version("nbtorchjob"),
+            "description": _ABOUT,
+        },
+        "servers": [{"url": base_url.rstrip("/") + _BASE.rstrip("/")}],
+        "security": [{"token": []}, {"session": [], "xsrf": []}],
+        "paths": {f"/{route.path}": route.describe() for route in routes},
+        "components": {"schemas": dict(SHAPES), "responses": errors, "securitySchemes": _SECURITY},
+    }
+
+
+_SECURITY: Document = {
+    "token": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`token TOKEN`, with the Jupyter server's token or the hub's.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "username",
+        "description": "A browser's session with the Jupyter server, which chooses the cookie's name.",
+    },
+    "xsrf": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-XSRFToken",
+        "description": "The value of the cookie `_xsrf`; required of a session that POSTs or DELETEs.",
+    },
+}
+
+
+class OpenApiHandler(Api):
+    """This document."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the OpenAPI document of all routes."""
+        self.finish(cast("Any", self.extensionapp).document)
+
 
 _JOB = "jobs/{id}"
 

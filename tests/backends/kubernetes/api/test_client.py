@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from nbtorchjob.backends.kubernetes import session
 from nbtorchjob.backends.kubernetes.api import client as api_client
-from nbtorchjob.backends.kubernetes.api import connection, discovery
+from nbtorchjob.backends.kubernetes.api import connection
+from nbtorchjob.backends.kubernetes.api.answers import slim
 from nbtorchjob.backends.kubernetes.api.client import shared
-from nbtorchjob.backends.kubernetes.api.slim import slim
 from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Api, Target
 from nbtorchjob.errors import AlreadyExistsError, ApiError, ClusterError, UnreachableError
 from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, kubeconfig, scripted, status
@@ -124,7 +125,7 @@ async def test_a_create_that_was_cut_but_happened_counts(server, client):
     server.on("/version", Reply(body={"gitVersion": "v1.36.2"}))
     server.on("/api/v1/namespaces/ns/secrets", Reply(end=CUT), status(409, "exists", "AlreadyExists"))
     server.on("/api/v1/namespaces/ns/secrets/s", Reply(body={**SECRET, "made": True}))
-    await discovery.version(client)
+    await session.version(client)
 
     assert (await client.create(SECRETS, "ns", SECRET))["made"] is True
 
@@ -240,7 +241,7 @@ def test_a_thousand_jobs_keep_no_templates():
 async def test_a_stream_that_is_cut_says_so(server, client):
     server.on("/version", Reply(body={"gitVersion": "v1.36.2"}))
     server.on(PODS_PATH, Stream([b"one"], CUT))
-    await discovery.version(client)
+    await session.version(client)
 
     chunks = []
     with pytest.raises(UnreachableError):
@@ -265,7 +266,7 @@ async def test_what_is_served_takes_one_request(server, client):
     recorded = json.loads((SHARED / "recordings/api/discovery-aggregated.json").read_text())
     server.on("/apis", Reply(body=recorded["response"]["body"]))
 
-    served = await discovery.served(client, {"kubeflow.org", "batch.volcano.sh"})
+    served = await session.served(client, {"kubeflow.org", "batch.volcano.sh"})
 
     assert ("kubeflow.org", "v1", "pytorchjobs") in served
     assert ("batch.volcano.sh", "v1alpha1", "jobs") in served
@@ -281,7 +282,7 @@ async def test_old_servers_are_asked_for_each_version(server, client):
     server.on("/apis/batch/v1", Reply(body={"resources": [{"name": "jobs"}, {"name": "jobs/status"}]}))
     server.on("/apis/batch/v1beta1", Reply(body={"resources": [{"name": "cronjobs"}]}))
 
-    served = await discovery.served(client, {"batch"})
+    served = await session.served(client, {"batch"})
 
     assert served == {("batch", "v1", "jobs"), ("batch", "v1beta1", "cronjobs")}
     assert client.requests == 3
@@ -293,8 +294,8 @@ async def test_permissions_are_asked_of_the_server(server, client):
     answers = [Reply(201, {"status": {"allowed": allowed}}) for allowed in (True, False)]
     server.on(path, *answers)
 
-    assert await discovery.allowed(client, "get", "", "pods/log", "ns") is True
-    assert await discovery.allowed(client, "list", "kubeflow.org", "pytorchjobs", None) is False
+    assert await session.allowed(client, "get", "", "pods/log", "ns") is True
+    assert await session.allowed(client, "list", "kubeflow.org", "pytorchjobs", None) is False
     first, second = (one.body["spec"]["resourceAttributes"] for one in server.asked)
     assert first == {"verb": "get", "group": "", "resource": "pods", "subresource": "log", "namespace": "ns"}
     assert second == {"verb": "list", "group": "kubeflow.org", "resource": "pytorchjobs"}

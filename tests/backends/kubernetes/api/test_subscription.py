@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.api.subscription import ADDED, DELETED, MODIFIED, Change, Subscription
+from nbtorchjob.backends.kubernetes.api.reflector import ADDED, DELETED, MODIFIED, Change, Subscription
 
 
 def pod(name, version, **meta):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.backends.kubernetes.api import answers, client, connection
-from nbtorchjob.backends.kubernetes.control import events
+from nbtorchjob.backends.kubernetes.control import selection
 from nbtorchjob.backends.kubernetes.jobs import ref
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope, remember
@@ -140,7 +140,7 @@ def test_what_comes_through_the_door_can_be_read(data, name, value):
         elif api == PODS:
             ref.of_pod(kind, odd, kind.node(odd) or 0)
         else:
-            told = events.Troubles(kind, "a")
+            told = selection.Troubles(kind, "a")
             told.know(JOB)
             told.know_pod(POD)
             if told.may_be_ours(odd):

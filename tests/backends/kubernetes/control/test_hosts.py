@@ -11,7 +11,8 @@ SPOT = "aws-node-termination-handler/spot-itn"
 # Takes notes of what it is told, as a node does whose ranks save from its second question on.
 PART = """
 import tempfile
-from nbtorchjob.runtime import answering, injected, questions
+from nbtorchjob.runtime.ask import answering, questions
+from nbtorchjob.runtime.facts import injected
 
 def leave(asked):
     sign("told-%d" % len(list(SIGNS.glob("told-*"))))

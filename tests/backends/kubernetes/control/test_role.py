@@ -7,7 +7,7 @@ import pytest
 
 from nbtorchjob import capture, submission
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes.control import leases
+from nbtorchjob.backends.kubernetes.control import service
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -151,8 +151,8 @@ NEEDED = [
 def test_without_a_rule_of_its_role_a_tender_leaves_something_undone(
     stage, monkeypatch, verb, group, of, what
 ):
-    monkeypatch.setattr(leases, "BEAT_S", 0.05)
-    monkeypatch.setattr(leases, "HOLD_S", 0.1)  # who may not patch its Lease can't give it back either
+    monkeypatch.setattr(service, "BEAT_S", 0.05)
+    monkeypatch.setattr(service, "HOLD_S", 0.1)  # who may not patch its Lease can't give it back either
     missing = Right(verb, group, of)
     done = what(stage)
     user = stage.be([each for each in rights.tended() if each != missing])

@@ -14,7 +14,7 @@ from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
-from nbtorchjob.backends.kubernetes.control import leases
+from nbtorchjob.backends.kubernetes.control import service
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
@@ -216,16 +216,16 @@ def test_the_command_says_what_it_does_how_it_is_and_leaves_in_order(stage):
 
 
 def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage, monkeypatch):
-    monkeypatch.setattr(leases, "BEAT_S", 0.05)
+    monkeypatch.setattr(service, "BEAT_S", 0.05)
     job = stage.submit("begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(1)", retry=OURS)
     with Program(stage) as program:
         until(lambda: program.place(stage).get("jobs") == 1)
-        service = Service(lambda: [Scope("", stage.namespace)], "another")
-        other = Background(service)
-        until(lambda: service.figures()["namespaces"])
+        tender = Service(lambda: [Scope("", stage.namespace)], "another")
+        other = Background(tender)
+        until(lambda: tender.figures()["namespaces"])
         program.process.kill()
-    assert not any(each["tending"] for each in service.figures()["namespaces"].values())
-    monkeypatch.setattr(leases, "HOLD_S", 0.1)
+    assert not any(each["tending"] for each in tender.figures()["namespaces"].values())
+    monkeypatch.setattr(service, "HOLD_S", 0.1)
     until(lambda: [who for who in holder(stage) if who.startswith("another on ")])
     stage.sign("go")
     attempts(stage, job, 2)

@@ -4,7 +4,7 @@ import secrets
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice
-from nbtorchjob.backends.kubernetes.doctor import hosts
+from nbtorchjob.backends.kubernetes.doctor import choices as hosts
 from nbtorchjob.spec.cluster import KINDS, Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from tests.backends.kubernetes.scripted import Reply, kubeconfig, scripted, status

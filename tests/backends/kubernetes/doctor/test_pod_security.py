@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nbtorchjob import api
-from nbtorchjob.backends.kubernetes.doctor.podsecurity import refused
+from nbtorchjob.backends.kubernetes.doctor.server import refused
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker

@@ -15,7 +15,8 @@ from tests.patience import LIMIT
 # Answers as a node does, and is silent as one that is stopped.
 PART = """
 import tempfile
-from nbtorchjob.runtime import answering, injected, questions
+from nbtorchjob.runtime.ask import answering, questions
+from nbtorchjob.runtime.facts import injected
 
 def who(asked):
     yield {"node": NODE, "said": asked.get("said")}

@@ -3,9 +3,8 @@
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, ours
+from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, ours, retry_owner
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST
-from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, Retry, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec

@@ -13,10 +13,11 @@ import yaml
 from kubernetes import client
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.kinds.retry_owner import retry_owner
-from nbtorchjob.backends.kubernetes.objects import labelling, network_policy
+from nbtorchjob.backends.kubernetes.kinds.enforcement import retry_owner
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import submission as network_policy
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import (
     CleanPodPolicy,
@@ -190,7 +191,7 @@ def made(case):
     minor = int(case.rpartition("-1.")[2]) if "-1." in case else fit.NEWEST
     fit.check(kind, spec, minor)
     info = JobInfo("train-7k2q", call="c0ffee", retry_owner=retry_owner(kind, spec, minor))
-    first = secrets.first_name(info)
+    first = package.first_name(info)
     runtime = Runtime("torch-team", "TrainingRuntime", "node") if case.endswith("everything") else None
     sub = submission(
         spec,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.backends.kubernetes.jobs.snapshots import behind
+from nbtorchjob.backends.kubernetes.jobs.results import behind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh, Reader, cached_logs
 from nbtorchjob.backends.kubernetes.logs.lines import Lines
-from nbtorchjob.runtime import frames
-from nbtorchjob.runtime.store import BY_LOG
+from nbtorchjob.runtime.store import frames
+from nbtorchjob.runtime.store.store import BY_LOG
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state import events as ev
 

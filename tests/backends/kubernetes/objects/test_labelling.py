@@ -29,7 +29,7 @@ def job(**annotations):
 
 
 def test_a_job_object_and_its_secret_tell_a_new_kernel_everything():
-    found = labelling.info(job(**labelling.annotations(INFO)))
+    found = labelling.info(job(**labelling.info_annotations(INFO)))
 
     assert found is not None
     secret = {name: getattr(INFO, name) for name in ("sources", "label", "ships")}
@@ -41,15 +41,15 @@ def test_a_job_object_and_its_secret_tell_a_new_kernel_everything():
 def test_no_value_of_the_notebook_is_in_an_annotation():
     info = replace(INFO, label="log_in(token='s3cret')", ships="ships token (str 's3cret')")
 
-    found = labelling.info(job(**labelling.annotations(info)))
+    found = labelling.info(job(**labelling.info_annotations(info)))
 
     assert found is not None
     assert (found.label, found.ships) == ("log_in(…)", "")
 
 
 def test_the_call_can_be_read_without_the_rest():
-    assert labelling.annotations(INFO, {"example.com/a": "b"})[labelling.CALL] == "c0ffee"
-    assert labelling.annotations(INFO, {"example.com/a": "b"})["example.com/a"] == "b"
+    assert labelling.info_annotations(INFO, {"example.com/a": "b"})[labelling.CALL] == "c0ffee"
+    assert labelling.info_annotations(INFO, {"example.com/a": "b"})["example.com/a"] == "b"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "a"}', '{"nodes": 3, "name": "a"}', "null"])
@@ -69,7 +69,7 @@ def test_a_record_too_big_for_an_annotation_is_refused():
     big = JobInfo("a", spec={"env": {"A": "x" * 70_000}})
 
     with pytest.raises(SubmitError, match="shorten env"):
-        labelling.annotations(big)
+        labelling.info_annotations(big)
 
 
 def test_labels_find_a_jobs_objects_and_its_user():

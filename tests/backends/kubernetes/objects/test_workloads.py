@@ -8,7 +8,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED
-from nbtorchjob.state.text import queueing
+from nbtorchjob.state.text import lifetime
 
 DEACTIVATED = "its Workload is deactivated, so its queue doesn't start it again"
 DEADLINE = "it was given a deadline that has passed, so its queue can't start it again"
@@ -34,4 +34,4 @@ def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, said):
     ended: list[ev.Event] = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
     state = reduce(apply, [*workloads.facts(workload(**spec)), *ended], JobState(JobInfo("job")))
 
-    assert queueing.held(state) == said
+    assert lifetime.held(state) == said

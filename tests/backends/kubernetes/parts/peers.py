@@ -8,7 +8,7 @@ import os
 import time
 from typing import NoReturn
 
-from nbtorchjob.runtime import exits
+from nbtorchjob.runtime.facts import exits
 from tests.backends.kubernetes.parts.words import ATTEMPT, LIFE, NODE, begin, sign, tell, wait
 
 PEER_LAST, AGAIN = os.environ["PEER_LAST"] == "1", os.environ["AGAIN"] == "1"

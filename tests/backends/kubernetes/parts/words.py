@@ -1,6 +1,6 @@
 """What a stage's pods run in place of a node: ``python -c "from …parts.words import *; …"``.
 
-It speaks as a node does (``runtime/frames.py``) with the job's real Secrets and the runtime out of its
+It speaks as a node does (``runtime/store/frames.py``) with the job's real Secrets and the runtime out of its
 payload, and waits for signs that its test gives: files in the folder that ``SIGNS`` names.
 """
 
@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nbtorchjob.runtime import exits, frames, injected, wire
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.store import frames
 
 __all__ = [
     *("ATTEMPT", "KEY", "LIFE", "NODE", "SIGNS"),

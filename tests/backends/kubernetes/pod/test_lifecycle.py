@@ -3,7 +3,7 @@ import json
 import pytest
 
 from nbtorchjob.backends.kubernetes.pod import lifecycle
-from nbtorchjob.runtime.errors import Error
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 
 

@@ -8,7 +8,7 @@ import yaml
 from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import secrets
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.state import Origin
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
@@ -37,7 +37,7 @@ def payload(stage, job):
     found: dict[str, bytes] = {}
     for secret in stage.objects(SECRETS):
         if secret["metadata"]["name"].startswith(f"{job.name}-payload"):
-            found |= {key: secrets.value(secret, key) for key in secret["data"] if key != secrets.RUN}
+            found |= {key: package.value(secret, key) for key in secret["data"] if key != package.RUN}
     return found
 
 
@@ -115,7 +115,7 @@ def test_a_machine_that_never_saw_the_job_can_run_it_again(stage, tmp_path, monk
 
 
 def test_a_payload_in_parts_is_put_together_again(stage):
-    data = os.urandom(2 * secrets.SECRET_BYTES)
+    data = os.urandom(2 * package.SECRET_BYTES)
     job = with_data(stage, data)
 
     again = job.retry()
@@ -126,15 +126,15 @@ def test_a_payload_in_parts_is_put_together_again(stage):
 
 
 def test_a_part_that_is_gone_is_told(stage):
-    job = with_data(stage, os.urandom(2 * secrets.SECRET_BYTES))
+    job = with_data(stage, os.urandom(2 * package.SECRET_BYTES))
 
     for part in ("-3", "-1", ""):
-        stage.delete(SECRETS, f"{secrets.first_name(job.info)}{part}")
+        stage.delete(SECRETS, f"{package.first_name(job.info)}{part}")
         assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
 
 
 def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
-    data = os.urandom(secrets.LIMIT_BYTES + 1)
+    data = os.urandom(package.LIMIT_BYTES + 1)
     job = with_data(stage, data, storage=str(folder))
     [stored] = folder.glob(f"{job.name}.*/*.pyz")
     before = stored.read_bytes()
@@ -238,7 +238,7 @@ def test_who_may_make_no_network_policy_makes_no_job_either(stage):
 
 
 def test_a_big_cell_that_is_run_again_leaves_the_payload_of_its_running_job_alone(stage, folder):
-    data = os.urandom(secrets.LIMIT_BYTES + 1)
+    data = os.urandom(package.LIMIT_BYTES + 1)
     patch = stage.patch(["sleep", "60"])
     asked = {"cell": "len(data)", "variables": {"data": data}, "pod_patch": patch, "storage": str(folder)}
     job = stage.submit(**asked)

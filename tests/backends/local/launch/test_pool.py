@@ -19,7 +19,8 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import program
-from nbtorchjob.runtime import death, worker
+from nbtorchjob.runtime.facts import death
+from nbtorchjob.runtime.rank import worker
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import until
@@ -125,7 +126,8 @@ def test_an_idle_pool_imports_what_the_first_optimizer_of_a_rank_needs():
 def test_what_a_payload_brings_serves_and_the_pools_only_where_it_is_the_same(monkeypatch):
     def origin():
         return [
-            importlib.import_module(name).__file__ for name in ("nbtorchjob.runtime.worker", "cloudpickle")
+            importlib.import_module(name).__file__
+            for name in ("nbtorchjob.runtime.rank.worker", "cloudpickle")
         ]
 
     assert nbtorchjob.submit(origin).result(LIMIT) == [worker.__file__, cloudpickle.__file__]

@@ -172,11 +172,11 @@ def test_halfway_through_a_sweep_its_kernel_is_killed_and_no_run_is_lost_or_run_
 def test_whose_starter_died_is_started_by_who_follows_it(folder):
     code = f"""
         import os, signal, nbtorchjob
-        from nbtorchjob.backends.local.launch import handover
+        from nbtorchjob.backends.local.launch import pool_client
         def note(number):
             with open({str(folder / "ran")!r}, "a") as file:
                 file.write(f"{{number}}\\n")
-        handover.start = lambda job, gpus=(): os.kill(os.getpid(), signal.SIGKILL)
+        pool_client.start = lambda job, gpus=(): os.kill(os.getpid(), signal.SIGKILL)
         nbtorchjob.submit(note, 7, spec=nbtorchjob.JobSpec(name="unstarted"))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=LIMIT)

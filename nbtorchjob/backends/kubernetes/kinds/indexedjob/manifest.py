@@ -13,8 +13,8 @@ from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.injected import FAILURES, IGNORED
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.injected import FAILURES, IGNORED
 from nbtorchjob.spec.jobspec import JobSpec
 
 API = Api("batch", "v1", "jobs", "Job")

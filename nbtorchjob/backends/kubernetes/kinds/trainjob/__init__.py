@@ -1,8 +1,7 @@
 """Kubeflow's TrainJob (trainer 2.3)."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Complaints, Kind
-from nbtorchjob.backends.kubernetes.kinds.trainjob.manifest import API, CONTAINER, check, manifests
-from nbtorchjob.backends.kubernetes.kinds.trainjob.runtimes import OURS
+from nbtorchjob.backends.kubernetes.kinds.trainjob.manifest import API, CONTAINER, OURS, check, manifests
 from nbtorchjob.backends.kubernetes.kinds.trainjob.status import facts, node, plain
 
 __all__ = ["KIND"]

@@ -1,12 +1,12 @@
 """Volcano's Job (1.15)."""
 
 from nbtorchjob.backends.kubernetes.kinds.base import Commands, Complaints, Kind, Queues, Use
-from nbtorchjob.backends.kubernetes.kinds.volcano.commands import command
 from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
     API,
     CONTAINER,
     QUEUE,
     cautions,
+    command,
     manifests,
     owns_retries,
 )

@@ -3,6 +3,8 @@
 When a job of a fixed size loses a pod, it ends, or all of its pods are started anew, as often as the
 backoff limit allows. An elastic one continues without the lost pod, and has succeeded when as many pods
 as it needs have: else it would wait for pods that never start.
+
+How a Volcano Job is suspended: it has no field for it, but its controller obeys Commands (1.15).
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
 from nbtorchjob.backends.kubernetes.kinds.volcano.status import RETRIES
+from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS
+from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import PORT, template
-from nbtorchjob.runtime import exits
-from nbtorchjob.runtime.injected import RESTARTS
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 
@@ -101,4 +105,23 @@ def _task(sub: Submission) -> dict[str, Any]:
         "replicas": launch.max_nodes,
         "minAvailable": launch.min_nodes,
         "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, **deadline),
+    }
+
+
+def command(obj: Object, suspended: bool) -> dict[str, Any]:
+    """Return the Command that suspends a job, or resumes it."""
+    meta = obj["metadata"]
+    about = {
+        "apiVersion": API.group_version,
+        "kind": API.kind,
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+    }
+    return {
+        "apiVersion": COMMANDS.group_version,
+        "kind": COMMANDS.kind,
+        "metadata": {"generateName": f"{meta['name']}-", "ownerReferences": [about]},
+        "action": "AbortJob" if suspended else "ResumeJob",
+        "target": about,
     }

@@ -1,0 +1,332 @@
+"""What ranks left below ``artifacts_dir()``: listed, copied into a folder, or as one zip archive.
+
+Each node's archive may have been written by anything that ran in a job, so all that it says is checked before
+it is used: an artifact's name leads nowhere but below the folder that it is copied to.
+
+A zip archive that is made as it is read, for files that needn't fit into memory, nor on a disk.
+
+What several ranks of a job wrote: as lines in the order of their times, or as files of an archive.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import stat
+import struct
+import time
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import ResultError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.runtime.api.artifacts import MOST_BYTES, MOST_FILES
+from nbtorchjob.state import JobState
+from nbtorchjob.state import logs as loglines
+from nbtorchjob.state.events import ArtifactsReady
+from nbtorchjob.state.logs import LogLine
+
+_PIECE_BYTES = 1 << 18  # at a time
+
+
+PLAIN, EXECUTABLE = 0o600, 0o700
+
+
+def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[bytes]:
+    """Yield an archive of the files, each with its mode and its pieces; those without any are left out."""
+    taken = _Taken()
+    with zipfile.ZipFile(taken, "w") as file:
+        for name, mode, pieces in files:
+            first = next(pieces, None)
+            if first is None:
+                continue
+            with file.open(_entry(name, mode), "w", force_zip64=True) as entry:
+                for piece in chain((first,), pieces):
+                    entry.write(piece)
+                    if taken.size >= _PIECE_BYTES:
+                        yield taken.take()
+    yield taken.take()
+
+
+def _entry(name: str, mode: int) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, time.localtime()[:6])
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = mode << 16
+    return entry
+
+
+class _Taken(io.RawIOBase):
+    """Holds what a zip file writes until it is taken; it can't seek, and so is written in one go."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self.size += len(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        """Return what was written, and forget it."""
+        parts, self._parts, self.size = self._parts, [], 0
+        return b"".join(parts)
+
+
+def lines(
+    backend: Backend, state: JobState, *, rank: int | None = None, node: int | None = None
+) -> Iterator[LogLine]:
+    """Yield what a rank wrote, or all ranks on a node, or all there are, in the order of the lines' times.
+
+    ``state`` is what was known of the job before this: of one that goes on, a line that has no end yet is
+    left out.
+    """
+    places = None if node is None else written_on(state, node)
+    if places is not None:
+        ranks = sorted({rank for rank, _ in places})
+    else:
+        ranks = _all_ranks(state) if rank is None else [rank]
+    logs = []
+    for number, chunks in zip(ranks, backend.chunks(state.info.address, ranks), strict=True):
+        there = (chunk for chunk in chunks if places is None or (chunk.rank, chunk.round) in places)
+        logs.append(loglines.lines(number, there, ended=state.phase.terminal))
+    return loglines.merged(logs)
+
+
+def written_on(state: JobState, node: int) -> frozenset[tuple[int, int]]:
+    """Return the ranks that a node had, each with the round."""
+    workers = state.nodes[node].workers if node in state.nodes else ()
+    had = {worker.round: worker.ranks for worker in workers}
+    turns = ((turn.round, {*turn.ranks} & {*had.get(turn.base, ())}) for turn in state.turns)
+    return frozenset((rank, round_) for round_, ranks in (*had.items(), *turns) for rank in ranks)
+
+
+def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Iterator[bytes]:
+    """Return a zip archive in pieces: ``JOB/rank-0.log`` and so on, of all ranks that have written.
+
+    As they were written, or with ``times`` line by line as :func:`lines` yields them, each with its time in
+    front. Little of it is in memory at any time.
+    """
+    return zip_chunks(
+        (
+            f"{state.info.name}/rank-{rank}.log",
+            PLAIN,
+            filter(None, _stamped(backend, state, rank) if times else backend.log(state.info.address, rank)),
+        )
+        for rank in _all_ranks(state)
+    )
+
+
+def _all_ranks(state: JobState) -> list[int]:
+    """Return the ranks that the job may have; what others submitted doesn't say how many."""
+    info = state.info
+    told = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
+    return sorted({*range(info.nodes[1] * info.nproc_per_node), *told})
+
+
+def _stamped(backend: Backend, state: JobState, rank: int) -> Iterator[bytes]:
+    return (line.shown(time=True, rank=False) for line in lines(backend, state, rank=rank))
+
+
+# How a zip file ends that has no comment: where the numbers of a bigger one are, and then its own: of disks,
+# of entries, the size of its directory, and where that is.
+_END = struct.Struct("<4s16x4s4H2LH")
+_LONGEST = 16 << 20  # bytes of a directory
+_NAMED = 3  # of the files that stand in the way
+
+
+class Artifact(FrozenDataclass):
+    """A file that a node of the job sent: its ``path`` below the folder to copy to, and ``size`` in bytes."""
+
+    path: str
+    size: int
+    node: int
+    attempt: int
+
+
+class _Found(FrozenDataclass):
+    """An artifact, and where it is: an entry of an archive."""
+
+    artifact: Artifact
+    archive: Path
+    entry: zipfile.ZipInfo
+
+    @property
+    def executable(self) -> bool:
+        """Whether its owner could run it."""
+        return bool(self.entry.external_attr >> 16 & stat.S_IXUSR)
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """What tells two contents apart."""
+        return self.entry.file_size, self.entry.CRC
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file's bytes; the first piece of an empty file is empty. Raises ``ResultError``."""
+        with _reading(self.archive) as file, file.open(self.entry) as source:
+            yield source.read(_PIECE_BYTES)
+            while piece := source.read(_PIECE_BYTES):
+                yield piece
+
+
+def listed(backend: Backend, state: JobState, attempt: int | None = None) -> tuple[Artifact, ...]:
+    """Return the artifacts of an attempt, by default the newest one that sent any, by path.
+
+    Where nodes wrote different files of one path, the first node's has it, and another's is below
+    ``node-1/`` and so on. Raises ``ResultError`` where an archive can't be had, or read.
+    """
+    return tuple(found.artifact for found in _found(backend, state, attempt))
+
+
+def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = None) -> tuple[Artifact, ...]:
+    """Copy an attempt's artifacts into a folder, which may have to be made; return what :func:`listed` does.
+
+    A file that is there already stays: raises ``SpecError`` before any is written where that has other
+    content. Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
+    """
+    found = _found(backend, state, attempt)
+    try:
+        targets = {folder / each.artifact.path: each for each in found}
+        there = {path for path in targets if os.path.lexists(path)}
+        others = [targets[path].artifact.path for path in sorted(there) if not _is_at(path, targets[path])]
+        if others:
+            named = ", ".join(others[:_NAMED]) + (
+                f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
+            )
+            raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
+        if found:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in targets.keys() - there:
+            _write(path, targets[path])
+    except OSError as exc:
+        raise ResultError(f"the artifacts of {state.info.name} can't be written to {folder}: {exc}") from exc
+    return tuple(each.artifact for each in found)
+
+
+def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
+    """Return what :func:`copy` would write as a zip archive in pieces: ``JOB/runs/events…``.
+
+    Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
+    """
+    found = _found(backend, state, attempt)
+    if not found:
+        raise ResultError(f"{state.info.name} left no artifacts")
+    return zip_chunks(
+        (
+            f"{state.info.name}/{each.artifact.path}",
+            EXECUTABLE if each.executable else PLAIN,
+            each.pieces(),
+        )
+        for each in found
+    )
+
+
+def _found(backend: Backend, state: JobState, attempt: int | None) -> list[_Found]:
+    attempts = {number for number, _ in state.artifacts}
+    wanted = max(attempts, default=1) if attempt is None else attempt
+    if attempt is not None and attempt not in attempts:
+        there = " and ".join(map(str, sorted(attempts))) or "none"
+        raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
+    known: dict[str, _Found] = {}
+    folders: set[str] = set()
+    for _, sent in sorted((of[1], sent) for of, sent in state.artifacts.items() if of[0] == wanted):
+        for new in _of_node(backend, state, sent):
+            place = _place(new, known, folders)
+            if place in known:
+                continue  # the same file of another node
+            known[place] = replace(new, artifact=replace(new.artifact, path=place))
+            folders.update(_folders(place))
+    return [known[path] for path in sorted(known)]
+
+
+def _place(new: _Found, known: dict[str, _Found], folders: set[str]) -> str:
+    """Return the path for a file, where neither another one is nor a folder, nor is one of its own a file."""
+    own, node = new.artifact.path, f"node-{new.artifact.node}"
+    for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
+        if path in known and known[path].content == new.content:
+            return path
+        if path not in known and path not in folders and not any(each in known for each in _folders(path)):
+            return path
+    raise AssertionError("unreachable")
+
+
+def _folders(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[_Found]:
+    path = backend.artifacts(state.info.address, sent)
+    with _reading(path) as file:
+        entries = file.infolist()
+        if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+            raise zipfile.BadZipFile("it holds more than any node sends")
+        for entry in entries:
+            if not _is_plain(entry):
+                raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
+            yield _Found(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    """Whether an entry is a file as nodes send them, with a name that leads to below its folder."""
+    name = entry.filename
+    safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+    return safe and stored and not entry.flag_bits & 1
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a node's archive. Raises ``ResultError`` for what isn't one."""
+    try:
+        with open(path, "rb", opener=plain) as raw:
+            _check_end(raw)
+            with zipfile.ZipFile(raw) as file:
+                yield file
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as exc:
+        raise ResultError(f"the artifacts in {path} can't be read: {exc}") from exc
+
+
+def _check_end(raw: BinaryIO) -> None:
+    """Raise where an archive's directory is longer than any that a node writes: it is read into memory."""
+    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
+    bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
+    if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:
+        raise zipfile.BadZipFile("it is cut short, or longer than any")
+
+
+def _is_at(path: Path, found: _Found) -> bool:
+    """Whether what is there already is a file of the same content."""
+    if not path.is_file() or path.stat().st_size != found.entry.file_size:
+        return False
+    crc = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            crc = crc32(piece, crc)
+    return crc == found.entry.CRC
+
+
+def _write(path: Path, found: _Found) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "xb") as file:
+        try:
+            file.writelines(found.pieces())
+            if found.executable:  # for whoever may read it, as the umask has it
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
+        except BaseException:
+            path.unlink()
+            raise

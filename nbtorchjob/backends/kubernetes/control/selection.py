@@ -1,0 +1,158 @@
+"""Which of a namespace's events are about one job, and what they say.
+
+A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
+are about, so a name that is used again comes with the troubles of its former owner.
+
+Which of a namespace's Workloads are about one job, what they say, and which wait beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.objects import workloads
+from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.workloads import Look
+from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.state import events as ev
+
+
+class Workloads:
+    """What Kueue says about the objects of the job ``name``, once these are known.
+
+    A queue's Workloads are all in its namespace, so the job's place is known from them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: set[str] = set()  # uids of its objects
+        self._early: dict[str, Object] = {}  # Workloads that may be ours, by the uid of the job object
+        self._waits: dict[str, workloads.Wait] = {}  # all that wait, by the Workload's uid
+        self._mine = ""  # the uid of the job's newest Workload
+        self._look = Look()
+        self._told: tuple[object, ...] | None = None
+
+    def know(self, obj: Object) -> list[ev.Event]:
+        """Take note of an object of the job; return what was said of it before it was known."""
+        uid = obj["metadata"]["uid"]
+        self._jobs.add(uid)
+        return self.read(self._early.pop(uid)) if uid in self._early else []
+
+    def read(self, workload: Object) -> list[ev.Event]:
+        """Return what a Workload, or that it waits, too, says of the job."""
+        uid, owner = workload["metadata"]["uid"], workloads.owner(workload)
+        wait = workloads.wait(workload)
+        if wait is None:
+            self._waits.pop(uid, None)
+        else:
+            self._waits[uid] = wait
+        found: list[ev.Event] = []
+        if owner in self._jobs:
+            self._mine = uid
+            found = workloads.facts(workload)
+        elif self._named_alike(workload):
+            self._early[owner] = workload
+        return [*found, *self._standing()]
+
+    def forget(self, workload: Object) -> list[ev.Event]:
+        """Take note that a Workload is gone; return what that says of the job."""
+        self._waits.pop(workload["metadata"]["uid"], None)
+        return [*self._standing()]
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job waits in; "" where it doesn't."""
+        mine = self._waits.get(self._mine)
+        return mine.queue if mine is not None else ""
+
+    def seen(self, look: Look) -> list[ev.Event]:
+        """Take note of what the job's queue says of itself; return what that says of the job."""
+        self._look = look
+        return [*self._standing()]
+
+    def _standing(self) -> list[ev.Standing]:
+        """Return where the job stands, if that has changed."""
+        mine, waits = self._waits.get(self._mine), self._waits.values()
+        found = workloads.standing(mine, waits, self._look, time.time())
+        told = (found[0].place, found[0].of, found[0].used, found[0].quota) if found else None
+        news = told != self._told
+        self._told = told
+        return found if news else []
+
+    def _named_alike(self, workload: Object) -> bool:
+        """Whether a Workload's owner is called as an attempt of the job."""
+        owners = workload["metadata"].get("ownerReferences") or ()
+        names = [each["name"] for each in owners]
+        return any(name == self._name or name.startswith(f"{self._name}-a") for name in names)
+
+
+_EARLY = 64  # events about what may never be shown are forgotten
+
+
+class Troubles:
+    """What a cluster says about the objects of the job ``name``, once these are known."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        self._kind = kind
+        self._name = name
+        self._objects: dict[str, dict[str, Any]] = {}  # of the job, one an attempt, by uid
+        self._pods: dict[str, dict[str, Any]] = {}  # by name
+        self._early: list[dict[str, Any]] = []
+
+    def may_be_ours(self, event: dict[str, Any]) -> bool:
+        """Whether the event is worth a closer look: all that is made for a job is called after it."""
+        name: str = event["involvedObject"].get("name") or ""
+        return name == self._name or name.startswith(f"{self._name}-")
+
+    def know(self, obj: dict[str, Any]) -> list[ev.Event]:
+        """Take note of an object of the job; return what was said before it was known."""
+        self._objects[obj["metadata"]["uid"]] = obj
+        return self._again()
+
+    def know_pod(self, pod: dict[str, Any]) -> list[ev.Event]:
+        """Take note of a pod of the job; return what was said before it was known."""
+        self._pods[pod["metadata"]["name"]] = pod
+        return self._again()
+
+    def forget_pod(self, pod: dict[str, Any]) -> None:
+        """Take note that a pod is gone."""
+        # Of one name there may be a new pod by now.
+        if self.pod(pod["metadata"]["name"], pod["metadata"]["uid"]) is not None:
+            del self._pods[pod["metadata"]["name"]]
+
+    def pod(self, name: str, uid: str | None = None) -> dict[str, Any] | None:
+        """Return the pod of that name, if it is there, and is the one of that ``uid``."""
+        found = self._pods.get(name)
+        return found if found is not None and uid in (None, found["metadata"]["uid"]) else None
+
+    def read(self, event: dict[str, Any]) -> list[ev.Event]:
+        """Return what an event (core/v1) says of the job."""
+        if not self._is_ours(event):
+            self._early = [*self._early[-_EARLY:], event]
+            return []
+        return waiting.facts(event, self._node, self._pods.get, self._kind.complaints)
+
+    def _again(self) -> list[ev.Event]:
+        early, self._early = self._early, []
+        return [fact for event in early for fact in self.read(event)]
+
+    def _node(self, name: str) -> int | None:
+        pod = self._pods.get(name)
+        return self._kind.node(pod) if pod else None
+
+    def _is_ours(self, event: dict[str, Any]) -> bool:
+        about = event["involvedObject"]
+        name, uid = about.get("name") or "", about.get("uid")
+        if about.get("kind") == "Pod":
+            return self.pod(name, uid) is not None
+        if uid in self._objects:
+            return True
+        child = self._kind.children.get(about.get("kind") or "", "")
+        return any(
+            # What has that name now isn't what had it before the job was made.
+            name == child.format(name=obj["metadata"]["name"], uid=owner) and created(event) >= created(obj)
+            for owner, obj in self._objects.items()
+        )

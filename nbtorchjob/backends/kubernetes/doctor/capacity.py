@@ -1,0 +1,260 @@
+"""Whether any host could hold a pod of the job if it were empty.
+
+What the namespace's quotas leave, against what the job asks for.
+
+Whether a host could hold a pod if it were empty: by its resources, labels and taints (pure).
+
+This follows the scheduler's filters (Kubernetes 1.36: NodeResourcesFit, NodeAffinity, TaintToleration),
+except for what other pods use and for what only the scheduler knows, such as the topology of volumes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.objects.paths import HOSTS, QUOTAS
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
+from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
+from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.errors import ForbiddenError
+from nbtorchjob.spec.cluster.grammars import amount
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo
+from nbtorchjob.text import words
+
+# What a quota may name without distinguishing requests from limits.
+_REQUESTED = ("cpu", "memory")
+_GIB = 2.0**30
+
+
+async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
+    """Report of each quota whether the job fits. Raises ``ClusterError`` and ``SpecError``."""
+    try:
+        quotas = (await client.list(QUOTAS, namespace)).items
+    except ForbiddenError:
+        return [
+            Finding(
+                True, "can't check whether the job fits the quota, because reading quotas isn't permitted"
+            )
+        ]
+    wanted = asked(spec)
+    return [_one(quota, wanted) for quota in quotas] or [Finding(True, "no quota limits the namespace")]
+
+
+def asked(spec: JobSpec) -> dict[str, float]:
+    """Return what all of the job's pods need together, as a quota names it."""
+    parts = replicas(spec)
+    total = {"pods": float(spec.launch.max_nodes)}
+    # A master is one pod; all others are alike.
+    counts = [1, spec.launch.max_nodes - 1] if len(parts) == 2 else [spec.launch.max_nodes]
+    for replica, count in zip(parts, counts, strict=True):
+        for kind, amounts in resources(spec.cluster, replica).items():
+            for name, text in amounts.items():
+                key = f"{kind}.{name}"
+                total[key] = total.get(key, 0.0) + count * amount(text)
+    return total
+
+
+def _one(quota: Object, wanted: dict[str, float]) -> Finding:
+    name = quota["metadata"]["name"]
+    if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+        return Finding(True, f"quota {name} applies only to some pods and wasn't checked")
+    lacking = list(_lacking(quota, wanted))
+    if lacking:
+        return Finding(False, f"quota {name}: {'; '.join(lacking)}")
+    said = [
+        f"{worded(key, wanted[_key(key)])} of {worded(key, left)} {key}"
+        for key, left in _room(quota).items()
+        if _key(key) in wanted
+    ]
+    return Finding(True, f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}")
+
+
+def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
+    for key, left in _room(quota).items():
+        need = wanted.get(_key(key))
+        if need is not None and need > left:
+            yield f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left"
+        elif need is None and _key(key).partition(".")[2] in _REQUESTED:
+            option = _key(key).partition(".")[2]
+            yield f"{key} must be set: use --{option} (unless a LimitRange or runtime does)"
+
+
+def _room(quota: Object) -> dict[str, float]:
+    status = quota.get("status") or {}
+    used = status.get("used") or {}
+    hard = status.get("hard") or quota["spec"].get("hard") or {}
+    found = {}
+    for key, text in hard.items():
+        with suppress(ValueError):  # a number too big to limit anything
+            found[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
+    return found
+
+
+def _key(key: str) -> str:
+    """Return the name that :func:`asked` uses for what a quota names."""
+    return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
+
+
+def worded(key: str, number: float) -> str:
+    """Return an amount of a resource as text."""
+    number = max(number, 0.0)
+    return f"{number / _GIB:.3g} GiB" if "memory" in key else f"{number:g}"
+
+
+Manifest = Mapping[str, Any]
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_HARD = ("NoSchedule", "NoExecute")
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda has, values: has in values,
+    "NotIn": lambda has, values: has not in values,
+    "Exists": lambda has, values: has is not None,
+    "DoesNotExist": lambda has, values: has is None,
+    "Gt": lambda has, values: _whole(has) > _whole(*values[:1]),
+    "Lt": lambda has, values: has is not None and _whole(has) < _whole(*values[:1]),
+}
+
+
+def requested(pod: Manifest) -> dict[str, float]:
+    """Return what a pod's containers request together, by resource; a limit alone is a request, too."""
+    found: dict[str, float] = defaultdict(float)
+    for container in pod.get("containers") or ():
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for name, number in _amounts(asked):
+            found[name] += number
+    return dict(found)
+
+
+def room(host: Manifest) -> dict[str, float]:
+    """Return what a host has for pods, by resource."""
+    status = host.get("status") or {}
+    return dict(_amounts(status.get("allocatable") or {}))
+
+
+def _amounts(found: Manifest) -> Iterator[tuple[str, float]]:
+    """Yield what can be read; what can't, as in a faulty patch, is left for the server to refuse."""
+    for name, text in found.items():
+        with suppress(ValueError):
+            yield name, amount(str(text))
+
+
+def matches(pod: Manifest, host: Manifest) -> bool:
+    """Whether a host has the labels that the pod's node selector and affinity require."""
+    labels = host["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (pod.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms")
+    fields = {"metadata.name": host["metadata"]["name"]}
+    return terms is None or any(_term(term, labels, fields) for term in terms)
+
+
+def _term(term: Manifest, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    wanted = [(each, labels) for each in term.get("matchExpressions") or ()]
+    wanted += [(each, fields) for each in term.get("matchFields") or ()]
+    return bool(wanted) and all(
+        # What the server will refuse anyway rules out no host.
+        each.get("operator") not in _OPERATORS
+        or _OPERATORS[each["operator"]](has.get(each.get("key")), each.get("values") or ())
+        for each, has in wanted
+    )
+
+
+def _whole(text: str | None = None) -> float:
+    try:
+        return int(text or "")
+    except ValueError:
+        return float("-inf")
+
+
+def untolerated(pod: Manifest, host: Manifest) -> list[Manifest]:
+    """Return the taints of a host that keep the pod away."""
+    taints = [taint for taint in (host.get("spec") or {}).get("taints") or () if taint.get("effect") in _HARD]
+    return [
+        taint for taint in taints if not any(_tolerates(each, taint) for each in pod.get("tolerations") or ())
+    ]
+
+
+def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if (key and key != taint["key"]) or (effect and effect != taint["effect"]):
+        return False
+    exists = toleration.get("operator") == "Exists"
+    return exists or (bool(key) and (toleration.get("value") or "") == (taint.get("value") or ""))
+
+
+_CORDONED = "node.kubernetes.io/unschedulable"
+_GROWS = "unless the cluster adds hosts by itself"
+
+
+async def room_findings(client: Client, spec: JobSpec) -> list[Finding]:
+    """Report whether the hosts could hold the job's pods. Raises ``ClusterError`` and ``SpecError``."""
+    try:
+        hosts = (await client.list(HOSTS, None)).items
+    except ForbiddenError:
+        text = "can't check whether any host has room for a pod, because listing nodes isn't permitted"
+        return [Finding(True, text)]
+    sub = Submission(spec, JobInfo("doctor"), "default", secrets=(), labels={}, annotations={})
+    pods = [template(sub, "main", replica, {})["spec"] for replica in replicas(spec)]
+    return list(dict.fromkeys(judge(pod, hosts) for pod in pods))
+
+
+def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
+    """Report how many of the hosts could hold a pod of that spec; if none could, why."""
+    wanted = requested(pod)
+    big = [host for host in hosts if _holds(host, wanted)]
+    chosen = [host for host in big if matches(pod, host)]
+    free = [host for host in chosen if not untolerated(pod, host)]
+    if free:
+        return Finding(True, f"{len(free)} of {words.count(len(hosts), 'host')} can hold a pod when empty")
+    if not hosts:
+        why = "the cluster has no hosts"
+    elif not big:
+        why = _too_small(wanted, hosts)
+    elif not chosen:
+        labels = ", ".join(f"{key}={value}" for key, value in (pod.get("nodeSelector") or {}).items())
+        why = f"no big enough host has the requested labels{': ' if labels else ''}{labels}"
+    else:
+        taints = [_taint(taint) for host in chosen for taint in untolerated(pod, host)]
+        why = f"no suitable host accepts the pod: {', '.join(dict.fromkeys(taints))}"
+    return Finding(False, f"{why}; {_GROWS}")
+
+
+def _holds(host: Object, wanted: Mapping[str, float]) -> bool:
+    has = room(host)
+    return all(has.get(name, 0.0) >= number for name, number in wanted.items())
+
+
+def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
+    """Return the resources of which no host has as much as is requested."""
+    rooms = [room(host) for host in hosts]
+    most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
+    absent = [name for name, number in most.items() if not number]
+    if absent:
+        return f"no host could hold a pod: none has any {' or '.join(absent)}"
+    short = [
+        f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
+        for name in wanted
+        if most[name] < wanted[name]
+    ]
+    every = " and ".join(f"{_said(name, number)} {name}" for name, number in wanted.items())
+    return f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
+
+
+def _taint(taint: Mapping[str, Any]) -> str:
+    key, value = taint["key"], taint.get("value")
+    if key == _CORDONED:
+        return "a host is cordoned"
+    said = f"{key}={value}" if value else key
+    return f"a host has a taint that --toleration {said}:{taint['effect']} would tolerate"
+
+
+def _said(name: str, number: float) -> str:
+    return f"{number / _GIB:.3g} GiB" if name == "memory" else f"{number:g}"

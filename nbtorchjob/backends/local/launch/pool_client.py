@@ -1,0 +1,253 @@
+"""A job's way from its folder to a pool: of this process, or of the Python that submitted it first.
+
+What a job takes of the kernel that submitted it: a rank runs as that process would run it.
+
+It is written down in the job's folder, for whoever starts the job, and may hold what is secret there.
+
+What this interpreter can import, put down beside a job: one file for all jobs that had the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.launch import pool, queue
+from nbtorchjob.backends.local.launch.queue import Place
+from nbtorchjob.environment import here
+from nbtorchjob.errors import NBTorchJobError, NotOwnError, SubmitError
+from nbtorchjob.machine import devices, processes
+from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.start import compilers
+from nbtorchjob.state import JobInfo
+
+# Of the kernel, and wrong for a rank.
+_KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
+
+
+def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Return interpreter, environment, paths and limits of this process, as plain data.
+
+    ``secrets`` are laid over the environment: variables whose values are in no record.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
+    if "inline" in env.get("MPLBACKEND", ""):
+        del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
+    return {
+        "python": sys.executable,
+        "env": {**env, **secrets},
+        "cwd": str(working()),
+        "path": [entry for entry in sys.path if entry],
+        "umask": _umask(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "limits": processes.of_this_process(),
+    }
+
+
+def _umask() -> int:
+    # The one way to read it without setting it, which other threads would notice.
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split()[0], 8)
+
+
+_made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
+_UNUSED_S = 24 * 3600.0  # so long no job had it
+
+
+def put_down(job: JobDirectory) -> None:
+    """Link the file into the job's folder; where the disk won't have that, the job goes without."""
+    digest, data = _told()
+    with suppress(OSError, NotOwnError):
+        shared = paths.environments_dir() / digest
+        try:
+            os.link(shared, job.environment)
+        except FileExistsError:  # handed over once before
+            return
+        except FileNotFoundError:  # the first
+            job.environment.write_bytes(data)
+            with suppress(FileExistsError):
+                os.link(job.environment, shared)
+        except OSError:  # file systems without links, or with no more of them
+            job.environment.write_bytes(data)
+
+
+def _told() -> tuple[str, bytes]:
+    """Return the file's name and content, made once for all that say the same."""
+    found = here.environment(), here.origins()
+    if not _made or _made[0][:2] != found:
+        _made[:] = [(*found, *_make(*found))]
+    return _made[0][2:]
+
+
+def _make(found: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:
+    told = {
+        "event": "EnvironmentTold",
+        "node": 0,
+        "python": found.python,
+        "platform": found.platform,
+        "distributions": dict(found.distributions),
+        "origins": from_elsewhere,
+    }
+    data = json.dumps(told, sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:16], data
+
+
+def thin_out() -> None:
+    """Let go of the files that no job has any more."""
+    with suppress(OSError, NotOwnError):  # another process does the same
+        for path in paths.environments_dir().iterdir():
+            found = path.stat()
+            if found.st_nlink == 1 and time.time() - found.st_mtime > _UNUSED_S:
+                path.unlink()
+
+
+_START_S = 60.0  # twice what a pool may take to start
+
+
+def begin(
+    info: JobInfo, fill: Callable[[JobDirectory], None], hand_over: Callable[[JobDirectory], None]
+) -> None:
+    """Make the job's folder, which ``fill`` fills, and hand it over; nothing is left where that fails.
+
+    Raises ``SubmitError``.
+    """
+    with refused(), processes.files_in_reserve() as release:
+        job = directory.create(paths.jobs_dir(), info, fill)
+        try:
+            hand_over(job)
+        except BaseException:
+            release()
+            shutil.rmtree(job.path, ignore_errors=True)
+            with suppress(OSError):
+                queue.leave(info.name)
+            raise
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Tell what this machine refuses in one line: raise ``SubmitError`` for it."""
+    try:
+        yield
+    except NBTorchJobError:
+        raise
+    except OSError as exc:
+        met = shortage.limit_met(exc)
+        raise SubmitError(f"the job can't be started: {exc}{met and f'; {met}'}") from exc
+
+
+def start_here(*jobs: JobDirectory) -> None:
+    """Have jobs started by this Python's pool, each when its turn comes. Raises ``SubmitError``."""
+    for job in jobs:
+        put_down(job)
+    new = [queue.place(job) for job in jobs]
+    mine = {place.name for place in new}
+    _start(queue.take(new), mine)
+
+
+def step() -> None:
+    """Start the jobs whose turn has come."""
+    while _start(queue.take(), ()):
+        pass
+
+
+def _start(places: Iterable[Place], mine: Collection[str]) -> bool:
+    """Start jobs, each by the Python that it was sent from; return whether one couldn't be.
+
+    Raises ``SubmitError`` for one of ``mine``.
+    """
+    refused = False
+    for place in places:
+        job = JobDirectory(paths.jobs_dir() / place.name)
+        try:
+            if place.name in mine or job.request()["python"] == sys.executable:
+                start(job, place.holds)
+            else:
+                _elsewhere(job, "start", place.holds)
+        except (OSError, NBTorchJobError) as exc:
+            queue.leave(place.name)
+            refused = True
+            if place.name in mine:
+                raise
+            give_up(job, exc)
+    return refused
+
+
+def give_up(job: JobDirectory, exc: Exception) -> None:
+    """Close a job that couldn't be started, as whoever submitted it no longer waits for that."""
+    with suppress(OSError, NBTorchJobError):
+        error = shortage.explained(from_exception(exc), exc).to_json()
+        job.close_unbegun("NodeFailed", node=0, code=shortage.code_of(exc), error=error)
+
+
+def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
+    """Have this Python's pool start the job, a group's run with GPUs of its own. Raises ``SubmitError``."""
+    asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
+    given = info.asked.env
+    asked["env"] = {**compilers.chosen(asked["env"]), **given}
+    if info.group and gpus:
+        asked["env"][devices.VISIBLE] = ",".join(gpus)
+    # As a Python that was started with it would: before all that this one has.
+    ahead = [entry for entry in given.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
+    # A job of before the machine, or its container, was started anew may know other CPUs.
+    asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
+    with pool.connected() as (process, send):
+        job.hand_to(process, paths.pool_dir())
+        send({"folder": str(job.path), **asked})
+
+
+def as_before(job: JobDirectory) -> None:
+    """Have the pool of the Python that took the job down start it: ours may have no torch, or another.
+
+    Raises ``SubmitError``.
+    """
+    _elsewhere(job, "here")
+
+
+def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
+    asked = job.request()
+    # As pools are started: with the path that the notebook had, so that it finds what that one found.
+    code = f"import sys; sys.path[:] = {asked['path']!r}; "
+    code += "from nbtorchjob.backends.local.launch import pool_client; "
+    code += f"pool_client.main({how!r}, {str(job.path)!r}, {[*gpus]!r})"
+    try:
+        done = subprocess.run(
+            [asked["python"], "-c", code],
+            cwd=asked["cwd"],
+            env=asked["env"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_START_S,
+        )
+    except FileNotFoundError as exc:
+        raise SubmitError(f"{exc.filename}, which the job ran with, is gone: run its cell again") from exc
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise SubmitError(f"{asked['python']} can't start the job: {exc}") from exc
+    if done.returncode:
+        said = done.stdout.strip().splitlines() or ["no reason given"]
+        raise SubmitError(f"{asked['python']} can't start the job: {said[-1]}")
+
+
+def main(how: str, folder: str, gpus: Sequence[str]) -> None:
+    """Hand over the job in ``folder``, or start it; what hinders that is the last line that is written."""
+    job = JobDirectory(Path(folder))
+    try:
+        start_here(job) if how == "here" else start(job, gpus)
+    except NBTorchJobError as exc:
+        raise SystemExit(str(exc)) from None

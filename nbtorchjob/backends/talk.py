@@ -1,0 +1,348 @@
+"""A node is asked: what is said, whatever carries it, and why a node can't be asked now (pure).
+
+A conversation with a node that goes on after its question, both ways, over whatever carries it.
+
+A rank that is stopped in the debugger: which one is meant, and what is said with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, Protocol
+
+from nbtorchjob.backends.base import Backend, NodeAnswer
+from nbtorchjob.errors import AskError, JobEndedError
+from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.ask.questions import RECORD_BYTES, Messages
+from nbtorchjob.runtime.objects.wire import WireError
+from nbtorchjob.state import JobState
+from nbtorchjob.state.events import FAILURE, RankStops
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import line, ranks
+
+PART_BYTES = RECORD_BYTES - 1  # of bytes that are sent at once
+
+
+class Line(Protocol):
+    """What carries a conversation's bytes; without a sign of life in ``beat`` seconds it may be cut."""
+
+    beat: float
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; to an end that is gone nothing is sent."""
+
+    def receive(self, seconds: float) -> bytes:
+        """Return what comes, b"" at its end; raises ``TimeoutError`` where nothing does for so long."""
+
+    def why(self) -> str:
+        """Return why it has ended."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Talk:
+    """A conversation with one node, from when it has taken the question in."""
+
+    def __init__(self, conversation: Conversation, line: Line, timeout: float) -> None:
+        """Ask the question; raises ``AskError`` where the node doesn't take it within ``timeout`` seconds."""
+        self._conversation = conversation
+        self._line = line
+        self._sent = time.monotonic()
+        try:
+            until = self._sent + timeout
+            while not conversation.heard:
+                self._hear(until)
+        except TimeoutError:
+            self.close()
+            raise AskError(silent(timeout)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, said: Mapping[str, Any] | bytes) -> None:
+        """Say something more: at most ``PART_BYTES`` bytes, or as JSON."""
+        self._sent = time.monotonic()
+        self._line.send(self._conversation.say(said))
+
+    def send_all(self, data: memoryview) -> None:
+        """Say bytes, in as many parts as it takes."""
+        for begin in range(0, len(data), PART_BYTES):
+            self.send(bytes(data[begin : begin + PART_BYTES]))
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next record; None once the node has said all that it has to say.
+
+        Raises ``TimeoutError`` where none comes for so long, and ``AskError`` with why there are no more.
+        """
+        until = time.monotonic() + seconds
+        while (record := self._conversation.taken()) is None:
+            if self._conversation.over:
+                if trouble := self._conversation.answer.trouble:
+                    error = AskError(trouble)
+                    error.said = self._conversation.said
+                    raise error
+                return None
+            self._hear(until)
+        return record
+
+    def _hear(self, until: float) -> None:
+        now = time.monotonic()
+        if now >= until:
+            raise TimeoutError
+        beat = self._sent + self._line.beat
+        if now >= beat:
+            self.send(b"")
+            return
+        try:
+            data = self._line.receive(min(until, beat) - now)
+        except TimeoutError:
+            return
+        if not data:
+            self._conversation.end(self._line.why())
+        elif said := self._conversation.hear(data):
+            self._line.send(said)
+
+    def close(self) -> None:
+        """Leave."""
+        self._line.close()
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(
+        self, type_: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_ALIVE_S = 10.0  # between two signs of life
+
+
+def meant(state: JobState, rank: int | None) -> RankStops:
+    """Return where the rank is stopped that is meant; raises ``AskError`` with why none is, and others."""
+    name = state.info.name
+    if state.phase.terminal:
+        raise JobEndedError(f"{name} has ended: there is no rank to look at any more")
+    stopped = {stop.rank: stop for stop in state.stopped}
+    there = ranks([*stopped])
+    if rank is None and len(stopped) == 1:
+        return next(iter(stopped.values()))
+    if rank is not None and rank in stopped:
+        return stopped[rank]
+    if rank is None and stopped:
+        raise AskError(f"which rank of {name}? {there} are stopped: {hint('debug', name, '--rank N')}")
+    if stopped:
+        raise AskError(f"rank {rank} of {name} isn't stopped; {there} {'is' if len(stopped) == 1 else 'are'}")
+    how = "breakpoint() in the code stops one, and --hold holds one that fails"
+    raise AskError(f"no rank of {name} is stopped: {how}")
+
+
+def release(backend: Backend, state: JobState) -> list[int]:
+    """Let go of all ranks of a job that are held where they failed; return which.
+
+    Raises ``AskError`` where none is, or where not all could be asked.
+    """
+    name = state.info.name
+    if state.phase.terminal:
+        raise JobEndedError(f"{name} has ended: none of its ranks is held any more")
+    nodes = sorted({stop.node for stop in state.stopped if stop.why == FAILURE})
+    if not nodes:
+        stopped = ranks([stop.rank for stop in state.stopped])
+        more = f"; {stopped} at a breakpoint: {hint('debug', name)}" if state.stopped else ""
+        raise AskError(f"no rank of {name} is held where it failed{more}")
+    known = range(state.info.nodes[1] * state.info.nproc_per_node)
+    released: set[int] = set()
+    for answer in backend.ask(state.info.address, {"question": "release"}, nodes):
+        for record in answer.records:
+            told = record.get("released")
+            released.update(rank for rank in known if isinstance(told, list) and rank in told)
+        if answer.trouble:
+            raise AskError(f"node {answer.node} of {name} can't be asked: {answer.trouble}")
+    return sorted(released)
+
+
+class Session:
+    """What is said with one rank that is stopped: it talks, and is told lines."""
+
+    def __init__(self, talk: Talk, stop: RankStops) -> None:
+        self._talk = talk
+        self._lock = Lock()  # of what is said while somebody types
+        self.stop = stop
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """Return what the rank says next (``runtime/debug/debugger``); None where it has gone.
+
+        Raises ``TimeoutError`` where it says nothing for so long, and ``AskError``.
+        """
+        return self._talk.hear(seconds)
+
+    def say(self, line: str) -> None:
+        """Type a line."""
+        self._talk.send({"line": line})
+
+    def complete(self, line: str, begin: int, end: int) -> list[str]:
+        """Return what the rank would complete a line to."""
+        with self._lock, suppress(AskError, TimeoutError):
+            self._talk.send({"complete": line, "begin": begin, "end": end})
+            while (said := self._talk.hear(_ALIVE_S)) is not None:
+                if "words" in said:
+                    words = said["words"]
+                    return [str(word) for word in words] if isinstance(words, list) else []
+        return []
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Stay connected while nothing is said, as somebody thinks about what to type."""
+        done = Event()
+
+        def beat() -> None:
+            while not done.wait(_ALIVE_S):
+                with self._lock, suppress(AskError, OSError):
+                    self._talk.send(b"")
+
+        thread = Thread(target=beat, daemon=True, name="debug")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+@contextmanager
+def session(backend: Backend, state: JobState, rank: int | None, by: str) -> Iterator[Session]:
+    """Attach to a rank that is stopped; raises ``AskError`` where that can't be done, as for a second one."""
+    stop = meant(state, rank)
+    question = {"question": "debug", "rank": stop.rank, "by": by}
+    with backend.talk(state.info.address, stop.node, question) as talk:
+        yield Session(talk, stop)
+
+
+MOST = 16  # nodes asked at once
+OLDER = "it runs an older version of nbtorchjob, which can't be asked"
+STARTING = "it is still starting"
+_TROUBLE = 500  # characters: a node may say anything
+
+
+class Conversation:
+    """What is said with one node, which takes questions signed with ``key`` (``questions.node_key``).
+
+    One that ``goes_on`` may be of any length: its records are taken as they come.
+    """
+
+    def __init__(self, node: int, key: bytes, question: Mapping[str, Any], *, goes_on: bool = False) -> None:
+        self.node = node
+        self.over = False
+        self.said = False  # whether the node itself has ended it
+        self._question = question
+        self._messages = Messages(key)
+        self._came = bytearray()
+        self._asked = False
+        self._room = math.inf if goes_on else questions.ANSWER_BYTES + questions.RECORD_BYTES
+        self._records: deque[dict[str, Any]] = deque()
+        self._trouble = ""
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything came from the node."""
+        return self._asked or self.over
+
+    def hear(self, data: bytes) -> bytes:
+        """Take what came from the node; return what is to be sent to it."""
+        self._came += data
+        self._room -= len(data)
+        try:
+            if self._room < 0:
+                raise WireError("there is no end to it")
+            while not self.over:
+                message = self._messages.read(self._came, questions.RECORD_BYTES)
+                if message is None:
+                    break
+                if isinstance(message, bytes):
+                    raise WireError("it isn't a message")
+                if not self._asked and "number" in message:
+                    return self._ask(message["number"])
+                self._take(message)
+        except WireError as exc:
+            self.end(f"what answers isn't a node of this job: {exc}")
+        return b""
+
+    def _ask(self, number: Any) -> bytes:
+        if not isinstance(number, str) or not number.isascii():
+            raise WireError("it isn't a message")
+        self._asked = True
+        self._messages.number(number)
+        try:
+            return self._messages.write(dict(self._question), questions.QUESTION_BYTES)
+        except WireError as exc:
+            self.end(f"the question is too long: {exc}")
+            return b""
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if isinstance(end := message.get("end"), str):
+            self.said = True
+            self.end(end)
+        elif self._asked and isinstance(message.get("record"), dict):
+            self._records.append(message["record"])
+        else:
+            raise WireError("it isn't a message")
+
+    def say(self, content: Mapping[str, Any] | bytes) -> bytes:
+        """Return what says it to the node; raises ``WireError`` where that is too long."""
+        said = content if isinstance(content, bytes) else dict(content)
+        return self._messages.write(said, questions.RECORD_BYTES)
+
+    def taken(self) -> dict[str, Any] | None:
+        """Take the oldest record; None where none is left."""
+        return self._records.popleft() if self._records else None
+
+    def end(self, trouble: str) -> None:
+        """Hear no more of it; what it said until then stays."""
+        if not self.over:
+            self.over = True
+            self._trouble = line(trouble, _TROUBLE)
+
+    @property
+    def answer(self) -> NodeAnswer:
+        """What the node has answered."""
+        return NodeAnswer(self.node, tuple(self._records), self._trouble)
+
+
+def silent(seconds: float) -> str:
+    """Say that a node takes too long."""
+    return f"doesn't answer since {seconds:.0f} s"
+
+
+def asked(state: JobState, nodes: Sequence[int] | None) -> tuple[list[int], list[NodeAnswer]]:
+    """Return which of these nodes, or of all, can be asked, and answers in the place of the others.
+
+    Raises ``JobEndedError``.
+    """
+    if state.phase.terminal:
+        raise JobEndedError(f"{state.info.name} has ended: its nodes can't be asked any more")
+    newest = max((life.attempt for node in state.nodes.values() for life in node.lives.values()), default=1)
+    meant = sorted({*range(state.info.nodes[0]), *state.nodes}) if nodes is None else dict.fromkeys(nodes)
+    troubles = {node: _trouble(state, node, newest) for node in meant}
+    return (
+        [node for node, trouble in troubles.items() if not trouble],
+        [NodeAnswer(node, (), trouble) for node, trouble in troubles.items() if trouble],
+    )
+
+
+def _trouble(state: JobState, index: int, attempt: int) -> str:
+    node = state.nodes.get(index)
+    if node is None:
+        return "it hasn't started" if index in range(state.info.nodes[1]) else "the job has no such node"
+    life = node.life
+    if life.running and life.attempt == attempt:
+        return ""
+    if life.waiting is not None:
+        return life.waiting.text
+    return "it has ended" if life.over else "it hasn't started"

@@ -1,1 +1,0 @@
-"""The current state of every job, sent to pages as it changes."""

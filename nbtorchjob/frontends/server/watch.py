@@ -1,0 +1,343 @@
+"""All jobs of this machine and of the clusters, polled while anybody wants to know.
+
+Each scope is polled by itself, so that one that hangs or refuses delays no other. What is known is
+returned at once; when nobody has asked for a while, nothing is polled.
+
+Repeating something while somebody wants it, and doing it at once when there is a reason.
+
+One look at the jobs of a scope, and the changes found. It blocks, and is done in a lane.
+
+Which jobs have changed since a page last asked; the answer goes only to callers with our permission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from nbtorchjob.backends import ROWS, backend
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.frontends.server.handlers import JobId, Lanes, installed
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.state import JobState
+from nbtorchjob.ui.record import Record, as_of, record
+
+
+class Poller:
+    """Does ``work`` at an interval as long as it is ``wanted``, never twice at a time."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
+        self._work, self._every, self._wanted = work, every, wanted
+        self._task: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self._ended = asyncio.Event()  # another one each time
+        self._stopped = False
+        self.fresh = False  # whether work that began after the last reason has ended
+
+    def begin(self) -> None:
+        """Start, unless it is running."""
+        if not self._going:
+            self._ended, self._stopped = asyncio.Event(), False
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def again(self) -> None:
+        """Do the work at once, or once more as soon as it is done."""
+        self.fresh = False
+        self._again.set()
+
+    async def caught_up(self) -> None:
+        """Wait until work that began after the last reason has ended."""
+        while self._going and not self.fresh:
+            await self._ended.wait()
+
+    async def stop(self) -> None:
+        """Stop, even in the middle of the work."""
+        if self._task is not None:
+            # Until Python 3.12 ``wait_for`` loses a cancellation that comes when what it waits for has ended.
+            self._stopped = True
+            self._again.set()
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def _going(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted() and not self._stopped:
+                self._again.clear()
+                await self._work()
+                self.fresh = not self._again.is_set()
+                self._ended.set()
+                self._ended = asyncio.Event()
+                alarm = asyncio.get_running_loop().call_later(self._every, self._again.set)
+                await self._again.wait()
+                alarm.cancel()
+        finally:
+            self.fresh = False
+            self._ended.set()
+
+
+_log = logging.getLogger(__name__)
+
+
+class BackendScope(FrozenDataclass):
+    """A backend, and one of its ``scopes``: where jobs are listed together."""
+
+    backend: str
+    name: str
+
+    @property
+    def lane(self) -> str:
+        """The lane of looks at it: they take no room from what is done to one job."""
+        return f"{self.backend}:{self.name} (all jobs)"
+
+    def __str__(self) -> str:
+        return self.name or "this machine"
+
+
+class Changes(FrozenDataclass):
+    """What a look found that the one before didn't: records, and ids of jobs that are gone."""
+
+    changed: Sequence[Record] = ()
+    removed: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.removed)
+
+
+class Look(FrozenDataclass):
+    """What was seen: records by id, and ids of jobs without a readable record."""
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    ended: Mapping[int, tuple[JobState, Record]] = field(default_factory=dict)
+    left_out: Set[str] = frozenset()
+
+    def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
+        """Look once more; raises what the backend does."""
+        now, records, ended, left_out = time.time(), {}, {}, set()
+        for state in backend(scope.backend).jobs(scope=scope.name):
+            # This machine returns the same state of an ended job each time, and there may be thousands.
+            known = self.ended.get(id(state))
+            try:
+                found = record(state, now, roots) if known is None else known[1]
+            except Exception:  # a record may hold anything: one job mustn't hide the others
+                left_out.add(state.info.id)
+                if state.info.id not in self.left_out:
+                    _log.exception("%s isn't listed", state.info.id)
+                continue
+            records[found["id"]] = found
+            if found["terminal"]:
+                ended[id(state)] = known or (state, found)
+        changed = [each for each in records.values() if not _same(self.records.get(each["id"]), each)]
+        gone = [each for each in self.records if each not in records]
+        return Look(records, ended, left_out), Changes(changed, gone)
+
+
+def _same(known: Record | None, found: Record) -> bool:
+    """Whether only the clock's numbers changed, which pages count themselves."""
+    return known is found or (known is not None and _lasting(known) == _lasting(found))
+
+
+def _lasting(found: Record) -> Record:
+    progress = found["progress"]
+    return {**found, "elapsed": None, "progress": progress and {**progress, "left": None}}
+
+
+_MOST_REMOVED = 4096
+
+
+class News(FrozenDataclass):
+    """Records, ids of removed jobs, the ``mark`` for the next request; ``whole``: there are no other jobs."""
+
+    jobs: Sequence[Record]
+    removed: Sequence[str]
+    whole: bool
+    mark: str
+
+
+class History:
+    """Numbers changes, and remembers each job's newest."""
+
+    def __init__(self) -> None:
+        self._born = secrets.token_hex(4)  # a mark of another server's means nothing here
+        self._number = 0
+        self._changed: dict[str, int] = {}
+        self._removed: dict[str, int] = {}  # the oldest first
+        self._forgotten = 0  # up to here it isn't known what was removed
+
+    def add(self, changes: Changes) -> None:
+        """Record what a look found."""
+        self._number += 1
+        for job in changes.changed:
+            self._removed.pop(job["id"], None)
+            self._changed[job["id"]] = self._number
+        for id_ in changes.removed:
+            self._changed.pop(id_, None)
+            self._removed.pop(id_, None)
+            self._removed[id_] = self._number
+        while len(self._removed) > _MOST_REMOVED:
+            self._forgotten = self._removed.pop(next(iter(self._removed)))
+
+    def since(self, known: str, found: Sequence[Record]) -> News:
+        """Return what in ``found``, all jobs as they are, is new to a page with the mark ``known``."""
+        mark = f"{self._born}.{self._number}"
+        born, _, number = known.partition(".")
+        seen = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
+        if not self._forgotten <= seen <= self._number:
+            return News(found, (), whole=True, mark=mark)
+        jobs = [job for job in found if self._changed.get(job["id"], self._number) > seen]
+        return News(jobs, [id_ for id_, at in self._removed.items() if at > seen], whole=False, mark=mark)
+
+
+T = TypeVar("T")
+
+_INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
+_FIND_S = 10.0  # between two searches for scopes to which kernels have newly sent jobs
+PATIENCE_S = 2.0  # with what isn't here
+
+
+@dataclass
+class _Watched:
+    """A scope that is watched, and what was seen there last."""
+
+    scope: BackendScope
+    poller: Poller
+    look: Look
+
+
+class Watch:
+    """Knows all jobs. ``tell`` is called on changes; ``roots`` are the folders of the served notebooks.
+
+    In seconds: ``every``, by backend, is the interval between two looks at a scope, ``patience`` is how long
+    an answer waits for a scope that isn't on this machine.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        every: Mapping[str, float],
+        tell: Callable[[Changes], None],
+        roots: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._lanes, self._every, self._tell = lanes, every, tell
+        self._roots, self._clock, self._patience = roots, clock, patience
+        self.history = History()
+        self._asked = float("-inf")
+        self._answered = False  # whether any page has seen what was known
+        self._watched: dict[BackendScope, _Watched] = {}
+        self._notes: dict[str, str] = {}  # by lane
+        self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
+        # Where a new kernel sends its jobs isn't known before it sends one.
+        self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
+
+    async def jobs(self) -> tuple[list[Record], list[str]]:
+        """Return the records of all jobs, oldest first, and why some may be missing, a line each.
+
+        It reflects whatever was done through this server. It waits for a cluster only so long.
+        """
+        self._asked = self._clock()
+        for poller in (*self._finding.values(), *(watched.poller for watched in self._watched.values())):
+            poller.begin()
+        await asyncio.gather(*map(self._caught_up, self._finding))
+        self._answered = True
+        now = time.time()
+        found = [
+            as_of(job, now) for watched in self._watched.values() for job in watched.look.records.values()
+        ]
+        return sorted(found, key=lambda job: job["created"]), [*self._notes.values()]
+
+    def job(self, job: JobId) -> Record | None:
+        """Return the record of a job that was seen lately; else None."""
+        watched = self._watched.get(BackendScope(job.backend, job.scope))
+        if watched is None or not watched.poller.fresh or watched.scope.lane in self._notes:
+            return None
+        found = watched.look.records.get(str(job))
+        return found and as_of(found, time.time())
+
+    def again(self, job: JobId) -> None:
+        """Look again at a job's scope, as something was done to the job."""
+        watched = self._watched.get(BackendScope(job.backend, job.scope))
+        if watched is not None:
+            watched.poller.again()
+
+    async def stop(self) -> None:
+        """Stop looking. Looks that hang are left alone: their threads delay nobody."""
+        every = (*self._finding.values(), *(watched.poller for watched in self._watched.values()))
+        await asyncio.gather(*(poller.stop() for poller in every))
+
+    def _wanted(self) -> bool:
+        return self._clock() - self._asked < _INTEREST_S
+
+    async def _caught_up(self, name: str) -> None:
+        with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
+            patience = None if ROWS[name].here else self._patience
+            await asyncio.wait_for(self._all_caught_up(name), patience)
+
+    async def _all_caught_up(self, name: str) -> None:
+        await self._finding[name].caught_up()
+        those = [watched for scope, watched in self._watched.items() if scope.backend == name]
+        await asyncio.gather(*(watched.poller.caught_up() for watched in those))
+
+    async def _find(self, name: str) -> None:
+        """Start watching new scopes, and stop where this user has no jobs any more."""
+        found = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
+        if found is None:
+            return
+        scopes = {BackendScope(name, each) for each in found}
+        for scope in scopes - self._watched.keys():
+            self._begin(scope)
+        for scope in [each for each in self._watched if each.backend == name and each not in scopes]:
+            await self._end(self._watched.pop(scope))
+
+    def _begin(self, scope: BackendScope) -> None:
+        self._notes[scope.lane] = f"jobs in {scope} aren't known yet: it hasn't answered"
+        poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
+        watched = self._watched[scope] = _Watched(scope, poller, Look())
+        poller.begin()
+
+    async def _end(self, watched: _Watched) -> None:
+        await watched.poller.stop()
+        self._notes.pop(watched.scope.lane, None)
+        self._announce(Changes(removed=[*watched.look.records]))
+
+    async def _look(self, watched: _Watched) -> None:
+        scope, before = watched.scope, watched.look
+        found = await self._ask(scope.lane, f"{scope}", lambda: before.again(scope, self._roots))
+        if found is not None:
+            watched.look, changes = found
+            self._announce(changes)
+
+    def _announce(self, changes: Changes) -> None:
+        if changes:
+            self.history.add(changes)
+        # Before the first answer there is no page that this could be news to.
+        if changes and self._answered:
+            self._tell(changes)
+
+    async def _ask(self, lane: str, where: str, work: Callable[[], T]) -> T | None:
+        """Do it in its lane; if that fails, a note says why until it succeeds."""
+        try:
+            found = await self._lanes.run(lane, lambda: installed(work))
+        except NBTorchJobError as exc:
+            self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
+        except Exception as exc:
+            if self._logged.get(lane) != repr(exc):  # not each time
+                self._logged[lane] = repr(exc)
+                _log.exception("jobs in %s can't be listed", where)
+            self._notes[lane] = f"jobs in {where} can't be listed: see the Jupyter server's log for why"
+        else:
+            self._notes.pop(lane, None)
+            self._logged.pop(lane, None)
+            return found
+        return None

@@ -1,0 +1,1 @@
+"""What the code of a rank calls: reports, checkpoints, artifacts, displays, leaving."""

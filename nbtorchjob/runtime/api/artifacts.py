@@ -1,0 +1,166 @@
+"""``artifacts_dir()``: what ranks write below it comes home with their job, as an archive from each node.
+
+An archive is sent as a rank's value is, by the log or to the job's store; it is a zip file, nothing in it is
+compressed. A node sends one for each attempt that wrote any: once its ranks have ended, however they did.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional
+
+from nbtorchjob.runtime.api.checkpoints import attempt, unstopped
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import FOLDER, STREAM, node_index, run
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.store import store
+
+MOST_FILES = 10_000  # of a node in an attempt
+MOST_BYTES = 1 << 30
+_ENTRY = 256  # bytes of an archive beside a file and its name, which stands there twice
+_NAMED = 4  # of what is left out
+
+
+def artifacts_dir() -> Path:
+    """Return a folder on this node for what should come home with the job: event files, pictures, anything.
+
+    Each attempt has one of its own. ``%torchjob artifacts`` lists what came, and copies it.
+
+    Raises ``RuntimeError`` in a notebook.
+    """
+    if ROUND not in os.environ:
+        raise RuntimeError("artifacts_dir() is for ranks, and this isn't one: call it in what the job runs")
+    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % attempt())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def sending(key: Optional[bytes]) -> Iterator[None]:
+    """Send this node's artifacts once its ranks have ended; without a ``key`` nobody waits for them."""
+    try:
+        yield
+    finally:
+        home = os.environ.get(FOLDER)
+        if home and key:
+            with unstopped():
+                _send(home, key)
+
+
+def _send(home: str, key: bytes) -> None:
+    for name in sorted(os.listdir(home)):
+        folder, number = os.path.join(home, name), name[len("artifacts-") :]
+        # What is there already was sent by an earlier attempt, here on this machine.
+        if name == "artifacts-" + number and number.isdigit() and not os.path.exists(folder + ".zip"):
+            try:
+                _send_one(folder, int(number), key)
+            except Exception as exc:  # a full disk; whatever else it is, the job has ended as it has
+                why = str(exc) if isinstance(exc, store.Unsent) else "%s: %s" % (type(exc).__name__, exc)
+                emit("Notice", text="the artifacts of node %d can't be sent: %s" % (node_index(), why))
+
+
+def _send_one(folder: str, number: int, key: bytes) -> None:
+    node, packed, by_log = node_index(), folder + ".zip", STREAM in os.environ
+    left: List[str] = []
+    over: List[str] = []
+    limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
+    taken = _pack(_found(folder, left), folder, packed, limit, over, left)
+    if left or over:
+        names = [*over, *sorted(left)]
+        told = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
+        if over:
+            told += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
+            told += ": set --storage for more" if limit == store.BY_LOG else ""
+        emit("Notice", text="left out of node %d's artifacts: %s" % (node, told))
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    if taken:
+        ref, size = packed, os.path.getsize(packed)
+        if by_log:
+            own = artifacts_key(key, run(), number, node)
+            ref, size = store.send(packed, "attempt-%d-node-%d.zip" % (number, node), own)
+        total = sum(taken.values())
+        emit("ArtifactsReady", node=node, attempt=number, ref=ref, size=size, files=len(taken), total=total)
+
+
+def artifacts_key(key: bytes, run: str, attempt: int, node: int) -> bytes:
+    """Return the key of a node's artifacts of one attempt."""
+    return wire.derived(key, "artifacts", run, attempt, node)
+
+
+def _pack(
+    found: Dict[str, int], folder: str, packed: str, room: int, over: List[str], left: List[str]
+) -> Dict[str, int]:
+    """Write the files that were found below ``folder`` to an archive, the smallest first; return which."""
+    sizes: Dict[str, int] = {}
+    for name, size in sorted(found.items(), key=lambda each: (each[1], each[0])):
+        room -= size + 2 * len(name.encode()) + _ENTRY
+        if room < 0 or len(sizes) == MOST_FILES:
+            over.append("%s (%.1f MB)" % (name, size / 1e6))
+        else:
+            sizes[name] = size
+    if sizes:
+        partial = packed + ".partial"
+        try:
+            with zipfile.ZipFile(partial, "w", strict_timestamps=False) as archive:
+                for name, size in list(sizes.items()):
+                    try:
+                        _add(archive, os.path.join(folder, name), name, size)
+                    except _Gone as exc:
+                        left.append("%s (%s)" % (name, exc))
+                        del sizes[name]
+            os.replace(partial, packed)
+        finally:
+            if os.path.exists(partial):
+                os.unlink(partial)  # the disk may be full
+    return sizes
+
+
+class _Gone(Exception):
+    """A file can't be read any more: what ranks have started may live longer, and still work there."""
+
+
+def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
+    try:
+        entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
+        opened = wire.plain(path, os.O_RDONLY)
+    except OSError as exc:
+        raise _Gone(exc.strerror) from exc
+    with open(opened, "rb") as file, archive.open(entry, "w") as target:
+        while size > 0:  # it may grow faster than it is read
+            piece = file.read(min(size, 1 << 20))
+            if not piece:
+                break
+            size -= len(piece)
+            target.write(piece)
+
+
+def _found(folder: str, left: List[str]) -> Dict[str, int]:
+    """Return the sizes of the files below ``folder`` by name; of a link to one of them nothing is lost."""
+    found = {}
+
+    def refused(exc: OSError) -> None:
+        left.append("%s (%s)" % (os.path.relpath(exc.filename, folder), exc.strerror))
+
+    for at, folders, files in os.walk(folder, onerror=refused):
+        for path in (os.path.join(at, name) for name in (*folders, *files)):
+            try:
+                seen, name = os.lstat(path), os.path.relpath(path, folder)
+            except OSError as exc:
+                refused(exc)
+                continue
+            if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
+                found[name] = seen.st_size
+            elif stat.S_ISLNK(seen.st_mode):
+                if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+                    left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
+            elif not stat.S_ISDIR(seen.st_mode):
+                left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
+    return found

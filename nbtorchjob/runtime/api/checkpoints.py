@@ -1,0 +1,180 @@
+"""``checkpoint_dir()`` and ``attempt()``: how a rank goes on where the attempt before it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Iterator, List
+
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, node_index
+from nbtorchjob.runtime.store.payload import PayloadError
+
+if TYPE_CHECKING:
+    from nbtorchjob.runtime.api.mirror import Mirror
+
+CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
+EVERY_S = 5.0  # of work at most is lost with a machine
+
+_IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
+_NOWHERE = (
+    "checkpoint_dir(): this job has no place that survives its pods; give it one by "
+    "--checkpoints PATH (below a --mount) or --checkpoints URL"
+)
+
+
+def attempt() -> int:
+    """Return the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
+
+    Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT.
+    """
+    return int(os.environ.get(ATTEMPT) or 1)
+
+
+def checkpoint_dir() -> Path:
+    """Return the folder whose files the job's next attempt will find there.
+
+    All nodes share it, but where it goes to a store (``--checkpoints URL``): then each node has its own
+    copy, made from the store when a rank first asks, and what changes in it is sent every few seconds and
+    when the node ends, each file once nobody has it open for writing. The idea is that of flytekit's
+    ``Checkpoint`` (1.16).
+
+    Raises ``RuntimeError`` in a notebook and where the job has no such folder; what the store raises.
+    """
+    target = os.environ.get(CHECKPOINTS)
+    if not target:
+        raise RuntimeError(_NOWHERE if ROUND in os.environ else _IN_A_NOTEBOOK)
+    if _is_url(target):
+        return Path(_filled(target, _folder()))
+    folder = Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@lru_cache(maxsize=None)
+def _filled(url: str, folder: str) -> str:
+    _mirror(url, folder).fill()
+    return folder
+
+
+def _mirror(url: str, folder: str) -> "Mirror":
+    from nbtorchjob.runtime.api.mirror import Mirror  # late: it travels only where there is a store
+
+    return Mirror(url, folder)
+
+
+def _is_url(target: str) -> bool:
+    return "://" in target
+
+
+def _folder() -> str:
+    return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "checkpoints")
+
+
+class Saved:
+    """What ranks save, where nothing of it is to be sent."""
+
+    held = False  # nothing is sent by itself: what ranks save now belongs together
+
+    def send(self, may_place: Callable[[], bool]) -> None:
+        """Send what is left, whoever wrote having ended; it takes its place if ``may_place`` says so then."""
+
+
+@contextmanager
+def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
+    """Save the checkpoints of this node's ranks, for as long as it runs them.
+
+    Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
+    Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
+    ``PayloadError`` where they can't be written from here: before hours of work.
+    """
+    target = os.environ.get(CHECKPOINTS)
+    if not target:
+        yield Saved()
+        return
+    try:
+        mirror = _opened(target)
+    except (OSError, ImportError, ValueError) as exc:
+        raise PayloadError(
+            "checkpoints can't be saved at --checkpoints %s from this image: %s" % (target, exc)
+        ) from exc
+    if mirror is None:
+        yield Saved()
+        return
+    sender = _Sender(mirror, target, every_s)
+    sender.start()
+    try:
+        yield sender
+    finally:
+        with unstopped():
+            sender.finish()
+
+
+@contextmanager
+def unstopped() -> Iterator[None]:
+    """Have a signal to end wait: whoever sent it kills who takes too long."""
+    came: List[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            os.kill(os.getpid(), came[0])
+
+
+def _opened(target: str) -> "Mirror | None":
+    if _is_url(target):
+        return _mirror(target, _folder())
+    os.makedirs(target, exist_ok=True)
+    if not os.access(target, os.W_OK):
+        raise PermissionError("not writable for user %d" % os.getuid())
+    return None
+
+
+class _Sender(threading.Thread, Saved):
+    """Sends what changed, now and then and at the end."""
+
+    def __init__(self, mirror: Mirror, url: str, every_s: float) -> None:
+        super().__init__(daemon=True, name="checkpoints")
+        self._mirror = mirror
+        self._url = url
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._said = ""
+
+    def run(self) -> None:
+        """See the class."""
+        while not self._ended.wait(self._every_s):
+            self._send()
+
+    def send(self, may_place: Callable[[], bool]) -> None:
+        """See the base class."""
+        self._send(ended=True, may_place=may_place)
+
+    def finish(self) -> None:
+        """Send what is left, and end."""
+        self._ended.set()
+        self.join()
+        if not self.held:  # who was ended as it saved may have left half of what belongs together
+            self._send(ended=True)
+
+    def _send(self, *, ended: bool = False, may_place: Callable[[], bool] = lambda: True) -> None:
+        try:
+            self._mirror.send(ended=ended, held=lambda: self.held, may_place=may_place)
+        except Exception as exc:  # whatever a store's library raises; the next time may be better
+            text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
+                *(node_index(), self._url),
+                *(type(exc).__name__, exc),
+            )
+            if text != self._said:
+                emit("Notice", text=text)
+            self._said = text

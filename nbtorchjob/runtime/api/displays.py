@@ -1,0 +1,194 @@
+"""What rank 0 displays goes to the cell that waits for the job: figures, images, HTML.
+
+Each is a fact that holds it as Jupyter's messages do, as a *bundle*: by MIME type, images in base64.
+
+Libraries that draw in a notebook's page: on a rank they have rank 0's cell draw it, else write text.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import functools
+import importlib
+import io
+import os
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any, Callable, Dict
+
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.facts import onimport
+from nbtorchjob.runtime.facts.emit import EVENTS, emit
+
+MOST = 20  # of a rank in a round
+LONGEST = 1 << 19  # characters of one
+TEXT = "text/plain"
+
+_shown = 0
+_speaker = 0  # the rank whose displays are seen
+_figures: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()  # as they were last shown
+
+
+def begin(speaker: int) -> None:
+    """Count anew: a rank that stays begins another turn, of which that rank's displays are seen."""
+    global _shown, _speaker
+    _shown, _speaker = 0, speaker
+
+
+def others() -> bool:
+    """Whether this is a rank whose displays nobody sees: any but rank 0, or the first that runs a turn."""
+    return os.environ.get("RANK", "0") != str(_speaker)
+
+
+def wanted() -> bool:
+    """Whether the cell shows one more."""
+    return bool(os.environ.get(EVENTS)) and not others() and _shown < MOST
+
+
+def show(bundle: Dict[str, Any]) -> bool:
+    """Have the cell show it, as far as it is text; return whether it will, and as more than text."""
+    global _shown
+    data = {str(mime): _text(value) for mime, value in bundle.items()}
+    while data and sum(map(len, data.values())) > LONGEST:
+        data.pop(max(data, key=lambda mime: len(data[mime])))
+    if not wanted() or not set(data) - {TEXT}:
+        return False
+    emit("Displayed", rank=_speaker, round=int(os.environ[ROUND]), seq=_shown, data=data)
+    _shown += 1
+    return True
+
+
+def show_anew(figure: Any) -> None:
+    """Have the cell show a matplotlib figure, unless that is what it showed of it last."""
+    bundle = _of_figure(figure)
+    if _figures.get(figure) != bundle["image/png"] and show(bundle):
+        _figures[figure] = bundle["image/png"]
+
+
+def _of_figure(figure: Any) -> Dict[str, Any]:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return {"image/png": file.getvalue(), TEXT: repr(figure)}
+
+
+def of(value: Any) -> Dict[str, Any]:
+    """Return any value's bundle, as IPython would make it, and that of a figure as its page would."""
+    if hasattr(value, "savefig"):
+        with suppress(Exception):  # it isn't matplotlib's, or can't be drawn
+            return _of_figure(value)
+    try:
+        formatters: Any = importlib.import_module("IPython.core.formatters")
+    except ImportError:  # an image needn't have it
+        return _by_methods(value)
+    return dict(formatters.DisplayFormatter().format(value)[0])
+
+
+def _by_methods(value: Any) -> Dict[str, Any]:
+    """Return the bundle that an object's own methods make, by IPython's names for them."""
+    found: Dict[str, Any] = {TEXT: repr(value)}
+    for mime, name in _METHODS:
+        with suppress(Exception):  # whatever it raises, or it has none
+            data = getattr(value, name)()
+            found.update({mime: data} if data is not None else {})
+    return found
+
+
+_METHODS = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, str) else ""
+
+
+def install() -> None:
+    """Have libraries be changed when they are imported, and ``display`` be a builtin, as IPython has it."""
+    onimport.change(_CHANGES)
+    if not hasattr(builtins, "display"):
+        builtins.display = _display  # type: ignore[attr-defined]
+
+
+def _display(*objs: Any, **options: Any) -> Any:
+    """Draw objects below the cell's card; other ranks than 0 write them as text."""
+    try:
+        display: Any = importlib.import_module("IPython.display").display
+    except ImportError:  # an image needn't have it
+        display = functools.partial(_draw, None)
+    return display(*objs, **options)
+
+
+@functools.lru_cache(maxsize=None)
+def _say(text: str) -> None:
+    sys.stderr.write("nbtorchjob: %s\n" % text)
+
+
+def _bars_of_text(module: Any) -> None:
+    # A widget that nobody draws stays at 0 %, or fails where there are no widgets.
+    from tqdm import std  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    module.tqdm = module.tqdm_notebook = std.tqdm
+    module.trange = module.tnrange = std.trange
+
+
+def _figures_in_the_cell(module: Any) -> None:
+    if not os.environ.get("MPLBACKEND"):
+        module.switch_backend("agg")  # a window on this machine's screen would block the rank
+    show = module.show
+
+    @functools.wraps(show)
+    def show_figures(*args: Any, **kwargs: Any) -> Any:
+        if module.get_backend().lower() != "agg":
+            return show(*args, **kwargs)
+        figures = [module.figure(number) for number in module.get_fignums()]
+        if wanted():
+            for figure in figures:
+                show_anew(figure)
+        elif figures and not others():
+            _say("plt.show() has no page to draw more on: save the figure")
+        return None  # they stay open, as in a script: it may save them afterwards
+
+    module.show = show_figures
+
+
+def _display_in_the_cell(module: Any) -> None:
+    inner = module.display
+
+    @functools.wraps(inner)
+    def display(*objs: Any, **options: Any) -> Any:
+        shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+        if shell is not None and shell.initialized():
+            return inner(*objs, **options)
+        return _draw(module.DisplayHandle, *objs, **options)
+
+    module.display = display
+
+
+def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> Any:
+    for each in objs:
+        rich = wanted() and show(each if options.get("raw") else of(each))
+        source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
+        if options.get("raw"):
+            source = str(each.get(TEXT, "[%s]" % ", ".join(each)))
+        print(source if isinstance(source, str) else each)  # noqa: T201
+        drawn = hasattr(each, "_repr_html_") or hasattr(each, "savefig")
+        if drawn and not rich and not others():
+            _say("display() has no page to draw more on, and writes text")
+    if not display_id or handle is None:
+        return None
+    return handle(display_id if isinstance(display_id, str) else None)
+
+
+_CHANGES: Dict[str, Callable[[Any], None]] = {
+    "tqdm.notebook": _bars_of_text,
+    "matplotlib.pyplot": _figures_in_the_cell,
+    "IPython.core.display_functions": _display_in_the_cell,
+}

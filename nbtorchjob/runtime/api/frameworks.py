@@ -1,0 +1,151 @@
+"""Frameworks do by themselves what code of one's own does with ``report`` and ``leaving``.
+
+What transformers' Trainer, Lightning and accelerate log is reported, of rank 0, as in their own loggers. A
+trainer that saves does so where its node is about to end, too, on all ranks at one step: by themselves both
+do on SIGTERM, each rank wherever that finds it. One of another shape than those known (transformers 5.23,
+Lightning 2.6, accelerate 1.15) runs as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextlib import suppress
+from typing import Any, Callable, Dict
+
+from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving, told
+from nbtorchjob.runtime.api.report import report
+from nbtorchjob.runtime.facts import onimport
+from nbtorchjob.runtime.facts.emit import emit
+
+_logs = True  # whether what they log is reported
+
+
+def install(logs: bool) -> None:
+    """Have the frameworks known here be followed, once they are imported."""
+    global _logs
+    _logs = logs
+    onimport.change({name: functools.partial(_quietly, change) for name, change in _CHANGES.items()})
+
+
+def _quietly(do: Callable[..., None], *args: Any) -> None:
+    try:
+        do(*args)
+    except Exception as exc:  # whatever it is, the code would run without this
+        _say("%s: %s" % (type(exc).__name__, exc))
+
+
+@functools.lru_cache(maxsize=1)
+def _say(why: str) -> None:
+    with suppress(OSError):  # a full disk
+        emit("Notice", text="what a framework logs can't be followed: %.300s" % why)
+
+
+def _tell(logged: Any, counted: Callable[[Any], Dict[str, Any]], by: Any) -> None:
+    numbers = {str(name): _number(value) for name, value in {**logged, **counted(by)}.items()}
+    numbers = {name: number for name, number in numbers.items() if number is not None}
+    if _logs and numbers:
+        report(**numbers)
+
+
+def _number(value: Any) -> "float | None":
+    try:
+        value = value.item() if hasattr(value, "item") else value
+    except Exception:  # a tensor of more than one number
+        return None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _total(steps: Any) -> Dict[str, Any]:
+    return {"steps": steps} if 0 < steps < math.inf else {}
+
+
+def _trainer(module: Any) -> None:
+    def counted(state: Any) -> Dict[str, Any]:
+        return {"step": state.global_step, **_total(state.max_steps)}
+
+    class Follows(module.TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            if state.is_world_process_zero:
+                _quietly(_tell, logs or {}, counted, state)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            self.saves = args.save_strategy != "no" or getattr(args, "enable_jit_checkpoint", False)
+            if self.saves:
+                expect()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if self.saves and leaving():
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if told():
+                self.on_log(args, state, control)  # the step that was saved
+                raise Leaving
+
+    module.DEFAULT_CALLBACKS.append(Follows)
+
+
+def _lightning(module: Any) -> None:
+    def counted(trainer: Any) -> Dict[str, Any]:
+        # By hand it may be several steps a batch, and then nobody knows how many there will be.
+        known = trainer.training and trainer.lightning_module.automatic_optimization
+        total = _total(trainer.estimated_stepping_batches) if known else {}
+        return {"epoch": trainer.current_epoch, "step": trainer.global_step, **total}
+
+    # Private to Lightning: a logger of ours would show in a trainer's names, and `logger=False` has none.
+    connector = module._LoggerConnector
+    inner = connector.log_metrics
+
+    @functools.wraps(inner)
+    def log_metrics(self: Any, metrics: Any, *args: Any, **options: Any) -> Any:
+        if metrics and self.trainer.is_global_zero:
+            _quietly(_tell, metrics, counted, self.trainer)
+        return inner(self, metrics, *args, **options)
+
+    connector.log_metrics = log_metrics
+
+    class Follows(module.Callback):  # type: ignore[misc]
+        def on_train_start(self, trainer: Any, *rest: Any) -> None:
+            self.saves = any(map(_saves_on_exception, trainer.callbacks))
+            if self.saves:
+                expect()
+
+        def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+            if self.saves and leaving():
+                if trainer.is_global_zero:
+                    _quietly(_tell, {}, counted, trainer)
+                raise Leaving
+
+    begin = module.Trainer.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        _quietly(lambda: self.callbacks.insert(0, Follows()))
+
+    module.Trainer.__init__ = __init__
+
+
+def _saves_on_exception(callback: Any) -> bool:
+    return bool(getattr(callback, "save_on_exception", type(callback).__name__ == "OnExceptionCheckpoint"))
+
+
+def _accelerate(module: Any) -> None:
+    inner = module.Accelerator.log
+
+    @functools.wraps(inner)
+    def log(self: Any, values: Any, step: Any = None, *args: Any, **options: Any) -> Any:
+        if self.is_main_process:
+            _quietly(_tell, values, lambda step: {"step": step}, step)
+        return inner(self, values, step, *args, **options)
+
+    module.Accelerator.log = log
+
+
+_CHANGES: Dict[str, Callable[[Any], None]] = {
+    "transformers.trainer": _trainer,
+    "lightning.pytorch.trainer.trainer": _lightning,
+    "pytorch_lightning.trainer.trainer": _lightning,
+    "accelerate.accelerator": _accelerate,
+}

@@ -1,0 +1,46 @@
+"""``report(loss=0.1, epoch=3)``: live numbers from a rank to the notebook."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any, Dict
+
+from nbtorchjob.runtime.facts.emit import EVENTS, emit
+
+ROUND = "NBTORCHJOB_ROUND"
+# What counts, and what may be reported beside it to say how many there will be.
+TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
+
+_seq = itertools.count()
+sent = 0  # how many so far: a sign that the rank goes on
+last: Dict[str, float] = {}  # the newest
+
+
+def report(**metrics: Any) -> None:
+    """Send numbers (int, float, or anything with ``item()``, as tensors have) to the notebook.
+
+    Outside a job it only checks them, so a function that reports also runs in the notebook.
+    Raises ``TypeError`` for a metric that isn't a number.
+    """
+    global sent, last
+    numbers = {name: _number(name, value) for name, value in metrics.items()}
+    if os.environ.get(EVENTS):
+        rank, round_ = int(os.environ["RANK"]), int(os.environ[ROUND])
+        emit("Reported", rank=rank, round=round_, seq=next(_seq), metrics=numbers)
+        sent += 1
+        last = numbers
+
+
+def begin() -> None:
+    """Count anew: a rank that stays begins another turn."""
+    global _seq, last
+    _seq, last = itertools.count(), {}
+
+
+def _number(name: str, value: Any) -> float:
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        raise TypeError("report(%s=…): got %r, but a metric is a number" % (name, value))
+    return value

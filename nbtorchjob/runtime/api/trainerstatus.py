@@ -1,0 +1,137 @@
+"""What rank 0 reports, posted to Kubeflow's trainer, which writes it into the TrainJob's status.
+
+With its gate ``TrainJobStatus`` (alpha in 2.3) the trainer tells the pods of a TrainJob where it listens, and
+gives them a token for that job and the authority of its certificate. ``init`` posts, so no rank waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Tuple
+from urllib.parse import urlsplit
+
+from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.runtime.facts.emit import emit
+
+URL, CA, TOKEN = ("KUBEFLOW_TRAINER_SERVER_" + name for name in ("URL", "CA_CERT", "TOKEN"))
+_EVERY_S = 5.0  # as Kubeflow's own SDK does (0.5): each post is written to the cluster's store
+_SLOWEST_S = 300.0  # where nobody answers
+_TIMEOUT_S = 5.0
+_LAST_S = 2.0  # for the last one: the pod ends behind it
+_TOLD_AFTER = 3  # failures in a row: the trainer may just be starting again
+# What its API takes (2.3); one metric too many, or too long, and it refuses them all.
+_MOST, _LONGEST = 256, 64
+_MOST_SECONDS = (1 << 31) - 1
+_RECENT = 8  # reports that tell how fast it goes
+
+
+class Poster(threading.Thread):
+    """Posts the newest of what it is told, at most every few seconds, whatever comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="trainer status")
+        self._round = -1
+        self._zero = False  # whether it counts from 0
+        self._metrics: Dict[str, float] = {}
+        self._counts: Deque[Tuple[float, float]] = deque(maxlen=_RECENT)  # when, and how many were done
+        self._status: Optional[Dict[str, Any]] = None
+        self._news, self._ended = threading.Event(), threading.Event()
+
+    def note(self, record: Dict[str, Any]) -> None:
+        """Take in an event of the node's."""
+        if record["event"] != "Reported" or record["rank"] or record["round"] < self._round:
+            return
+        if record["round"] > self._round:
+            self._round = record["round"]
+            self._metrics, self._zero = {}, False
+            self._counts.clear()
+        self._metrics = {**self._metrics, **record["metrics"]}
+        self._status = self._told(record["time"])
+        self._news.set()
+
+    def finish(self) -> None:
+        """Post what is left, if that is done soon."""
+        self._ended.set()
+        self._news.set()
+        self.join(_LAST_S)
+
+    def run(self) -> None:
+        """See the class."""
+        posted, failed = None, 0
+        while True:
+            self._news.wait()
+            ended = self._ended.is_set()  # asked before the look, so that what came last is posted
+            self._news.clear()
+            if self._status != posted:
+                posted = self._status
+                why = _post({"trainerStatus": posted})
+                failed = failed + 1 if why else 0
+                if why:  # later once more
+                    posted = None
+                    self._news.set()
+                if failed == _TOLD_AFTER:
+                    _say(why)
+            if ended:
+                return
+            self._ended.wait(min(_EVERY_S * 2**failed, _SLOWEST_S))
+
+    def _told(self, now: float) -> Dict[str, Any]:
+        told: Dict[str, Any] = {
+            "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+            "metrics": [
+                {"name": name, "value": str(value)}
+                for name, value in self._metrics.items()
+                if 0 < len(name) <= _LONGEST and len(str(value)) <= _LONGEST
+            ][:_MOST],
+        }
+        for unit, totals in TOTALS.items():
+            total = next((self._metrics[name] for name in totals if name in self._metrics), 0)
+            if unit in self._metrics and 0 < total < math.inf and math.isfinite(self._metrics[unit]):
+                told.update(self._far(now, self._metrics[unit], total))
+                break
+        return told
+
+    def _far(self, now: float, count: float, total: float) -> Dict[str, int]:
+        """Return how far it is: who counts from 0 has done one more than it reports."""
+        self._zero = self._zero or (not self._counts and count == 0)
+        done = count + self._zero
+        self._counts.append((now, done))
+        (since, before), left = self._counts[0], max(0.0, total - done)
+        far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
+        if done > before:
+            seconds = (now - since) / (done - before) * left
+            far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
+        return far
+
+
+def _post(body: Dict[str, Any]) -> str:
+    """Return what went wrong, if anything did."""
+    try:
+        import ssl  # late: the host reads the tables above, and a node may have nothing to post
+        from http.client import HTTPSConnection
+
+        # Both are replaced while the pod runs, and no proxy is asked: it is in the cluster.
+        url, context = urlsplit(os.environ[URL]), ssl.create_default_context(cafile=os.environ.get(CA))
+        with open(os.environ[TOKEN]) as file:
+            headers = {"Authorization": "Bearer " + file.read().strip(), "Content-Type": "application/json"}
+        there = HTTPSConnection(str(url.hostname), url.port, timeout=_TIMEOUT_S, context=context)
+        try:
+            there.request("POST", url.path, json.dumps(body), headers)
+            answer = there.getresponse()
+            return "" if answer.status == 200 else "%d %s" % (answer.status, answer.reason)
+        finally:
+            there.close()
+    except Exception as exc:  # whatever it is, the job goes on without it
+        return "%s: %s" % (type(exc).__name__, exc)
+
+
+def _say(why: str) -> None:
+    try:
+        emit("Notice", text="what is reported can't be posted to the TrainJob's status: %.300s" % why)
+    except OSError:  # a full disk
+        pass

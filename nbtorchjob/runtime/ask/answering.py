@@ -1,0 +1,214 @@
+"""A node answers questions, on a socket in its own folder, in threads beside its agent.
+
+Nothing that is asked may end, slow or change a job: what can't be answered is an answer, too; questions are
+bounded in size, number and time. A handler has to come to an end by itself: nothing can end its thread, which
+has one of the few places until then. (``lookout.py`` waits for nothing without a limit.)
+"""
+
+from __future__ import annotations
+
+import _thread
+import glob
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+
+from nbtorchjob.runtime.ask.questions import (
+    ANSWER_BYTES,
+    QUESTION_BYTES,
+    RECORD_BYTES,
+    SOCKET,
+    Content,
+    Messages,
+    at_socket,
+)
+from nbtorchjob.runtime.objects.wire import WireError
+
+MOST = 8  # questions at once
+_ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
+_ANSWERING_S = 600.0  # for an answer, looked at between its records
+# Signals that the agent and torch handle.
+_AGENTS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+)
+_BUSY = "it answers %d questions already, try again" % MOST
+
+
+class Question(Dict[str, Any]):
+    """What was asked, and what whoever asked goes on to say.
+
+    Once a handler has asked for more, its answer may take as long and be as much as it likes.
+    """
+
+    def __init__(self, asked: Dict[str, Any], talk: "_Talk") -> None:
+        super().__init__(asked)
+        self._talk = talk
+        self.goes_on = False
+
+    def fileno(self) -> int:
+        """Return what can be waited for beside other files; what came before may be here already."""
+        return self._talk.fileno()
+
+    def hear(self, seconds: float) -> Optional[Content]:
+        """Return what is said next, b"" being a sign of life; None where nothing is for so long.
+
+        Raises ``ConnectionError`` once whoever asked has left, and ``WireError`` for what isn't theirs.
+        """
+        self.goes_on = True
+        return self._talk.hear(RECORD_BYTES, seconds)
+
+
+Handler = Callable[[Question], Iterator[Dict[str, Any]]]
+
+
+def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
+    """Answer each question by the handler of its name, as long as this process lives.
+
+    ``key`` is the node's own (``questions.node_key``). Raises ``OSError`` where the folder takes no socket.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # what it is bound to has these rights from the beginning (Linux)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, SOCKET))  # of an earlier attempt
+        at_socket(folder, listener.bind)
+        listener.listen(4 * MOST)
+    except OSError:
+        listener.close()
+        raise
+    _thread.start_new_thread(_Desk(key, handlers).run, (listener,))  # threading's way waits until it runs
+
+
+def close(folder: str) -> None:
+    """Let nobody ask any more: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
+    for path in (SOCKET, "debug-*.sock"):  # the latter of ranks that were stopped (``debugger.py``)
+        for each in glob.glob(os.path.join(glob.escape(folder), path)):
+            with suppress(OSError):
+                os.unlink(each)
+
+
+class Refused(Exception):
+    """A handler won't do what it is asked; the message is one line that says why."""
+
+
+class _Desk:
+    def __init__(self, key: bytes, handlers: Mapping[str, Handler]) -> None:
+        self._key = key
+        self._handlers = handlers
+        self._free = threading.Semaphore(MOST)
+
+    def run(self, listener: socket.socket) -> None:
+        # The agent's waits end with a signal only if its own thread gets it. Threads inherit this.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _AGENTS)
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:  # no file descriptors left
+                time.sleep(0.1)
+                continue
+            if not self._free.acquire(blocking=False):
+                _Talk(peer, self._key).refuse(_BUSY)
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            except RuntimeError:  # nor threads
+                self._free.release()
+                _Talk(peer, self._key).refuse("it can't start a thread to answer")
+
+    def _answer(self, peer: socket.socket) -> None:
+        try:
+            _Talk(peer, self._key).answer(self._handlers)
+        finally:
+            self._free.release()
+
+
+class _Talk:
+    """One connection."""
+
+    def __init__(self, peer: socket.socket, key: bytes) -> None:
+        self._peer = peer
+        self._messages = Messages(key)
+        self._came = bytearray()
+
+    def fileno(self) -> int:
+        return self._peer.fileno()
+
+    def refuse(self, why: str) -> None:
+        """Say why there is no answer, to who listens."""
+        with self._peer, suppress(OSError):
+            self._say({"end": why})  # it fits into the empty buffer of a new connection
+
+    def answer(self, handlers: Mapping[str, Handler]) -> None:
+        """Take the question and answer it; who asks may leave at any time."""
+        with self._peer, suppress(OSError):
+            number = os.urandom(16).hex()
+            self._say({"number": number})
+            self._messages.number(number)
+            try:
+                asked = self._question()
+            except WireError as exc:
+                self._say({"end": "it can't take the question: %s" % exc})
+            else:
+                self._say({"end": self._answered(handlers, asked)})
+
+    def _answered(self, handlers: Mapping[str, Handler], asked: Dict[str, Any]) -> str:
+        """Send the records; return why there are no more, "" where those are all."""
+        handler = handlers.get(str(asked.get("question")))
+        if handler is None:
+            return "it knows no question %.40r" % asked.get("question")
+        until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
+        question = Question(asked, self)
+        records = _of(handler, question)
+        while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):
+            try:
+                message = self._messages.write({"record": next(records)}, RECORD_BYTES)
+            except StopIteration:
+                return ""
+            except Refused as exc:
+                return str(exc)
+            except Exception as exc:  # the handler's, or of a record that is no JSON, or too long
+                return "it can't answer: %s: %.400s" % (type(exc).__name__, " ".join(str(exc).split()))
+            self._send(message)
+            room -= len(message)
+        return "there is more to the answer than may be said"
+
+    def _say(self, content: Dict[str, Any]) -> None:
+        self._send(self._messages.write(content, RECORD_BYTES))
+
+    def _send(self, message: bytes) -> None:
+        self._peer.settimeout(_ASKING_S)
+        self._peer.sendall(message)
+
+    def _question(self) -> Dict[str, Any]:
+        asked = self.hear(QUESTION_BYTES, _ASKING_S)
+        if asked is None:
+            raise ConnectionError("no question came")
+        if isinstance(asked, bytes):
+            raise WireError("it isn't a question")
+        return asked
+
+    def hear(self, most: int, seconds: float) -> Optional[Content]:
+        """Return the next message; None where it hasn't come whole within so many seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            said = self._messages.read(self._came, most)
+            if said is not None:
+                return said
+            self._peer.settimeout(max(1e-3, until - time.monotonic()))
+            try:
+                part = self._peer.recv(QUESTION_BYTES)
+            except socket.timeout:
+                return None
+            if not part:
+                raise ConnectionError("whoever asked has left")
+            self._came += part
+
+
+def _of(handler: Handler, asked: Question) -> Iterator[Dict[str, Any]]:
+    # So that what it raises when it is called comes with what it raises later.
+    yield from handler(asked)

@@ -1,0 +1,88 @@
+"""Runs in a node's container by whoever asks it: passes bytes on between its standard streams and the node.
+
+``PROGRAM`` starts it. ``python job.pyz ask`` would start a second node where the payload is of a version that
+doesn't know that word; this can't.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from typing import Iterator, Optional
+
+from nbtorchjob.runtime.ask.questions import SOCKET, at_socket
+from nbtorchjob.runtime.facts.injected import FOLDER
+
+# Exit codes.
+NO_NODE, NO_PAYLOAD, OLDER = 3, 4, 5
+# Its arguments are where the payload is mounted, and how many seconds it may take. What is mounted may only
+# put the payload together (``boot``); then that lies where files do.
+PROGRAM = """
+import glob, sys, tempfile
+sys.path[:0] = [sys.argv[1], *glob.glob(tempfile.gettempdir() + "/nbtorchjob-*/job.pyz")]
+try:
+    import nbtorchjob.runtime.ask.ask as ask
+except ModuleNotFoundError as exc:
+    sys.exit(%d if exc.name == "nbtorchjob" else %d)
+ask.main(int(sys.argv[2]))
+""" % (NO_PAYLOAD, OLDER)
+
+_CHUNK = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # of a socket's other end: its process, user and group
+
+
+def main(seconds: int) -> None:
+    """Pass on what is said, until either end is closed, or nothing is asked for so long; end this process."""
+    # Whoever asks may be gone without a word: a connection that was cut is no end of its streams.
+    signal.alarm(seconds)
+    node = next(_nodes(), None)
+    if node is None:
+        sys.exit(NO_NODE)
+    _pass_on(node, seconds)
+
+
+def _nodes() -> Iterator[socket.socket]:
+    """Yield connections to nodes of this container."""
+    place = os.environ.get(FOLDER) or tempfile.gettempdir()
+    for path in glob.glob(os.path.join(place, "nbtorchjob-*", SOCKET)):
+        node = _connected(os.path.dirname(path))
+        if node is not None:
+            yield node
+
+
+def _connected(folder: str) -> Optional[socket.socket]:
+    node = socket.socket(socket.AF_UNIX)
+    try:
+        at_socket(folder, node.connect)
+        found = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # of a node that has ended
+        return None
+    # A folder may be shared with other pods; their processes have no number here.
+    return node if _CREDENTIALS.unpack(found)[0] else None
+
+
+def _pass_on(node: socket.socket, seconds: int) -> None:
+    while True:
+        ready, _, _ = select.select([0, node.fileno()], [], [])
+        if node.fileno() in ready:
+            data = node.recv(_CHUNK)
+            if not data:
+                return
+            _write(data)
+        if 0 in ready:
+            said = os.read(0, _CHUNK)
+            if not said:
+                return
+            signal.alarm(seconds)
+            node.sendall(said)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

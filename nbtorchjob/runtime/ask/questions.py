@@ -1,0 +1,100 @@
+"""What is said where a node is asked: one connection, one question, and what answers it.
+
+    node   {"number": …}        never the same twice: no question can be asked again by who heard it
+    asker  {"question": …, …}   signed for that number, as all that follows
+    node   {"record": …}        as many as it takes
+    asker  anything             meanwhile, where the question is one that goes on
+    node   {"end": ""}          or why there is no more
+
+A message is 4 bytes of length, 32 bytes of HMAC-SHA256 and JSON, or bytes behind a zero. Its place among
+those of its side is signed with it: none can be left out, doubled or moved.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import struct
+from itertools import chain, count
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
+
+from nbtorchjob.runtime.objects.wire import WireError, derived, sign
+
+SOCKET = "node.sock"  # in the node's own folder
+QUESTION_BYTES = 1 << 16
+RECORD_BYTES = 1 << 20  # as of a fact
+ANSWER_BYTES = 1 << 25  # all records of one answer
+
+_HEAD = struct.Struct(">I32s")
+_RAW = b"\0"
+
+
+def node_key(key: bytes, run: str, node: int) -> bytes:
+    """Return the key for what is said with one node: a retry has its job's key, but its own ``run``."""
+    return derived(key, "asked", run, node)
+
+
+def at_socket(folder: str, act: Callable[[str], None]) -> None:
+    """Bind or connect to the socket in ``folder``, whose path may be longer than a socket's (107 bytes)."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        act("/proc/self/fd/%d/%s" % (fd, SOCKET))
+    finally:
+        os.close(fd)
+
+
+Content = Union[Dict[str, Any], bytes]
+
+
+class Messages:
+    """The messages of one conversation, on either side of it: who writes first is the node."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = ""
+        self._places: Optional[Tuple[Iterator[int], Iterator[int]]] = None  # of what is written, and read
+
+    def number(self, number: str) -> None:
+        """Sign all that follows for this conversation alone."""
+        self._number = number
+
+    def write(self, content: Content, most: int) -> bytes:
+        """Return the next message; raises ``WireError`` above ``most`` bytes."""
+        body = _RAW + content if isinstance(content, bytes) else json.dumps(content).encode()
+        if len(body) > most:
+            raise WireError("%d bytes are more than the %d that may be said at once" % (len(body), most))
+        return _HEAD.pack(len(body), self._sign(body, 0)) + body
+
+    def read(self, came: bytearray, most: int) -> Optional[Content]:
+        """Take the next message off the front of what came; None where its end is yet to come.
+
+        Raises ``WireError`` for what isn't one, or has more than ``most`` bytes.
+        """
+        if len(came) < _HEAD.size:
+            return None
+        length, mark = _HEAD.unpack_from(came)
+        if length > most:
+            raise WireError("%d bytes are more than the %d that may be said at once" % (length, most))
+        if len(came) < _HEAD.size + length:
+            return None
+        body = bytes(came[_HEAD.size : _HEAD.size + length])
+        del came[: _HEAD.size + length]
+        if not hmac.compare_digest(mark, self._sign(body, 1)):
+            raise WireError("it isn't signed with this job's key")
+        if body.startswith(_RAW):
+            return body[1:]
+        try:
+            found = json.loads(body.decode())
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise WireError("it isn't a message")
+        return found
+
+    def _sign(self, body: bytes, side: int) -> bytes:
+        if self._places is None:
+            # Of a node, and of who asks: both may speak at once.
+            places = chain((1,), count(3)), chain((2,), count(-1, -1))
+            self._places = places if side == 0 else places[::-1]
+        return sign(b"%s %d " % (self._number.encode(), next(self._places[side])) + body, self._key)

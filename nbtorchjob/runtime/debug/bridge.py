@@ -1,0 +1,98 @@
+"""A node leads who asks to a rank that is stopped in the debugger (``debugger.py`` says what is said there).
+
+To ``{"question": "debug", "rank": 1, "by": "…"}`` each record is what the rank says, and each message what it
+is told; or a record is ``{"trouble": "…"}``. To ``{"question": "release"}`` the answer is
+``{"released": [1]}``, those that were held where they failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from contextlib import closing, suppress
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+from nbtorchjob.runtime.ask.answering import Handler, Question
+from nbtorchjob.runtime.debug.debugger import LINE_BYTES, rank_of, socket_of
+from nbtorchjob.runtime.look.outside import within
+
+_RELEASED_S = 5.0
+_LEAVING_S, _EVERY_S = 2.0, 0.05  # for who has left to be seen to have: the next one may come at once
+_MAX_BY = 200  # characters
+
+
+def handlers(folder: str) -> "Mapping[str, Handler]":
+    """Return what answers such questions; ranks listen in ``folder``."""
+    bridge = _Bridge(folder)
+    return {"debug": bridge.debug, "release": bridge.release}
+
+
+class _Bridge:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._there: Dict[int, Tuple[str, float]] = {}  # who looks at a rank, and since when
+
+    def debug(self, asked: Question) -> "Iterator[dict[str, Any]]":
+        """Lead to a rank, until either end leaves."""
+        rank, by = int(asked["rank"]), str(asked.get("by", ""))[:_MAX_BY]
+        me = by, time.time()
+        until = time.monotonic() + _LEAVING_S
+        there = self._there.setdefault(rank, me)
+        while there is not me and time.monotonic() < until:
+            time.sleep(_EVERY_S)
+            there = self._there.setdefault(rank, me)
+        if there is not me:
+            who, since = there
+            at = time.strftime("%H:%M", time.localtime(since))
+            yield {"trouble": "%s looks at rank %d since %s" % (who or "somebody", rank, at)}
+            return
+        try:
+            with closing(socket.socket(socket.AF_UNIX)) as peer:
+                try:
+                    within(self._folder, socket_of(rank), peer.connect)
+                except OSError:
+                    yield {"trouble": "rank %d isn't stopped in the debugger" % rank}
+                    return
+                peer.sendall(json.dumps({"by": by}).encode() + b"\n")
+                yield from _passed_on(asked, peer)
+        finally:
+            del self._there[rank]
+
+    def release(self, asked: Question) -> "Iterator[dict[str, Any]]":
+        """Let go of all ranks that are held."""
+        released = []
+        for name in os.listdir(self._folder):
+            rank = rank_of(name)
+            if rank is None:
+                continue
+            with closing(socket.socket(socket.AF_UNIX)) as peer, suppress(OSError, ValueError):
+                peer.settimeout(_RELEASED_S)
+                within(self._folder, name, peer.connect)
+                peer.sendall(b'{"release": true}\n')
+                if json.loads(peer.recv(1 << 12).decode()).get("released"):
+                    released.append(rank)
+        yield {"released": sorted(released)}
+
+
+def _passed_on(asked: Question, peer: socket.socket) -> "Iterator[dict[str, Any]]":
+    came = b""
+    while True:
+        said = asked.hear(0)
+        while said is not None:
+            if isinstance(said, dict):
+                peer.sendall(json.dumps(said).encode() + b"\n", socket.MSG_NOSIGNAL)
+            said = asked.hear(0)
+        ready, _, _ = select.select([asked.fileno(), peer.fileno()], [], [])
+        if peer.fileno() in ready:
+            try:
+                data = peer.recv(1 << 16)
+            except OSError:
+                data = b""
+            *lines, came = (came + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line.decode())
+            if not data or len(came) > LINE_BYTES:
+                return

@@ -1,0 +1,242 @@
+"""Collectives wait on while a rank is stopped in the debugger, though their time is over.
+
+A call that waits can't be given more time (gloo and NCCL): its time-out is part of it. So the
+process groups of a job whose ranks may stop are made with one that never passes, and the time-out that the
+code asked for is kept here: a thread looks what is pending (torch's flight recorder has collectives, gloo's
+sends and receives are known by who waits for them), and has the rank fail as torch would have it. How
+many ranks are stopped stands in the store that the round's groups meet in. A time-out that a call itself is
+given (``wait(timeout)``, ``monitored_barrier``) stays torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.facts.errors import HERE
+from nbtorchjob.runtime.look import recorder
+
+_NEVER = timedelta(days=30)
+_EVERY_S = 0.25
+_STORE_S = 10.0
+_STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % each for each in ("stopped", "changes", "who"))
+
+# What is waited for: its name, since when by the monotonic clock, and for how long it may be.
+_Wait = Tuple[str, float, float]
+
+
+class Patience:
+    """Keeps the time-outs of this process's collectives; other ranks are heard of at ``address``, a store.
+
+    ``fail`` is called with what torch would raise, in a thread, and doesn't return.
+    """
+
+    def __init__(self, address: str, fail: Callable[[BaseException], Any]) -> None:
+        self._address = address
+        self._fail = fail
+        self._store: Any = None
+        self._limits: Dict[str, float] = {}  # by group
+        self._inside: Dict[int, _Wait] = {}  # by thread
+        self._begun: Dict[Tuple[str, int, float], float] = {}  # when the pending calls were seen first
+        self._since = 0.0  # nobody was stopped from then on
+        self._changes = 0
+        self._said = False
+        self._meeting = threading.Lock()
+        self.installed = False
+
+    def install(self) -> None:
+        """Have all groups be made with a time-out that never passes."""
+        self.installed = True
+        c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+        for detail in (torch_versions.NEW_GROUP, torch_versions.STORE_BARRIER):
+            meets = detail.get()
+            if meets is not None:
+                detail.replace(self._meets(meets))
+        set_timeout = torch_versions.SET_TIMEOUT.get()
+        if set_timeout is not None:
+            torch_versions.SET_TIMEOUT.replace(self._set(set_timeout))
+        meet = torch_versions.MEET.get()
+        if meet is not None:
+            torch_versions.MEET.replace(self._finds(meet))
+        c10d.Work.wait = self._waits(c10d.Work.wait)
+        threading.Thread(target=self._watch, daemon=True, name="patience").start()
+
+    def _finds(self, inner: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def rendezvous(*args: Any, **options: Any) -> Iterator[Any]:
+            asked = options.get("timeout")
+            if not isinstance(asked, timedelta):
+                yield from inner(*args, **options)
+                return
+            found = inner(*args, **{**options, "timeout": max(asked, _NEVER)})
+            with self._within("init_process_group", asked):
+                first = next(found)
+            yield first  # whose store keeps it: NCCL's ranks find each other there at their first call
+            yield from found
+
+        return rendezvous
+
+    def _meets(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(inner)
+
+        @functools.wraps(inner)
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            asked, name = bound.arguments.get("timeout"), str(bound.arguments.get("group_name"))
+            if not isinstance(asked, timedelta):
+                return inner(*args, **kwargs)
+            self._limit(name, asked)
+            options = bound.arguments.get("backend_options")
+            if torch_versions.OPTIONS_TIMEOUT.get(options) == asked:
+                torch_versions.OPTIONS_TIMEOUT.set(options, _NEVER)  # else torch warns that they differ
+            bound.arguments["timeout"] = max(asked, _NEVER)
+            with self._within("init_process_group" if name in ("0", "default_pg") else "new_group", asked):
+                return inner(*bound.args, **bound.kwargs)
+
+        return meet
+
+    def _set(self, inner: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(inner)
+        def set_timeout(timeout: timedelta, group: Any = None) -> None:
+            world = torch_versions.WORLD.get()
+            group = world.default_pg if group is None else group
+            if group is None:
+                inner(timeout)  # which says that there is none
+            self._limit(str(world.pg_names.get(group)), timeout)
+
+        return set_timeout
+
+    def _limit(self, group: str, asked: timedelta) -> None:
+        self._limits[group] = recorder.LIMITS[group, _NEVER.total_seconds()] = asked.total_seconds()
+
+    def _waits(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs or not self._limits:
+                return inner(work, *args, **kwargs)
+            # Of which group it is nobody says.
+            with self._within("operation", timedelta(seconds=max(self._limits.values()))):
+                return inner(work)
+
+        return wait
+
+    @contextmanager
+    def _within(self, name: str, limit: timedelta) -> Iterator[None]:
+        me = threading.get_ident()
+        before = self._inside.get(me)
+        self._inside[me] = (name, time.monotonic(), limit.total_seconds())
+        try:
+            yield
+        finally:
+            if before is None:
+                self._inside.pop(me, None)
+            else:
+                self._inside[me] = before
+
+    @contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """Have other ranks wait on as long as this one is stopped, if time-outs are kept here."""
+        if not self.installed:
+            yield
+            return
+        self._tell(rank, 1)
+        try:
+            yield
+        finally:
+            self._tell(rank, -1)
+
+    def _tell(self, rank: int, by: int) -> None:
+        try:
+            with self._meeting:
+                store = self._connected()
+                if by > 0:
+                    store.set(_WHO, str(rank))
+                # Before the rank counts as stopped, or as going on: who looks between the two finds either
+                # that it is stopped, or that something has changed.
+                store.add(_CHANGES, 1)
+                store.add(_STOPPED, by)
+        except Exception:  # the round ends
+            pass
+
+    def _connected(self) -> Any:
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            host, _, port = self._address.rpartition(":")
+            timeout = timedelta(seconds=_STORE_S)
+            self._store = TCPStore(
+                host.strip("[]"), int(port), is_master=False, timeout=timeout, wait_for_workers=False
+            )
+        return self._store
+
+    def _watch(self) -> None:
+        # The user's code may block signals and wait for them: none may come here instead.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            time.sleep(_EVERY_S)
+            try:
+                late = self._late()
+                if late is None or self._put_off(late):
+                    continue
+            except Exception:  # what nobody thought of is nothing to the job
+                continue
+            name, _, limit = late
+            told = "Timed out waiting %.0fms for %s to complete" % (1000 * limit, name)
+            self._fail(RuntimeError(told).with_traceback(_where()))
+
+    def _late(self) -> Optional[_Wait]:
+        now = time.monotonic()
+        waits = [*self._pending(), *list(self._inside.values())]
+        late = (each for each in waits if now >= max(each[1], self._since) + each[2])
+        return next(late, None)
+
+    def _pending(self) -> List[_Wait]:
+        if all(called == done for called, done in recorder.counts().values()):
+            self._begun = {}
+            return []
+        now = time.monotonic()
+        calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
+        # torch says by the wall clock when they began, and that may be set while they wait.
+        known = [(call.op, call.seq, call.since) for call in calls]
+        self._begun = {call: self._begun.get(call, now) for call in known}
+        return [
+            ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
+            for key, call in zip(known, calls)
+        ]
+
+    def _put_off(self, late: _Wait) -> bool:
+        """Whether a rank is stopped, or was at some time since the last look."""
+        with self._meeting:
+            store = self._connected()
+            stopped, changes = store.add(_STOPPED, 0), store.add(_CHANGES, 0)
+            who = store.get(_WHO).decode() if stopped > 0 else ""
+        if stopped <= 0 and changes == self._changes:
+            return False
+        if stopped > 0 and not self._said:
+            sys.stderr.write(
+                "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off\n"
+                % (who, late[0], late[2])
+            )
+        self._said, self._changes, self._since = stopped > 0, changes, time.monotonic()
+        return True
+
+
+def _where() -> Optional[TracebackType]:
+    """Return the main thread's stack as the traceback of what it might have raised."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = None
+    while frame is not None and frame.f_code.co_filename == HERE + "debug/patience.py":
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename != HERE + "rank/worker.py":
+        found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
+        frame = frame.f_back
+    return found

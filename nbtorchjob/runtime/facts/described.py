@@ -1,0 +1,291 @@
+"""A value in a line of text, for somebody who can't look at it: what a variable was when a rank failed.
+
+It is somebody else's object in a process that has failed: nothing of its class runs but its ``repr``, and
+that only of types that aren't known here. So a type is found by its C slots (a metaclass may answer for its
+classes, ``isinstance`` asks ``__class__``), built-in containers are read by the methods of their own types,
+and no library is imported: what isn't loaded has no objects.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import types
+from itertools import islice
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
+
+from nbtorchjob.runtime import torch_versions
+
+MAX_REPR = 200  # characters
+_MOST = 460  # characters of a container
+_ITEMS = 5
+_DEPTH = 3
+_READ = 4096  # characters of a repr
+_BITS = 1024  # a bigger number isn't written out: Python refuses to from 4300 digits on
+_VALUES = 1 << 18  # of a bigger tensor some are read: 10 ms
+_MODULES = 100_000
+
+_SECRET = re.compile("token|password|passwd|secret|key|credential", re.IGNORECASE)
+# A name with its value in a repr: ``token='…'``, ``'HF_TOKEN': '…'``.
+_TOLD = re.compile(
+    r"""(?<![\w.-])([\w.-]*(?:%s)[\w.-]*["']?\s*[=:]\s*)"""
+    r"""([bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?)|[^\s,;)}\]"']+)""" % _SECRET.pattern,
+    re.IGNORECASE,
+)
+
+# The password in an address.
+_ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
+
+# Of the type itself: ``cls.__mro__`` would ask a metaclass.
+_mro = type.__dict__["__mro__"].__get__
+_qualname = type.__dict__["__qualname__"].__get__
+_module = type.__dict__["__module__"].__get__
+
+
+def described(value: Any, name: str = "") -> str:
+    """Return a line about a value; if ``name``, what it is called, looks secret, no more than its type.
+
+    A ``repr`` that raises is told of. One may take for ever: see ``locals``.
+    """
+    text = _described(value, name, 0)
+    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
+
+
+def is_secret(name: str) -> bool:
+    """Whether what is called so looks like a secret."""
+    return _SECRET.search(name) is not None
+
+
+def has_password(text: str) -> bool:
+    """Whether an address in a text has a password in it."""
+    return _ADDRESS.search(text) is not None
+
+
+def type_name(type_: type) -> str:
+    """Return a type's name, with its module where that isn't the notebook or Python itself."""
+    module, name = _module(type_), _qualname(type_)
+    plain = not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__")
+    return name if plain else "%s.%s" % (module, name)
+
+
+def _described(value: Any, name: str, depth: int) -> str:
+    type_ = type(value)
+    try:
+        found = _of_library(value, type_, depth)
+        if found is not None:
+            return found
+        if name and is_secret(name) and type_ not in (bool, type(None)):
+            return "<masked %s>" % type_name(type_)
+        for kind, tell in _BUILT_IN:
+            if kind in _mro(type_):
+                return tell(value, type_, depth)
+        return _of_repr(value)
+    except BaseException as exc:  # a repr may raise anything, and there is nobody that it could tell
+        return "<%s whose repr raised %s>" % (_qualname(type_), _qualname(type(exc)))
+
+
+def _of_repr(value: Any) -> str:
+    text = str.__getitem__(repr(value), slice(0, _READ))
+    return _cut(_masked(text))
+
+
+def _masked(text: str) -> str:
+    return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_REPR else text[: MAX_REPR - 1] + "…"
+
+
+def _number(value: Any, type_: type, depth: int) -> str:
+    if type_ is not int:
+        return _of_repr(value)
+    bits = int.bit_length(value)
+    return repr(value) if bits <= _BITS else "<int of %s bits>" % format(bits, ",")
+
+
+def _text(value: Any, type_: type, depth: int) -> str:
+    base = next(kind for kind in (str, bytes, bytearray) if kind in _mro(type_))
+    many = base.__len__(value)
+    text = _masked(repr(base.__getitem__(value, slice(0, MAX_REPR + 1))))
+    if many <= MAX_REPR:
+        return _cut(text)
+    return "%s (%s %s)" % (_cut(text), format(many, ","), "characters" if base is str else "bytes")
+
+
+def _sequence(value: Any, type_: type, depth: int) -> str:
+    base = next(kind for kind in (list, tuple, set, frozenset) if kind in _mro(type_))
+    many = base.__len__(value)
+    # A pair may be a name with its value, as headers are.
+    name = _word(tuple.__getitem__(value, 0)) if base is tuple and many == 2 else ""
+    shown = islice(base.__iter__(value), _items(depth))
+    items = (_described(each, name if at else "", depth + 1) for at, each in enumerate(shown))
+    return _container(type_, base, many, items)
+
+
+def _mapping(value: Any, type_: type, depth: int) -> str:
+    many = dict.__len__(value)
+    pairs = islice(dict.items(value), _items(depth))
+    items = (
+        "%s: %s" % (_described(key, "", depth + 1), _described(each, _word(key), depth + 1))
+        for key, each in pairs
+    )
+    return _container(type_, dict, many, items)
+
+
+def _items(depth: int) -> int:
+    return _ITEMS if depth < _DEPTH else 0
+
+
+def _word(key: Any) -> str:
+    """Return a key that may be a name; one of bytes, as headers have, is one as well."""
+    bases = _mro(type(key))
+    if bytes in bases:
+        return bytes.decode(key, "latin-1")
+    return str.__str__(key) if str in bases else ""
+
+
+_BRACKETS: Dict[type, Tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")")}
+
+
+def _container(type_: type, base: type, many: int, items: Iterator[str]) -> str:
+    shown, room = [], _MOST
+    for item in items:
+        room -= len(item)
+        if room < 0:
+            break
+        shown.append(item)
+    if many > len(shown):
+        shown.append("…")
+    opening, closing = _BRACKETS.get(base, ("{", "}"))
+    return "%s of %s: %s%s%s" % (type_name(type_), format(many, ","), opening, ", ".join(shown), closing)
+
+
+def _function(value: Any, type_: type, depth: int) -> str:
+    return "function %s" % types.FunctionType.__dict__["__qualname__"].__get__(value)
+
+
+def _class(value: Any, type_: type, depth: int) -> str:
+    return "class %s" % type_name(value)
+
+
+_BUILT_IN: Tuple[Tuple[type, Callable[[Any, type, int], str]], ...] = (
+    *((kind, _number) for kind in (int, float, complex)),
+    *((kind, _text) for kind in (str, bytes, bytearray)),
+    *((kind, _sequence) for kind in (list, tuple, set, frozenset)),
+    (dict, _mapping),
+    (types.FunctionType, _function),
+    (type, _class),
+)
+
+
+def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
+    """Describe what torch, numpy or pandas made, if they are loaded."""
+    bases = _mro(type_)
+    if _made(bases, "torch", "Tensor"):
+        return _tensor(value, type_, depth)
+    if _made(bases, "torch.nn", "Module"):
+        return _torch_module(value, type_)
+    if _made(bases, "numpy", "ndarray"):
+        array = sys.modules["numpy"].ndarray
+        return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
+    for name in ("DataFrame", "Series"):
+        if _made(bases, "pandas", name):
+            shape = getattr(sys.modules["pandas"], name).shape.__get__(value)
+            return "%s of %s" % (name, " × ".join(format(each, ",") for each in shape))
+    return None
+
+
+def _made(bases: Tuple[type, ...], module: str, name: str) -> bool:
+    found = getattr(sys.modules.get(module), name, None)
+    return any(found is each for each in bases)
+
+
+def _shape(shape: Any) -> str:
+    return "[%s]" % ", ".join(str(int(each)) for each in shape)
+
+
+def _torch_module(value: Any, type_: type) -> str:
+    """Return a module's class and how many numbers its parameters have, each counted once."""
+    torch = sys.modules["torch"]
+    seen: Set[int] = set()
+    many, open_ = 0, [value]
+    while open_ and len(seen) < _MODULES:
+        own = object.__getattribute__(open_.pop(), "__dict__")
+        if id(own) in seen:
+            continue
+        seen.add(id(own))
+        open_ += [each for each in dict.values(own.get("_modules", {})) if each is not None]
+        for parameter in dict.values(own.get("_parameters", {})):
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                many += torch.Tensor.numel(parameter)
+    training = object.__getattribute__(value, "__dict__").get("training")
+    mode = ", in eval mode" if training is False else ""
+    return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
+
+
+def _tensor(value: Any, type_: type, depth: int) -> str:
+    """Return a tensor's dtype, shape and device, and what its numbers are like, if they lie in this memory.
+
+    A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a collective that
+    hangs. Subclasses may run anything to give out a number.
+    """
+    torch = sys.modules["torch"]
+    without = torch_versions.WITHOUT_SUBCLASSES.get()
+    if without is None:
+        return "a tensor"
+    with without():
+        dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
+        layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
+        grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
+        own = type_ in (torch.Tensor, torch.nn.Parameter)
+        plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
+        told = _numbers(torch, value, depth) if plain else ""
+    kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
+    laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
+    what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
+    return what + laid + told + grad
+
+
+def _numbers(torch: Any, value: Any, depth: int) -> str:
+    many = torch.Tensor.numel(value)
+    if value.dtype.is_complex:
+        return ""
+    if not many:
+        return ", finite" if value.dtype.is_floating_point else ""
+    with torch.no_grad():
+        flat = value.detach()
+        if many > _VALUES:
+            if not flat.is_contiguous():  # to flatten it would copy all of it
+                return ""
+            flat = flat.view(-1)[:: -(-many // _VALUES)]
+        if many == 1:
+            return " = %s" % (flat.item(),)
+        if value.dtype is torch.bool:
+            return ", %s of %s true" % (format(int(flat.sum()), ","), format(flat.numel(), ","))
+        numbers = flat.double()
+        finite = torch.isfinite(numbers)
+        good = int(finite.sum())
+        odd = _odd(torch, numbers, good) or "finite" if value.dtype.is_floating_point else ""
+        if depth:  # in a container there is room for little
+            return odd and ", " + odd
+        told = ", " + odd + (": " if odd and good else "")
+        if good:
+            kept = numbers if good == numbers.numel() else numbers[finite]
+            whole = not value.dtype.is_floating_point
+            low, high = (_short(each, whole) for each in (kept.min().item(), kept.max().item()))
+            told += "min %s, max %s, mean %s" % (low, high, _short(kept.mean().item()))
+    return told + (" (of 1 number in %d)" % -(-many // _VALUES) if many > _VALUES else "")
+
+
+def _odd(torch: Any, numbers: Any, good: int) -> str:
+    nan = int(torch.isnan(numbers).sum())
+    inf = int(numbers.numel()) - good - nan
+    return ", ".join("%s %s" % (format(n, ","), word) for n, word in ((nan, "NaN"), (inf, "Inf")) if n)
+
+
+def _short(value: float, whole: bool = False) -> str:
+    return str(int(value)) if whole and math.isfinite(value) else "%.4g" % value

@@ -1,0 +1,227 @@
+"""An exception on a rank, as data: what travels home in place of the exception itself.
+
+A pickled exception would need its class at home and run code there; the text of its frames doesn't.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field, replace
+from types import FrameType, TracebackType
+from typing import Any, List, Optional, Sequence, Tuple
+
+# A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
+MAX_FRAMES = 60
+MAX_MESSAGE = 16_384
+MAX_NOTES = 16
+MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
+
+# What collectives raise when a peer is gone: c10d's own types, and gloo's RuntimeError.
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
+# The same types, but the fault is here: trying again as if a node had been lost would never end.
+_OWN_FAULTS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Timed out waiting")
+# What they say when their time is over: gloo, and NCCL's watchdog.
+_TIMED_OUT = ("Timed out waiting", "collective operation timeout")
+
+
+class RecoverableError(Exception):
+    """Raise it on a rank to say "try again": it counts against ``max_restarts``, then ``retries``.
+
+    The meaning is that of flytekit's ``FlyteRecoverableException``.
+    """
+
+    __module__ = "nbtorchjob"  # where users know it from, on a rank too
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a traceback; ``line`` is the source line where the node knew it.
+
+    ``variables`` are names and what they were, described (``described``), of some frames of a rank.
+    """
+
+    filename: str
+    lineno: int
+    name: str
+    line: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Frame:
+        """Rebuild a frame from its dict; unknown keys of a later version are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["variables"] = tuple((name, told) for name, told in data.get("variables", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Error:
+    """An exception: its type, message, frames (outermost first) and the exceptions behind it."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+    cause: Error | None = None
+    direct: bool = True  # `cause` was named with "raise … from", not merely being handled
+    recoverable: bool = False
+    time: float = field(default_factory=time.time)  # seconds since the epoch, on the node's clock
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` takes."""
+        return asdict(self)
+
+    @property
+    def told(self) -> int:
+        """How many characters its frames' variables have, those of the exceptions behind it too."""
+        pairs = (pair for frame in self.frames for pair in frame.variables)
+        return sum(map(len, (text for pair in pairs for text in pair))) + (
+            self.cause.told if self.cause is not None else 0
+        )
+
+    def bare(self) -> Error:
+        """Return the same without variables."""
+        frames = tuple(replace(frame, variables=()) for frame in self.frames)
+        return replace(self, frames=frames, cause=self.cause.bare() if self.cause is not None else None)
+
+    @property
+    def lost_peer(self) -> bool:
+        """Whether it only says that another rank is gone, as collectives do."""
+        if any(text in self.message for text in _OWN_FAULTS):
+            return False
+        # A user's own ConnectionResetError reads the same, but isn't a RuntimeError.
+        gloo = self.type == "RuntimeError" and any(text in self.message for text in _LOST_PEER_TEXTS)
+        return gloo or self.type.rpartition(".")[2] in _LOST_PEER_TYPES
+
+    @property
+    def collective(self) -> bool:
+        """Whether a collective failed, as another rank is gone or never came."""
+        return self.lost_peer or any(text in self.message for text in _TIMED_OUT)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Error:
+        """Rebuild an error from :meth:`to_json`'s dict; unknown keys of a later version are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["frames"] = tuple(map(Frame.from_json, data.get("frames", ())))
+        known["notes"] = tuple(data.get("notes", ()))
+        known["cause"] = cls.from_json(data["cause"]) if data.get("cause") else None
+        return cls(**known)
+
+
+def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: int = 0) -> Error:
+    """Describe ``exc``, leaving out the frames of this runtime.
+
+    It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
+    """
+    cause = behind(exc)
+    return Error(
+        type=_type_name(type(exc)),
+        message=_message(exc),
+        frames=tuple(frame for frame, _ in traced(exc)),
+        notes=_notes(exc),
+        cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
+        direct=exc.__cause__ is not None,
+        recoverable=isinstance(exc, RecoverableError) or named(exc, retry_on),
+    )
+
+
+def behind(exc: BaseException) -> Optional[BaseException]:
+    """Return the exception that caused this one, or that was being handled."""
+    return exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+
+
+def named(exc: BaseException, names: Sequence[str]) -> bool:
+    """Whether one of ``names`` is that of the exception's type or of one of its bases."""
+    return any(_is_a(exc, name) for name in names)
+
+
+def _is_a(exc: BaseException, name: str) -> bool:
+    """Whether ``name`` is that of the exception's type or of one of its bases, with or without its module."""
+    module, _, attribute = name.rpartition(".")
+    # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
+    exported = getattr(sys.modules.get(module), attribute, None)
+    return any(
+        type_ is exported or name in (type_.__name__, "%s.%s" % (type_.__module__, type_.__qualname__))
+        for type_ in type(exc).__mro__
+    )
+
+
+def _notes(exc: BaseException) -> Tuple[str, ...]:
+    notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
+    if not isinstance(notes, (list, tuple)):
+        return ()
+    return tuple(_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str))
+
+
+def users_traceback(exc: BaseException) -> Optional[TracebackType]:
+    """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
+    found = exc.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
+        found = found.tb_next
+    return found
+
+
+def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return a rank's stack, the outermost frame first, from where this runtime calls the user's code.
+
+    Where it hasn't called any, that is from where the rank begins. A rank is forked from within its node.
+    """
+    begins = [number for number, frame in enumerate(frames) if frame.filename == HERE + "rank/worker.py"]
+    first = begins[-1] if begins else len(frames)
+    last = first
+    while last < len(frames) and frames[last].filename.startswith((HERE, _ASYNCIO)):
+        last += 1
+    return tuple(frames[last:] or frames[first:] or frames)
+
+
+def _type_name(type_: type) -> str:
+    plain = type_.__module__ in ("builtins", "__main__")
+    return type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        text = str(exc)
+    except (Exception, SystemExit) as broken:  # a user's __str__ may raise; the failure must still be told
+        return "<%s while printing the exception>" % type(broken).__name__
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " […]"
+
+
+def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
+    """Return the frames of an exception, the outermost first, each with the living one that it tells of."""
+    found = users_traceback(exc)
+    living = [frame for frame, _ in traceback.walk_tb(found)]
+    frames: List[Tuple[Frame, Optional[FrameType]]] = [
+        (Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or ""), frame)
+        for entry, frame in zip(traceback.extract_tb(found), living)
+    ]
+    if isinstance(exc, SyntaxError) and exc.filename:
+        line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
+        frames.append((Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()), None))
+    kept = shortened([frame for frame, _ in frames])
+    if len(kept) == len(frames):
+        return frames
+    half = len(kept) // 2
+    return [*frames[:half], (kept[half], None), *frames[-half:]]
+
+
+def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, ...]:
+    """Return the first and the last of the frames where there are too many."""
+    if len(frames) <= most:
+        return tuple(frames)
+    half = most // 2
+    return (*frames[:half], Frame("", 0, "… %d frames …" % (len(frames) - 2 * half)), *frames[-half:])
+
+
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
+# As it was compiled: in a payload that isn't where the file lies.
+HERE = from_exception.__code__.co_filename.rpartition("facts/errors.py")[0]

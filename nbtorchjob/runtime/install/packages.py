@@ -1,0 +1,497 @@
+"""Packages that a job installs as its nodes start, beside what is there: once a node, before its ranks.
+
+Where packages come from is the node's own business: pip and uv take it from their settings there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple, Type
+from urllib.parse import quote
+
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.store.payload import Payload, PayloadError
+
+WHEELS = "wheels/"  # members of the payload
+_PROVIDED = "NBTORCHJOB_PROVIDED"
+WITHIN = "NBTORCHJOB_INSTALL_WITHIN"
+_WITHIN_S = 900.0
+_UNUSED_S = 30 * 24 * 3600.0  # that a kept folder stays
+_MOST = 1 << 18  # bytes of what an installer says that are looked through
+
+_OF_TORCH = re.compile(
+    r"(torch|triton|pytorch-triton.*|nvidia-.*-cu\d+|nvidia-(cu\w+|nccl\w*|nv\w+)|cuda-.*)$"
+)
+
+_TROUBLES = re.compile(
+    r"(?i)timed? ?out|connection|temporar|name resolution|unreachable|\b(?:429|50[0234])\b|sending request"
+).search
+_BOUNDS = "constraints"
+_LONGEST = 300  # characters of a line
+# Of uv's dry run: what it would install, and where from if that was said.
+_DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)(?:==(\S+))?(?: @ (.+)| \(from (.+)\))?$")
+# Of pip's log, in which each line has a time.
+_IN_LOG = re.compile(r"\S+\s+(?:Could not fetch URL (.*)|(\w*(?:Error|Exception): .*))").match
+_PASSED_OVER = re.compile(r".*the wheel's tags \((.*?)\) are .*?/([^/\s-]+)-([^/\s-]+)-[^/\s]+\.whl").match
+_NO_MATCH = re.compile(r"No matching distribution found for ([\w.-]+)(?:==([^\s,;]+))?").search
+_FOR_OTHERS = re.compile("no wheels (?:with|for)").search
+_PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
+_UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
+_SECRET = re.compile(r"//[^/\s@]+@")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class InstallError(PayloadError):
+    """Packages can't be installed; ``again`` says whether somebody tries again, as that may do."""
+
+    def __init__(self, text: str, *, again: bool = False) -> None:
+        super().__init__(text)
+        self.again = again
+
+
+def of_torch(name: str) -> bool:
+    """Whether a distribution belongs to the image, with its torch: another one would bring another CUDA."""
+    return bool(_OF_TORCH.match(name))
+
+
+def provide(
+    payload: Payload, folder: str, node: int, key: Optional[bytes] = None, *, warm: bool = False
+) -> str:
+    """Have this node and its ranks import what its payload asks for; return the folder that it is in.
+
+    A ``warm`` process that has imported another one of it begins anew. What the job's store keeps is signed
+    with what its ``key`` hides. Raises ``InstallError``.
+    """
+    if _PROVIDED in os.environ:
+        return os.environ.pop(_PROVIDED)
+    try:
+        found = _provide(payload, folder, node, key)
+    except InstallError as exc:
+        exc.again = exc.again and payload.header["retry"]["retries"] > 0
+        raise
+    if warm and shadows(found):
+        os.environ[_PROVIDED] = found
+        _begin_anew(payload.path)
+    return found
+
+
+def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> str:
+    wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
+    began = time.monotonic()
+    emit("Installing", node=node)
+    wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
+    if wanted["kept"]:
+        target, by = _kept(wanted, wheels, node)
+    else:
+        target = os.path.join(folder, "packages")
+        by = _stocked(wanted, wheels, target, node, key)
+    names = ["%s %s" % each for each in sorted(environment.distributions(target).items())]
+    emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
+    # Before the image's own: what is there now was asked for because the image's wouldn't do.
+    sys.path.insert(1, target)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
+    return target
+
+
+def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
+    """Return whose modules can't be found that are needed, as a binary of another Python can't."""
+    return sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None})
+
+
+def shadows(folder: str) -> bool:
+    """Whether this process has imported another one of what lies in ``folder``, as one that was warm may."""
+    tops = {name.partition(".")[0] for name in os.listdir(folder) if not name.endswith("-info")}
+    loaded = (sys.modules.get(name) for name in tops)
+    files = (getattr(module, "__file__", None) for module in loaded if module is not None)
+    return any(not (file or "").startswith(folder + os.sep) for file in files)
+
+
+def _begin_anew(path: str) -> NoReturn:
+    """Run the payload at ``path`` in a fresh interpreter, in this one's place."""
+    code = "import runpy, sys; sys.argv[:] = %r; sys.path[:] = %r; runpy.run_path(%r, run_name='__main__')"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    others = [entry for entry in sys.path if entry != path]
+    os.execv(sys.executable, [sys.executable, "-c", code % ([path], others, path)])
+
+
+def _wheels(payload: Payload, names: Iterable[str], folder: str) -> List[str]:
+    """Write the wheels that came along; return their paths."""
+    found: List[str] = []
+    for name in names:
+        os.makedirs(folder, exist_ok=True)
+        found.append(os.path.join(folder, os.path.basename(name)))
+        with open(found[-1], "wb") as file:
+            file.write(payload.read(WHEELS + name))
+    return found
+
+
+def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
+    """Return the folder that has them for all jobs, made where there is none yet, and by what."""
+    kept = wanted["kept"]
+    os.makedirs(kept, 0o700, exist_ok=True)
+    found = os.lstat(kept)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise InstallError("%s must be a folder that is yours alone: move away what is there" % kept)
+    target = os.path.join(kept, _key(wanted))
+    with _locked(target + ".lock"):  # several nodes, or jobs, begin at once
+        if os.path.isdir(target):
+            os.utime(target)
+            return target, ""
+        _thin_out(kept)
+        partial = "%s.%d.partial" % (target, os.getpid())
+        try:
+            by = _install(wanted, wheels, partial, node)
+            os.rename(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target, by
+
+
+def _stocked(
+    wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int, key: Optional[bytes]
+) -> str:
+    """Install into ``target`` what the job's store doesn't keep, which keeps it then; return by what."""
+    if not (wanted["stock"] and key):
+        return _install(wanted, wheels, target, node)
+    from nbtorchjob.runtime.install.stock import Stock  # late: it travels to jobs with a store alone
+
+    stock = Stock(wanted["stock"], key, _key(wanted), os.path.dirname(target))
+    if stock.take(target):
+        return ""
+    by = _install(wanted, wheels, target, node)
+    if node == 0:  # the others have the same
+        stock.keep(target)
+    return by
+
+
+def _key(wanted: Dict[str, Any]) -> str:
+    """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
+    asked = {name: wanted[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
+    told = environment.told()
+    there = [told["platform"], told["distributions"], sys.executable, sys.version]
+    text = json.dumps([asked, there], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _thin_out(kept: str) -> None:
+    """Remove what no job has used for long, and what one that was killed left half made."""
+    for name in os.listdir(kept):
+        path = os.path.join(kept, name)
+        try:
+            unused = time.time() - os.stat(path).st_mtime
+        except OSError:  # somebody else was faster
+            continue
+        if unused > (_WITHIN_S * 2 if name.endswith(".partial") else _UNUSED_S) and os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:
+    """Install into ``target`` what is asked for and isn't there; return by what.
+
+    Only what the image lacks is installed: a plain ``pip install --target`` would bring its own copy of all
+    that a requirement needs, torch as well.
+    """
+    os.makedirs(target, exist_ok=True)
+    work = target + ".work"
+    os.makedirs(work, exist_ok=True)
+    there: Dict[str, str] = environment.told()["distributions"]
+    own = ["%s==%s" % each for each in there.items() if of_torch(each[0])]
+    with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
+        file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
+    what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
+    try:
+        tool = _tool(wanted, work)(what, work)
+        asked = [*wheels, *wanted["requirements"]]
+        missing = tool.missing(asked) if asked else []
+        missing += _beside(wanted, wheels, there, {each.name for each in missing})
+        _refuse_torch(missing, there)
+        if missing:
+            emit("Installing", node=node, packages=[each.title for each in missing])
+            tool.run("--no-deps", "--target", target, "--", *(each.line for each in missing))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return tool.name
+
+
+class _Missing:
+    """What an installer decided to install: a name, a version, and where it is, if that was said."""
+
+    def __init__(self, name: str, version: str, source: str = "") -> None:
+        self.name = environment.normalised(name)
+        self.title = ("%s %s" % (self.name, version)).rstrip()
+        self.line = "%s @ %s" % (name, source) if source else "%s==%s" % (name, version)
+
+
+def _beside(
+    wanted: Dict[str, Any], wheels: Iterable[str], there: Dict[str, str], besides: Set[str]
+) -> Iterator[_Missing]:
+    """Yield what is wanted beside what an installer decides on.
+
+    That is what is broken, which it takes for installed by its metadata, what it would refuse as a whole, and
+    wheels that came along, of which it leaves out those whose version is there: they may hold something else.
+    """
+    for path in wheels:
+        name, version = os.path.basename(path).split("-")[:2]
+        if environment.normalised(name) not in besides:
+            yield _Missing(name, version, "file://" + quote(path))
+    for line in wanted["exactly"]:
+        name, _, version = line.partition("==")
+        has = there.get(name, "").partition("+")[0]
+        if name not in besides and (has != version or name in wanted["broken"]):
+            yield _Missing(name, version)
+    asked = {environment.normalised(found.group()) for found in map(_NAMED, wanted["requirements"]) if found}
+    for name in asked.intersection(wanted["broken"]) - besides:
+        if name in there:
+            yield _Missing(name, there[name].partition("+")[0])
+
+
+def _refuse_torch(missing: Sequence[_Missing], there: Dict[str, str]) -> None:
+    for each in missing:
+        if of_torch(each.name):
+            has = there.get(each.name)
+            raise InstallError(
+                "%s would be installed %s, but it belongs to the image: ask for versions that go with "
+                "what the image has, or use an image with %s"
+                % (each.title, "in place of " + has if has else "beside the image's torch", each.title)
+            )
+
+
+class _Installer:
+    """A program that installs ``what``, in words; its own files lie in the folder ``work``."""
+
+    name = ""
+    command: Sequence[str] = ()
+
+    def __init__(self, what: str, work: str) -> None:
+        self._what, self._work = what, work
+        self._within = float(os.environ.get(WITHIN) or _WITHIN_S)
+        self._until = time.monotonic() + self._within
+
+    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+        """Return what is asked for, and what that needs, as far as it isn't there."""
+        raise NotImplementedError
+
+    def words(self, said: str) -> Iterator[str]:
+        """Yield the lines of its output that say why it failed."""
+        raise NotImplementedError
+
+    def certificates(self) -> Dict[str, str]:
+        """Return the variables that say whom it trusts, where it doesn't know that by itself."""
+        return {}
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._work, name)
+
+    def run(self, *options: str) -> str:
+        """Run it; return what it says, which is in the node's log, too. Raises ``InstallError``."""
+        env = {**os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1", **self.certificates()}
+        if not os.access(os.path.expanduser("~"), os.W_OK):  # pip does without a cache
+            env.setdefault("UV_CACHE_DIR", self._path("cache"))
+        sys.stdout.flush()
+        with subprocess.Popen(
+            [*self.command, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,  # so that it ends with all that it started
+        ) as process:
+            try:
+                said = self._read(process)
+                if process.wait():
+                    raise self._failed(said)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        return said
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> str:
+        assert process.stdout is not None
+        fd, said = process.stdout.fileno(), b""
+        while True:
+            left = self._until - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                raise self._late(said.decode(errors="replace"))
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                return _COLOURS.sub("", said.decode(errors="replace"))
+            os.write(1, chunk)
+            said = (said + chunk)[-_MOST:]
+
+    def _failed(self, said: str) -> InstallError:
+        words = list(dict.fromkeys(self.words(said))) or _last(said)
+        if any(map(_FOR_OTHERS, words)):
+            has = environment.told()
+            words.append("this node has Python %(python)s on %(platform)s" % has)
+        told = _SECRET.sub("//", "\n".join(words))
+        return InstallError(
+            "%s couldn't install %s: %s" % (self.name, self._what, told), again=bool(_TROUBLES(told))
+        )
+
+    def _late(self, said: str) -> InstallError:
+        last = "; it said last: %s" % _SECRET.sub("//", " ".join(_last(said))) if said.strip() else ""
+        return InstallError(
+            "%s didn't install %s within %g s (--env %s=S allows more)%s"
+            % (self.name, self._what, self._within, WITHIN, last),
+            again=True,
+        )
+
+
+def _last(said: str) -> List[str]:
+    return [line.strip() for line in _COLOURS.sub("", said).splitlines() if line.strip()][-3:]
+
+
+class _Pip(_Installer):
+    name = "pip"
+
+    def __init__(self, what: str, work: str) -> None:
+        super().__init__(what, work)
+        program = (sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check")
+        self.command = (*program, "--log", self._path("log"))
+
+    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+        report = self._path("report")
+        self.run("--dry-run", "--report", report, "-c", self._path(_BOUNDS), "--", *asked)
+        with open(report, encoding="utf-8") as file:
+            return [self._decided(item) for item in json.load(file)["install"]]
+
+    def _decided(self, item: Dict[str, Any]) -> _Missing:
+        # pip's installation report, version 1.
+        meta, source = item["metadata"], item["download_info"]
+        version = source.get("vcs_info")
+        at = "%s+%s@%s" % (version["vcs"], source["url"], version["commit_id"]) if version else source["url"]
+        return _Missing(meta["name"], meta["version"], at if item["is_direct"] else "")
+
+    def words(self, said: str) -> Iterator[str]:
+        # Why nothing was found, or a build failed, only its log says.
+        lines: List[str] = []
+        with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
+            lines += file
+        yield from _for_others(said, lines)
+        if "conflicting dependencies" not in said:
+            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, lines) if found]
+            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
+        conflict = False
+        for line in said.splitlines():
+            if line.startswith(("The conflict is caused by", "To fix this", "Additionally, some packages")):
+                conflict = line.startswith("The conflict")
+            elif line.startswith("ERROR: ") and "ResolutionImpossible" not in line:
+                yield line[len("ERROR: ") :]
+            elif line.startswith(("× ", "│ ")) and "exit code" not in line:
+                yield line[2:]
+            elif conflict and line.strip():
+                yield line.strip()
+
+
+def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
+    """Say for what there are wheels of what pip found none of, if there are some for others."""
+    found = _NO_MATCH(said)
+    name, version = (found.group(1), found.group(2) or "") if found else ("", "")
+    tags = [
+        wheel.group(1)
+        for wheel in map(_PASSED_OVER, log)
+        if wheel and environment.normalised(wheel.group(2)) == environment.normalised(name)
+        if wheel.group(3).startswith(version)
+    ]
+    if tags:
+        yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
+
+
+class _Uv(_Installer):
+    name = "uv"
+
+    def certificates(self) -> Dict[str, str]:
+        """Have it trust whom pip does, and Python: by itself it looks at neither (0.13)."""
+        if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
+            return {}
+        import ssl  # late: few nodes need it
+
+        there = ssl.get_default_verify_paths()
+        told = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or there.cafile
+        if told:
+            return {"SSL_CERT_DIR" if os.path.isdir(told) else "SSL_CERT_FILE": told}
+        return {"SSL_CERT_DIR": there.capath} if there.capath and os.listdir(there.capath) else {}
+
+    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+        python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
+        said = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
+        found = (line.groups("") for line in _DECIDED.finditer(said))
+        return [_Missing(name, version, at or of_old) for name, version, at, of_old in found]
+
+    def words(self, said: str) -> Iterator[str]:
+        lines = said.splitlines()
+        begins = next((n for n, line in enumerate(lines) if re.match(r"\s*×|error:", line)), len(lines))
+        yield from (line.strip() for line in lines[begins : begins + 20] if line.strip())
+
+
+def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
+    """Return uv where it can be had and pip isn't the one that was told where packages come from."""
+    pip = find_spec("pip") is not None
+    told_pip = _told("PIP", _PIP_FILES) and not _told("UV", _UV_FILES)
+    if pip and (told_pip or _unseen()):
+        return _Pip
+    command = _uv(wanted, folder)
+    if command:
+        _Uv.command = (*command, "pip", "install", "--no-progress")
+        return _Uv
+    if pip:
+        return _Pip
+    mend = (
+        "install uv"
+        if wanted["kept"]
+        else "install uv beside the notebook and set --storage: jobs bring it along"
+    )
+    raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
+
+
+def _uv(wanted: Dict[str, Any], folder: str) -> List[str]:
+    """Return how the image's uv is run, or else the one in the job's store; [] where there is none."""
+    own = shutil.which("uv")
+    if own:
+        return [own]
+    if find_spec("uv"):
+        return [sys.executable, "-m", "uv"]
+    if not wanted["uv"]:
+        return []
+    from nbtorchjob.runtime.install import stock  # late: it travels to jobs with a store alone
+
+    return stock.uv(wanted["uv"], folder)
+
+
+def _unseen() -> bool:
+    """Whether uv would overlook something: it looks into the interpreter's own folder of packages alone.
+
+    What an image's venv has from the system's Python, or from ``PYTHONPATH``, it would install anew (0.13).
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    return any(environment.distributions(path) for path in sys.path if os.path.realpath(path) not in own)
+
+
+def _told(whose: str, files: Sequence[str]) -> bool:
+    names = re.compile(whose + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE|\w*CERT|PROXY|TRUSTED_HOST)$")
+    there = (os.path.join(sys.prefix, os.path.basename(files[0])), *map(os.path.expanduser, files))
+    return any(map(names.match, os.environ)) or any(map(os.path.exists, there))

@@ -1,0 +1,189 @@
+"""A job's shipped files, laid once by each node where its ranks work: for reading, by their relative paths.
+
+The payload has a table of them, and behind each other what the small ones hold; the big ones lie in the
+job's store, by their digests. A path leads nowhere but below the working folder, whatever links there are,
+and no file is replaced that was there before. Where they can't be laid into it for that, the ranks work in a
+folder of the node's own: it has the files, and beside them links to all that the working folder has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional
+
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import node_index
+from nbtorchjob.runtime.store import store
+from nbtorchjob.runtime.store.payload import CONTENT, SHIPPED, Payload, PayloadError
+
+_PIECE = 1 << 20
+
+
+class _File(NamedTuple):
+    """A row of the table; ``at`` is where what it holds begins in the payload, or its URL.
+
+    On the machine of the notebook a file is as it was at ``mtime``, in nanoseconds, and ``at`` is None of a
+    big one.
+    """
+
+    path: str
+    executable: bool
+    size: int
+    sha256: str
+    mtime: Optional[int]
+    at: Any
+
+
+def lay(payload: Payload, folder: str) -> None:
+    """Lay a payload's files into the working folder, or go to one below ``folder`` where they are.
+
+    Raises ``PayloadError`` where that can't be done.
+    """
+    files = [_File(*row) for row in json.loads(payload.read(SHIPPED).decode())]
+    tree, content, here = _tree(files), memoryview(payload.read(CONTENT)), os.getcwd()
+    try:
+        why = _lay_here(files, content, here)
+    except OSError as exc:  # whatever its file system has against it
+        why = "they can't be laid into %s (%s)" % (here, exc.strerror)
+    if not why:
+        return
+    into = os.path.join(folder, "work")
+    try:
+        shutil.rmtree(into, ignore_errors=True)  # an earlier attempt's
+        _mirror(here, into, tree)
+        for file in files:
+            _write(file, content, here, into)
+    except OSError as exc:
+        raise PayloadError("the shipped files can't be laid into %s: %s" % (into, exc)) from exc
+    os.chdir(into)
+    if node_index() == 0:  # one of many who found the same
+        emit("Notice", text="ranks work in %s: %s" % (into, why))
+
+
+def _tree(files: List[_File]) -> Dict[str, Any]:
+    """Return the files by their names, folder by folder; of one that would lie elsewhere raise."""
+    tree: Dict[str, Any] = {}
+    for file in files:
+        *folders, name = file.path.split("/")
+        inner: Optional[Dict[str, Any]] = tree
+        for each in folders:
+            inner = None if inner is None else inner.setdefault(each, {})
+        wrong = any(each in ("", ".", "..") or "\0" in each for each in (*folders, name))
+        if wrong or inner is None or name in inner:
+            raise PayloadError("the payload is damaged: no file can be laid at %r" % file.path)
+        inner[name] = None
+    return tree
+
+
+def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
+    """Lay what isn't there already, or none of it and return why that can't be."""
+    left: List[_File] = []
+    closed: Dict[str, str] = {}
+    for file in files:
+        path = os.path.join(here, file.path)
+        if file.mtime is not None:
+            why = _changed(file, path)
+        elif os.path.lexists(path):
+            why = "" if _same(file, path) else "%s has another %s" % (here, file.path)
+        else:
+            above = os.path.dirname(path)
+            if above not in closed:
+                closed[above] = _closed(above)
+            why = closed[above]
+            left.append(file)
+        if why:
+            return why
+    for file in left:
+        _write(file, content, here, here)
+    return ""
+
+
+def _changed(file: _File, path: str) -> str:
+    """Return why a file of this machine isn't as it was when it was shipped."""
+    try:
+        seen = os.stat(path)
+        if (seen.st_size, seen.st_mtime_ns) == (file.size, file.mtime):
+            return ""
+        why = "has changed"
+    except OSError:
+        why = "is gone"
+    if file.at is None:
+        raise PayloadError("%s %s since the job was sent, and was too big to be kept" % (file.path, why))
+    return "%s %s since the job was sent" % (file.path, why)
+
+
+def _same(file: _File, path: str) -> bool:
+    try:
+        seen = os.stat(path)
+        executable = not file.executable or seen.st_mode & stat.S_IXUSR
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size != file.size or not executable:
+            return False
+        digest = hashlib.sha256()
+        with open(path, "rb") as opened:
+            for piece in iter(lambda: opened.read(_PIECE), b""):
+                digest.update(piece)
+    except OSError:
+        return False
+    return digest.hexdigest() == file.sha256
+
+
+def _closed(folder: str) -> str:
+    """Return why no file can be made in a folder that is there, or would have to be made first."""
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if os.path.realpath(folder) != folder:
+        return "%s is a link" % folder
+    if not os.path.isdir(folder):
+        return "%s is a file" % folder
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "%s can't be written to" % folder
+
+
+def _mirror(folder: str, into: str, tree: Dict[str, Any]) -> None:
+    """Make a folder that has links to all in another one, but for what files of ours lie in the place of."""
+    os.makedirs(into)
+    try:
+        names = os.listdir(folder)
+    except OSError:  # it isn't there, or a file
+        names = []
+    for name in names:
+        if name not in tree:
+            os.symlink(os.path.join(folder, name), os.path.join(into, name))
+    for name, inner in tree.items():
+        if inner is not None:
+            _mirror(os.path.join(folder, name), os.path.join(into, name), inner)
+
+
+def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
+    """Write a file in one step: other nodes may do so on a volume that they share."""
+    target = os.path.join(into, file.path)
+    if file.at is None:  # which lies there as it was
+        os.symlink(os.path.join(origin, file.path), target)
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    opened, partial = tempfile.mkstemp(prefix=".", dir=os.path.dirname(target))
+    try:
+        with open(opened, "wb") as written:
+            if isinstance(file.at, int):
+                written.write(content[file.at : file.at + file.size])
+            else:
+                _fetch(file, written)
+        os.chmod(partial, 0o555 if file.executable else 0o444)
+        os.replace(partial, target)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _fetch(file: _File, target: BinaryIO) -> None:
+    try:
+        found = store.digest(file.at, target, file.size)
+    except Exception as exc:  # whatever a store's library raises
+        why = "%s: %s" % (type(exc).__name__, exc)
+        raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
+    if found != file.sha256:
+        raise PayloadError("%s at %s isn't what was shipped: remove it there" % (file.path, file.at))

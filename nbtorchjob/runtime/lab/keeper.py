@@ -1,0 +1,156 @@
+"""The agent of a node whose ranks stay: torch's word "running" holds while they wait, too."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from nbtorchjob.runtime.ask.answering import Handler
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import saving
+from nbtorchjob.runtime.lab.lab import Base, Lab
+from nbtorchjob.runtime.lab.turns import stay
+from nbtorchjob.runtime.node.agent import NodeAgent, terminated
+from nbtorchjob.runtime.node.departure import Departure
+from nbtorchjob.runtime.node.meter import EVERY
+from nbtorchjob.runtime.rank.worker import Rank
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.store.payload import Payload
+
+_IDLE_S = 1.0  # between two looks at ranks that wait
+_BUSY_S = 0.05  # and at such that run a turn: an end of one is heard of at once
+_IDLE_USE_S = 60.0  # between two times that it is told what they use
+
+
+def keeper(
+    payload: Payload, key: bytes, folder: str, files: str, node: int
+) -> Tuple[Callable[..., NodeAgent], Callable[[Rank], None]]:
+    """Return what makes the agent of a lab's node, and what its ranks do."""
+    return partial(Keeper, lab=Lab(payload.header, payload.path, key, folder, files, node)), stay
+
+
+class Keeper(NodeAgent):
+    """The agent of one node of ``lab``."""
+
+    def __init__(self, *args: Any, lab: Lab, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lab = lab
+        self._pids: Dict[int, int] = {}
+        self._distrusted: Optional[PeersEnded] = None
+        self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn
+        os.set_blocking(self._woken, False)
+        lab.agent = self
+
+    @property
+    def questions(self) -> Dict[str, Handler]:
+        """See the base class."""
+        return {**super().questions, **self._lab.questions}
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """See the base class."""
+        try:
+            return super().run(*args, **options)
+        finally:
+            self._lab.close()
+
+    def enter_turn(self, round_: int, ranks: Sequence[int]) -> None:
+        """Begin a turn that these ranks of this node run, if any; called in the thread of the lab."""
+        folder = self._folder_of(round_)
+        os.makedirs(folder, exist_ok=True)
+        workers = self._worker_group.workers
+        departure = Departure(folder, self._node, round_, len(workers), self._peers)
+        self._round = round_
+        self._departure = departure
+        if ranks:
+            self._meter.every = EVERY
+            emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
+            self._lookout.go_on(round_, folder, ranks)
+            self._meter.begin(round_, self._pids)
+        os.write(self._wake, b"\0")
+
+    def leave_turn(self) -> None:
+        """Take in that the ranks of this node wait from now on; called in that thread, too."""
+        self._lookout.rest()
+        self._meter.every = _IDLE_USE_S
+
+    def distrust(self, exc: PeersEnded) -> None:
+        """End the job, as somebody else writes to the store of its nodes; called in any thread."""
+        self._distrusted = exc
+        os.write(self._wake, b"\0")
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a node is about to end, for which ranks save: no turn is begun."""
+        departure = self._departure
+        return self._peers.leaves is not None or (departure is not None and departure.own)
+
+    def _leave(self, codes: Dict[int, int]) -> bool:
+        departure = self._departure
+        if self._lab.idle and departure is not None and departure.own:
+            raise terminated()  # they were done before they were told
+        return super()._leave(codes)
+
+    def _enter_round(self, worker_group: WorkerGroup) -> None:
+        lab = self._lab
+        self._round = max(self._round, lab.newest)
+        super()._enter_round(worker_group)
+        store, mine = worker_group.store, worker_group.group_rank
+        told = (self._node, len(worker_group.workers), lab.first_is_over)
+        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d" % told)
+        keys = ["nbtorchjob/lab/%d" % rank for rank in range(worker_group.group_world_size)]
+        nodes, counts, over = zip(*(map(int, store.get(key).split()) for key in keys))
+        where = [node for node, count in zip(nodes, counts) for _ in range(count)]
+        first = self._attempt == 1 and not any(over)
+        folder = self._folder_of(self._round)
+        os.makedirs(folder, exist_ok=True)
+        connect = self._rdzv_handler.connect if len(nodes) > 1 else None
+        lab.begin(Base(self._round, folder, nodes, dict(enumerate(where)), first, connect))
+
+    def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
+        started = super()._start_workers(worker_group)
+        self._pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
+        return started
+
+    def _stop_workers(self, *args: Any, **options: Any) -> None:
+        self._lab.leave()
+        super()._stop_workers(*args, **options)
+
+    def _ended(self) -> Dict[int, int]:
+        codes = super()._ended()
+        if codes:
+            self._lab.broken()
+        return codes
+
+    def _wait_for_an_end(self, seconds: float) -> None:
+        super()._wait_for_an_end(_IDLE_S if self._lab.idle else max(seconds, _BUSY_S))
+        if self._turn_begun():  # which most often is over before there is anything to see
+            super()._wait_for_an_end(_BUSY_S)
+        if self._distrusted is not None:
+            self._peers.tell(self._distrusted.code)
+            raise self._distrusted
+
+    def _turn_begun(self) -> bool:
+        """Whether that is what it was woken for, or may be."""
+        try:
+            return bool(os.read(self._woken, 4096)) and self._distrusted is None
+        except BlockingIOError:
+            return False
+
+    def _ends(self) -> List[Any]:
+        return [*super()._ends(), self._woken]
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        if self._lab.idle:  # what its ranks hold they have had the time to save
+            self._shutdown_timeout = saving()
+            raise terminated()
+        super()._on_sigterm(number, frame)
+
+    def leave(self, asked: Any) -> Iterator[Dict[str, Any]]:
+        """See the base class."""
+        if self._lab.idle:
+            yield {"leaves": False}
+        else:
+            yield from super().leave(asked)

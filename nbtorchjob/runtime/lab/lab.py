@@ -1,0 +1,688 @@
+"""A lab: a job whose ranks stay when its call is done, and run turns, which somebody asks of its lead.
+
+The lead is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
+each node tells its own ranks (``standing.py``). Only one turn runs at a time: the next one begins once all
+nodes are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name.
+The *base* is the round in which the ranks were started. They may be started anew, and then they are empty:
+turns that were taken before aren't run any more.
+
+What the lead of a lab says in words that the host reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import os
+import queue
+import time
+from collections import OrderedDict, deque
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
+from nbtorchjob.runtime.facts.emit import emit, tear
+from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.install import needed
+from nbtorchjob.runtime.lab import turns
+from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
+from nbtorchjob.runtime.lab.standing import Standing
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.objects.wire import derived, sign
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
+
+TEXT = 1 << 18  # characters that are told of a cell
+# Why a turn isn't taken that may be taken later, or elsewhere.
+NOT_YET = "its ranks haven't begun yet"
+ANEW = "its ranks began anew"
+ELSEWHERE = "the lead is node %d"
+
+
+_HEAR_S = 60.0  # for the next piece of a payload to come
+_LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
+_KNOWN = 1024  # turns that are known again when they are sent twice
+_WAITING = 1000  # turns
+_BROUGHT = 64  # payloads that are there before the lead has named them
+_BROUGHT_S = 600.0
+_ROOM_S = 1.0  # between two looks whether a full disk has room again
+_MARK = 16  # hex digits of a name's mark
+_ENDS = "the lab is ending"
+
+
+class Base(NamedTuple):
+    """The ranks of a lab from when they were started until they are started anew.
+
+    ``nodes`` are numbers of the job, the lead's first; ``where`` is each rank's; ``first`` is whether they
+    run the job's own call. ``connect`` leads to the store of several nodes.
+    """
+
+    round: int
+    folder: str
+    nodes: Sequence[int]
+    where: Dict[int, int]
+    first: bool
+    connect: Optional[Callable[[], Any]]
+
+
+class _Turn(NamedTuple):
+    number: int  # of its payload's file
+    round: int
+    ranks: Sequence[int]
+    nodes: Sequence[int]
+    label: str
+    by: str
+    sets: FrozenSet[str]  # the marks of the names that it is going to set
+    told: Dict[str, Any]  # what ranks are told
+    left: Set[int]  # nodes that aren't through
+
+
+class _Here(NamedTuple):
+    """A turn on this node."""
+
+    round: int
+    number: int
+    done: int  # what a rank says that is through
+    left: Set[int]
+    failed: List[int]
+
+
+class Lab:
+    """A node's part of a lab; ``agent`` is to be set to what starts its ranks, before they are.
+
+    ``header`` and ``path`` are those of the job's payload; what turns bring along is laid into ``files``.
+    """
+
+    def __init__(
+        self, header: Dict[str, Any], path: str, key: bytes, folder: str, files: str, node: int
+    ) -> None:
+        self.agent: Any = None
+        self.newest = 0  # the newest round that is known here
+        self.idle = False  # whether all ranks of the lab wait, as far as is known here
+        self.first_is_over = False  # whether all ranks were through with the job's own call once
+        self._header = header
+        self._settings: Dict[str, Any] = header["lab"]
+        self._path = path
+        self._key = key
+        self._marking = derived(key, "names") if key else os.urandom(32)
+        self._folder = folder
+        self._files = files
+        self._node = node
+        self._base: Optional[Base] = None
+        self._why = NOT_YET  # why no turn is taken
+        self._since = 0.0  # when the last turn was over
+        self._here: Optional[_Here] = None
+        self._running: Optional[_Turn] = None
+        self._line: Deque[_Turn] = deque()
+        self._untold: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
+        self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
+        self._numbers = itertools.count(1)
+        self._coming: List[int] = []  # payloads
+        self._brought: Dict[str, float] = {}  # when payloads came that the lead has yet to name
+        self._names: Dict[int, FrozenSet[str]] = {}  # the marks of names that are there, by rank
+        self._news: Dict[str, List[str]] = {}  # such that the lead hasn't been told
+        self._pids: Dict[int, int] = {}
+        self._page: Any = None
+        self._relay: Any = None
+        self._standing = Standing(folder, self._heard, self._due)
+
+    # The agent's thread
+
+    def begin(self, base: Base) -> None:
+        """Take in that ranks are about to be started."""
+        self.newest = max(self.newest, base.round)
+        self.idle = False
+        self._standing.done(partial(self._begin, base))
+
+    def broken(self) -> None:
+        """Take in that a rank has ended: no turn is taken, nor begun, until they begin anew."""
+        self.idle = False
+        if self._why != ANEW:
+            self._why = ANEW
+            self._standing.post(self._drop_all)
+
+    def leave(self) -> None:
+        """Take in that the ranks are about to be ended; nothing is begun after that."""
+        self.broken()
+        with suppress(queue.Empty):
+            self._standing.done(self._leave, _LEAVE_S)
+
+    def close(self) -> None:
+        """End."""
+        self._standing.close()
+        self._forget_brought(0.0)
+
+    # Questions, in threads of their own
+
+    @property
+    def questions(self) -> Dict[str, Handler]:
+        """What the lead may be asked."""
+        return {
+            "names": partial(self._answer, self._has),
+            "interrupt": partial(self._answer, self._interrupt),
+            "end": partial(self._answer, self._ask_to_end),
+            "bring": self.bring,
+            "turn": self.turn,
+            "lacks": self._lacks,
+        }
+
+    def _answer(
+        self, act: Callable[[Dict[str, Any]], Dict[str, Any]], asked: Question
+    ) -> Iterator[Dict[str, Any]]:
+        yield self._standing.done(partial(act, asked))
+
+    def _lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Say which modules aren't here: what a cell has installed no fact tells of."""
+        importlib.invalidate_caches()
+        yield {"lacks": [module for module in asked["of"] if needed.find(module) is None]}
+
+    def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Take a turn, whose payload is what is said next.
+
+        The first record names the nodes that it is to be brought to as well, before there is an answer.
+        """
+        known = self._standing.done(partial(self._known, asked))
+        if known is not None:
+            yield known
+            return
+        number = next(self._numbers)
+        self._coming.append(number)
+        try:
+            path = path_of(self._folder, number)
+            try:
+                payload = self._received(asked, path)
+                relay = self._relay
+                if isinstance(relay, Lead):
+                    yield {"bring": list(relay.others)}
+                    said: Any = b""
+                    while isinstance(said, bytes):  # signs of life
+                        said = asked.hear(_HEAR_S)
+                    if said is None:
+                        raise Refused("the cell wasn't brought to all nodes within %d s" % _HEAR_S)
+                    relay.all_have(number, name_of(asked["id"]))
+                answer, new = self._standing.done(partial(self._take, asked, number, payload))
+            except BaseException:
+                self._forget(number)
+                raise
+            if not new:
+                self._forget(number)
+        finally:
+            self._coming.remove(number)
+            self._standing.post(lambda: None)  # it may be idle from now on
+        yield answer
+
+    def bring(self, asked: Question) -> Iterator[Dict[str, Any]]:
+        """Take in the payload of a turn that the lead is being asked for."""
+        name = name_of(asked["id"])
+        path = brought(self._folder, "%s-%d" % (name, next(self._numbers)))
+        try:
+            self._received(asked, path)
+            os.replace(path, brought(self._folder, name))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        self._brought[name] = time.monotonic()
+        self._forget_brought(_BROUGHT_S)
+        yield {}
+
+    def _forget_brought(self, seconds: float) -> None:
+        """Remove payloads that came so long ago; most often a turn has taken them."""
+        known = list(self._brought.items())
+        for number, (name, since) in enumerate(known):
+            if len(known) - number > _BROUGHT or time.monotonic() >= since + seconds:
+                self._brought.pop(name, None)
+                with suppress(FileNotFoundError):
+                    os.unlink(brought(self._folder, name))
+
+    def _received(self, asked: Question, path: str) -> Payload:
+        """Take in a payload."""
+        left = int(asked["size"])
+        with _room_for(path), open(path, "xb") as file:
+            while left > 0:
+                said = asked.hear(_HEAR_S)
+                if not isinstance(said, bytes):
+                    raise Refused("the cell didn't come: nothing was said for %d s" % _HEAR_S)
+                left -= len(said)
+                file.write(said)
+        try:
+            payload = Payload(path)
+            payload.verify(self._key)
+        except PayloadError as exc:
+            raise Refused(str(exc)) from exc
+        if left:
+            raise Refused("the payload is damaged: it is too long")
+        return payload
+
+    def _forget(self, number: int) -> None:
+        relay = self._relay
+        if isinstance(relay, Lead):
+            with suppress(RuntimeError):
+                relay.say({"drop": number})
+        self._unlink(number)
+
+    def _unlink(self, number: int) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path_of(self._folder, number))
+
+    # All else is in the thread of ``Standing``
+
+    def _begin(self, base: Base) -> None:
+        self._base, lead = base, base.nodes[0] == self._node
+        self._page = turns.page(base.folder)
+        self._standing.enter(base.round)
+        self._line.clear()
+        self._names, self._pids, self._news = {}, {}, {}
+        here = [rank for rank, node in base.where.items() if node == self._node]
+        told: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
+        told.update((name, self._header[name]) for name in ("all_ranks", "locals"))
+        self._here = _Here(base.round, 0, base.round if base.first else 0, set(here), [])
+        if lead:
+            self._since = time.monotonic()
+            ranks, nodes = sorted(base.where), sorted(base.nodes)
+            words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
+            sets = self._marks(_set_by(words["text"]) if base.first else ())
+            self._running = _Turn(
+                0, base.round, ranks, nodes, words["label"], words["by"], sets, told, set(nodes)
+            )
+            if base.first:
+                self._tell_taken(base, self._running, "", {**words, "pushed": []})
+        if base.connect is not None and lead:
+            others = base.nodes[1:]
+            self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
+            self._relay.expect(base.round, others)
+        elif base.connect is not None:
+            mine = self._node, self._folder
+            self._relay = Follower(
+                base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
+            )
+        if base.first:
+            for rank in here:
+                self._standing.tell(rank, told)
+        self._why = "" if lead else ELSEWHERE % base.nodes[0]
+
+    def _tell_taken(self, base: Base, turn: _Turn, known_as: str, words: Dict[str, Any]) -> None:
+        emit(
+            "TurnTaken",
+            node=self._node,
+            round=turn.round,
+            base=base.round,
+            id=known_as,
+            ranks=turn.ranks,
+            nodes=turn.nodes,
+            label=turn.label,
+            text=words["text"][:TEXT],
+            filename=words["filename"],
+            pushed=words["pushed"],
+            by=turn.by,
+        )
+
+    def _leave(self) -> None:
+        self._drop_all()
+        self._base = self._here = None
+        self._standing.enter(-1)
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def _drop_all(self) -> None:
+        for turn in (*self._line, *([self._running] if self._running else [])):
+            self._unlink(turn.number)
+        if self._here is not None:
+            self._unlink(self._here.number)
+        self._line.clear()
+        self._running = None
+
+    def _mark(self, name: str) -> str:
+        """Return what stands for a name in the store of the nodes, which others can read."""
+        return sign(name.encode("utf-8", "replace"), self._marking).hex()[:_MARK]
+
+    def _marks(self, names: Iterable[str]) -> FrozenSet[str]:
+        return frozenset(map(self._mark, names))
+
+    # What ranks and nodes say
+
+    def _heard(self, rank: int, record: Dict[str, Any]) -> None:
+        self._pids[rank] = int(record["pid"])
+        if "names" in record:
+            self._names[rank] = self._marks(record["names"])
+            self._news[str(rank)] = sorted(self._names[rank])
+        here = self._here
+        if here is None or record["done"] != here.done or rank not in here.left:
+            return
+        here.left.discard(rank)
+        if record.get("failed"):
+            here.failed.append(rank)
+        if "error" in record:
+            tear()
+            self._tell_failed(self._node, here.round, [rank], record["error"])
+        if not here.left:
+            self._here = None
+            self._over_here(here)
+
+    def _over_here(self, here: _Here) -> None:
+        self.agent.leave_turn()
+        if here.done:
+            self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
+        self._unlink(here.number)
+        news, self._news = self._news, {}
+        if isinstance(self._relay, Follower):
+            self._relay.done(here.round, {"names": news})
+        else:
+            self._through(self._node, here.round)
+
+    def _heard_node(self, node: int, round_: int, record: Dict[str, Any]) -> None:
+        def take() -> None:
+            for rank, names in record["names"].items():
+                self._names[int(rank)] = frozenset(names)
+            self._through(node, round_)
+
+        self._standing.post(take)
+
+    def _heard_lead(self, base: Base, message: Dict[str, Any]) -> None:
+        self._standing.post(partial(self._do, base, message))
+
+    def _do(self, base: Base, message: Dict[str, Any]) -> None:
+        if base is not self._base:
+            return
+        if "through" in message:
+            self.first_is_over = True
+            self.idle = self._here is None
+        elif "taken" in message:
+            self.newest = max(self.newest, message["taken"])
+        elif "run" in message:
+            self._run_here(message["run"], message["ranks"], message["told"])
+        elif "drop" in message:
+            self._unlink(message["drop"])
+        elif "interrupt" in message:
+            self._interrupt_here(message["interrupt"])
+        elif "end" in message:
+            self._let_go()
+
+    def _through(self, node: int, round_: int) -> None:
+        turn = self._running
+        if turn is None or turn.round != round_:
+            return
+        turn.left.discard(node)
+        if not turn.left:
+            self._running = None
+            self.idle = self.first_is_over = True
+            self._say({"through": round_})
+            self._since = time.monotonic()
+            self._next()
+
+    # What follows
+
+    def _next(self) -> None:
+        if self.agent.leaving or self._why == ANEW:
+            return
+        if self._running is None and self._line:
+            turn = self._running = self._line.popleft()
+            others = [node for node in turn.nodes if node != self._node]
+            if not self._say({"run": turn.number, "ranks": turn.ranks, "told": turn.told}):
+                return
+            if others:
+                self._relay.expect(turn.round, others)
+            self._run_here(turn.number, turn.ranks, turn.told)
+        elif self._running is None and self._why == _ENDS:
+            self._let_all_go()
+
+    def _say(self, message: Dict[str, Any]) -> bool:
+        """Say it to the other nodes; return whether that could be done."""
+        if self._relay is not None:
+            try:
+                self._relay.say(message)
+            except PeersEnded as exc:
+                self.agent.distrust(exc)
+                return False
+            except RuntimeError:  # the store is gone: others see to that
+                return False
+        return True
+
+    def _run_here(self, number: int, ranks: Sequence[int], told: Dict[str, Any]) -> None:
+        assert self._base is not None
+        round_ = told["round"]
+        self.newest = max(self.newest, round_)
+        here = [rank for rank in ranks if self._base.where[rank] == self._node]
+        path = path_of(self._folder, number)
+        self.idle = False
+        if here:
+            self._here = _Here(round_, number, round_, set(here), [])
+        try:
+            if told["files"]:
+                Payload(path).extract(self._files)
+            self.agent.enter_turn(round_, here)
+        except (OSError, PayloadError) as exc:
+            if self._here is None:
+                return
+            self._fail(self._node, round_, here, exc)
+            self._here.failed.extend(here)
+            left, self._here = self._here, None
+            self._over_here(left)
+            return
+        if not here:
+            self._unlink(number)
+        for rank in here:
+            self._standing.tell(rank, {**told, "path": path})
+
+    def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
+        self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
+
+    def _tell_failed(self, node: int, round_: int, ranks: Sequence[int], error: Dict[str, Any]) -> None:
+        for rank in ranks:
+            self._tell("RankFailed", node=node, rank=rank, restart=0, round=round_, error=error, stays=True)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """Tell a fact, behind those before; on a full disk as soon as there is room again."""
+        self._untold.append((event, {**fields, "time": time.time()}))
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            event, fields = self._untold[0]
+            try:
+                emit(event, **fields)
+            except OSError as exc:
+                if shortage.number_of(exc) not in shortage.FULL:
+                    raise
+                return
+            self._untold.popleft()
+
+    def _due(self) -> Optional[float]:
+        """Do what is due; return in how many seconds to look again."""
+        self._tell_all()
+        idle = self._end_idle()
+        return idle if not self._untold else min(_ROOM_S, idle or _ROOM_S)
+
+    def _end_idle(self) -> Optional[float]:
+        """End a lab that has been idle for as long as it may; return in how many seconds to look again."""
+        limit = float(self._settings["idle"] or 0)
+        busy = self._running or self._line or self._coming or self._why
+        if busy or not limit or self._base is None:
+            return None
+        left = self._since + limit - time.monotonic()
+        if left > 0:
+            return left
+        self._why = _ENDS
+        self._tell("LabEnds", node=self._node, why="idle")
+        self._let_all_go()
+        return None
+
+    def _let_all_go(self) -> None:
+        self._say({"end": True})
+        self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._base is not None
+        self.idle = False
+        for rank, node in self._base.where.items():
+            if node == self._node:
+                self._standing.tell(rank, {"end": True})
+
+    # What is asked
+
+    def _check(self, asked: Dict[str, Any]) -> Base:
+        base, wanted = self._base, asked.get("base")
+        if base is not None and base.nodes[0] != self._node:
+            raise Refused(ELSEWHERE % base.nodes[0])
+        if self._why or base is None:
+            raise Refused(self._why or NOT_YET)
+        if wanted is not None and wanted != base.round:
+            raise Refused(ANEW)
+        return base
+
+    def _ranks(self, base: Base, asked: Dict[str, Any]) -> List[int]:
+        ranks = sorted(set(base.where if asked.get("ranks") is None else asked["ranks"]))
+        missing = [rank for rank in ranks if rank not in base.where]
+        if missing or not ranks:
+            there = "ranks 0 to %d" % max(base.where) if len(base.where) > 1 else "rank 0 only"
+            raise Refused("there is no rank %s: it has %s" % (", ".join(map(str, missing)) or "given", there))
+        return ranks
+
+    def _ahead(self) -> List[_Turn]:
+        running = self._running
+        if running is None or self._base is None or not (running.number or self._base.first):
+            return [*self._line]  # ranks that have yet to begin are nothing to tell of
+        return [running, *self._line]
+
+    def _has(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+        base = self._check(asked)
+        ranks = self._ranks(base, asked)
+        has = frozenset.intersection(*(self._names.get(rank, frozenset()) for rank in ranks))
+        for turn in self._ahead():
+            if set(ranks) <= set(turn.ranks):
+                has |= turn.sets
+        return {
+            "has": [name for name in asked["of"] if self._mark(name) in has],
+            "base": base.round,
+            "ahead": _words(self._ahead()),
+        }
+
+    def _known(self, asked: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        """Return what was answered where the turn was taken before; raises ``Refused``."""
+        known = self._taken.get(asked["id"])
+        if known is None:
+            self._ranks(self._check(asked), asked)
+        return known
+
+    def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
+        known = self._known(asked)
+        if known is not None:
+            return known, False
+        base = self._check(asked)
+        if len(self._line) >= _WAITING:
+            raise Refused("%d turns wait already" % _WAITING)
+        ranks = self._ranks(base, asked)
+        self.newest += 1
+        ahead = _words(self._ahead())
+        nodes = sorted({base.where[rank] for rank in ranks})
+        header = payload.header
+        words = {**header["turn"], "pushed": header["push"]}
+        told = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
+        told["files"] = any(name.startswith(FILES) for name in payload.checksums())
+        told = {**told, "round": self.newest, "speaker": ranks[0]}
+        sets = self._marks(_set_by(words["text"]) | frozenset(words["pushed"]))
+        turn = _Turn(
+            *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, told),
+            set(nodes),
+        )
+        answer = {"round": turn.round, "base": base.round, "ahead": ahead}
+        self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
+        with _room_for(self._folder):
+            self._tell_taken(base, turn, asked["id"], words)
+        self._taken[asked["id"]] = answer
+        while len(self._taken) > _KNOWN:
+            self._taken.popitem(last=False)
+        self._line.append(turn)
+        self._standing.post(self._next)  # behind the answer: who sent it has things to do meanwhile
+        return answer, True
+
+    def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+        if self._why != _ENDS:
+            self._check(asked)
+        round_, turn = asked.get("round"), self._running
+        for waiting in self._line:
+            if waiting.round == round_:
+                self._line.remove(waiting)
+                self._cancel(waiting)
+                return {"interrupted": list(waiting.ranks)}
+        if turn is None or turn not in self._ahead() or round_ not in (None, turn.round):
+            return {"interrupted": []}
+        self._say({"interrupt": turn.round})
+        self._interrupt_here(turn.round)
+        return {"interrupted": list(turn.ranks)}
+
+    def _interrupt_here(self, round_: int) -> None:
+        here = self._here
+        if here is None or here.round != round_:
+            return
+        self._page[turns.ROUND] = round_
+        self._page[turns.COUNT] += 1
+        for rank in here.left:
+            with suppress(KeyError, ProcessLookupError):  # it has yet to come, and finds it on the page
+                os.kill(self._pids[rank], turns.SIGNAL)
+
+    def _cancel(self, turn: _Turn) -> None:
+        assert self._base is not None
+        for node in turn.nodes:
+            ranks = [rank for rank in turn.ranks if self._base.where[rank] == node]
+            self._fail(node, turn.round, ranks, KeyboardInterrupt())
+            self._tell("TurnEnded", node=node, round=turn.round, failed=ranks)
+        self._say({"drop": turn.number})
+        self._unlink(turn.number)
+
+    def _ask_to_end(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+        if self._why != _ENDS:
+            self._check(asked)
+            self._why = _ENDS
+            self._tell("LabEnds", node=self._node, why="asked")
+            self._next()
+        return {"ends": True}
+
+
+@contextmanager
+def _room_for(path: str) -> Iterator[None]:
+    """Refuse a turn for which a disk has no room."""
+    try:
+        yield
+    except OSError as exc:
+        if shortage.number_of(exc) not in shortage.FULL:
+            raise
+        exc.filename = exc.filename or path
+        raise Refused("%s: %s" % (exc.strerror, shortage.limit_met(exc))) from exc
+
+
+def _words(ahead: Sequence[_Turn]) -> List[Dict[str, Any]]:
+    return [{"round": turn.round, "label": turn.label, "by": turn.by} for turn in ahead]
+
+
+def _set_by(text: str) -> FrozenSet[str]:
+    """Return the names that a cell sets, as far as its text tells."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: Set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update((each.asname or each.name).partition(".")[0] for each in node.names)
+    return frozenset(found)

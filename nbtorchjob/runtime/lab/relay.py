@@ -1,0 +1,214 @@
+"""How a lab's turns reach its other nodes: by the store that the agents share, where only they are heard.
+
+The lead writes messages one after the other, and each other node takes them in that order. Who waits asks
+nobody meanwhile: the store answers once there is something.
+
+    say/J        message J: {"have": N, "name": …}, and what is to be done in the lab's thread (``lab.py``)
+    have/N/NODE  "" once the node has the payload of turn N, which is there by that name; else what is wrong
+    done/R/NODE  its ranks are through with the turn of round R
+    at/NODE      the newest message that it has taken, now and then: what all have taken is deleted
+
+What isn't signed ends the job: whoever writes there could otherwise have nodes do different things. But all
+who reach the store can read it: no payload and no name of a user's goes through it. Whoever asks for a turn
+brings its payload to each node, over the node's own socket.
+All that is told of a turn before "run" can be taken back, so it is run on all nodes or on none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from nbtorchjob.runtime.ask.answering import Refused
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+
+Connect = Callable[[], Any]
+
+_SLICE_S = 20.0  # of waiting: then it is looked whether there is anything to wait for
+_HAVE_S = 120.0  # for all nodes to say whether they have a payload
+_TIDY = 64  # messages
+
+
+def _below(connect: Connect, base: int) -> Any:
+    return connect().below("nbtorchjob/lab/%d" % base)
+
+
+def name_of(known_as: str) -> str:
+    """Return the name by which nodes know what was brought for the turn of that id."""
+    return hashlib.sha256(known_as.encode()).hexdigest()[:32]
+
+
+def brought(folder: str, name: str) -> str:
+    """Return where a node keeps a payload until the lead says which turn it is of."""
+    return os.path.join(folder, "brought-%s.payload" % name)
+
+
+def path_of(folder: str, number: int) -> str:
+    """Return where a node keeps the payload of a turn."""
+    return os.path.join(folder, "turn-%d.payload" % number)
+
+
+class _Waits:
+    """Waits in a store as long as that is of any use; ``distrust`` hears where somebody else writes there."""
+
+    def __init__(self, distrust: Callable[[PeersEnded], None]) -> None:
+        self._closed = threading.Event()
+        self._distrust = distrust
+
+    def _run(self) -> None:
+        """Hear until there is nothing more to hear; in a thread of its own."""
+        try:
+            self._hear()
+        except PeersEnded as exc:
+            self._distrust(exc)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    def _hear(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Wait no more; who waits finds that out within some seconds."""
+        self._closed.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no more use."""
+        return self._closed.is_set()
+
+    def wait(self, store: Any, keys: Sequence[str], seconds: float = float("inf")) -> bool:
+        """Wait until agents have written all of these; return whether they have."""
+        until = time.monotonic() + seconds
+        while not self.closed and time.monotonic() < until:
+            began, left = time.monotonic(), max(0.01, min(_SLICE_S, until - time.monotonic()))
+            try:
+                store.wait(list(keys), timedelta(seconds=left))
+                return not self.closed
+            except RuntimeError:  # the time is over; or the store is gone, which others see to
+                if time.monotonic() < began + left / 2:
+                    self.close()
+        return False
+
+
+class Lead(_Waits):
+    """The lead's end: ``others`` are the nodes that it tells, ``heard`` is called with what one has done."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        base: int,
+        others: Sequence[int],
+        heard: Callable[[int, int, Dict[str, Any]], None],
+        distrust: Callable[[PeersEnded], None],
+    ) -> None:
+        super().__init__(distrust)
+        self.others = others
+        self._heard = heard
+        self._log, self._haves, self._dones = (_below(connect, base) for _ in range(3))
+        self._saying, self._asking = threading.Lock(), threading.Lock()
+        self._said = self._deleted = 0
+        self._expected: "queue.SimpleQueue[Tuple[int, List[int]]]" = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="relay").start()
+
+    def close(self) -> None:
+        """See the base class."""
+        super().close()
+        self._expected.put((0, []))
+
+    def say(self, message: Dict[str, Any]) -> None:
+        """Say it to all other nodes, behind what was said before."""
+        with self._saying:
+            self._said += 1
+            self._log.set("say/%d" % self._said, json.dumps(message))
+            if self._said % _TIDY == 0:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        keys = ["at/%d" % node for node in self.others]
+        if self._log.check(keys):
+            least = min(map(int, self._log.multi_get(keys)))
+            for number in range(self._deleted + 1, least + 1):
+                self._log.delete_key("say/%d" % number)
+            self._deleted = max(least, self._deleted)
+
+    def all_have(self, number: int, name: str) -> None:
+        """Return once all nodes have the payload of a turn; raises ``Refused``."""
+        haves = ["have/%d/%d" % (number, node) for node in self.others]
+        with self._asking:
+            self.say({"have": number, "name": name})
+            if not self.wait(self._haves, haves, _HAVE_S):
+                raise Refused("not all of its nodes can be reached")
+            for have in haves:
+                trouble = self._haves.get(have).decode()
+                if trouble:
+                    raise Refused("node %s: %s" % (have.rpartition("/")[2], trouble))
+                self._haves.delete_key(have)
+
+    def expect(self, round_: int, nodes: Sequence[int]) -> None:
+        """Hear when these nodes' ranks are through with a turn."""
+        self._expected.put((round_, list(nodes)))
+
+    def _hear(self) -> None:
+        while not self.closed:
+            round_, nodes = self._expected.get()
+            keys = ["done/%d/%d" % (round_, node) for node in nodes]
+            if keys and self.wait(self._dones, keys):
+                for node, record in zip(nodes, self._dones.multi_get(keys)):
+                    self._heard(node, round_, json.loads(record.decode()))
+                for key in keys:
+                    self._dones.delete_key(key)
+
+
+class Follower(_Waits):
+    """Another node's end: ``heard`` is called with each message but those on payloads, in ``folder``."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        base: int,
+        node: int,
+        folder: str,
+        heard: Callable[[Dict[str, Any]], None],
+        distrust: Callable[[PeersEnded], None],
+    ) -> None:
+        super().__init__(distrust)
+        self._node = node
+        self._folder = folder
+        self._heard = heard
+        self._store = _below(connect, base)
+        self._open = partial(_below, connect, base)
+        threading.Thread(target=self._run, daemon=True, name="relay").start()
+
+    def done(self, round_: int, record: Dict[str, Any]) -> None:
+        """Tell the lead that the ranks of this node are through with a turn."""
+        self._store.set("done/%d/%d" % (round_, self._node), json.dumps(record))
+
+    def _hear(self) -> None:
+        store, at = self._open(), 0
+        while self.wait(store, ["say/%d" % (at + 1)]):
+            at += 1
+            message: Dict[str, Any] = json.loads(store.get("say/%d" % at).decode())
+            if at % _TIDY == 0:
+                store.set("at/%d" % self._node, str(at))
+            if "have" in message:
+                trouble = self._take(message["have"], message["name"])
+                store.set("have/%d/%d" % (message["have"], self._node), trouble)
+            else:
+                self._heard(message)
+
+    def _take(self, number: int, name: str) -> str:
+        """Give what was brought the place of a turn's payload; return what is wrong."""
+        try:
+            os.replace(brought(self._folder, name), path_of(self._folder, number))
+        except FileNotFoundError:
+            return "the cell hasn't come"
+        except OSError as exc:
+            return str(exc)
+        return ""

@@ -1,0 +1,182 @@
+"""The ranks of a node that stay, each at the other end of a socket (``turns.py``), and one thread for them.
+
+All that concerns a lab on its node is done in that thread, one after the other: what ranks say, what others
+have it do, and what is due. It costs nothing as long as there is none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, TypeVar
+
+from nbtorchjob.runtime.lab.turns import SOCKET
+from nbtorchjob.runtime.look.outside import within
+
+_LONGEST = 1 << 24  # bytes of a line: the names in ``__main__``
+_BACKLOG = 4096
+_ACT_S = 60.0  # for what others want done
+
+T = TypeVar("T")
+
+
+class Standing:
+    """Speaks with the ranks that connect to a socket in ``folder``, the node's own.
+
+    ``heard`` is called with a rank and what it said; ``due`` returns in how many seconds it is to be called
+    again, if at all. Both are in the thread of this.
+    """
+
+    def __init__(
+        self, folder: str, heard: Callable[[int, Dict[str, Any]], None], due: Callable[[], Optional[float]]
+    ) -> None:
+        self._heard = heard
+        self._due = due
+        self._base = -1
+        self._open: Dict[int, Dict[str, Any]] = {}  # what a rank was told last and hasn't done, by rank
+        self._ranks: Dict[int, socket.socket] = {}
+        self._acts: Deque[Callable[[], None]] = deque()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._listener = socket.socket(socket.AF_UNIX)
+        os.fchmod(self._listener.fileno(), 0o600)
+        path = os.path.join(folder, SOCKET)
+        if os.path.exists(path):
+            os.unlink(path)  # of an earlier attempt
+        within(folder, SOCKET, self._listener.bind)
+        self._path = path
+        self._listener.listen(_BACKLOG)
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._act)
+        threading.Thread(target=self._run, daemon=True, name="lab").start()
+
+    def close(self) -> None:
+        """Let no rank connect any more."""
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass
+
+    # From any thread
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have it done."""
+        self._acts.append(act)
+        try:
+            os.write(self._wake_w, b"\0")
+        except BlockingIOError:  # it is awake
+            pass
+
+    def done(self, act: Callable[[], T], seconds: float = _ACT_S) -> T:
+        """Have it done; return what it returns, raise what it raises, or ``queue.Empty`` after a while."""
+        results: "queue.SimpleQueue[Tuple[Any, Optional[BaseException]]]" = queue.SimpleQueue()
+
+        def note() -> None:
+            try:
+                results.put((act(), None))
+            except BaseException as exc:
+                results.put((None, exc))
+
+        self.post(note)
+        value, trouble = results.get(timeout=seconds)
+        if trouble is not None:
+            raise trouble
+        found: T = value
+        return found
+
+    # In its own thread
+
+    def enter(self, base: int) -> None:
+        """Hear only the ranks that began in this round; -1 is none."""
+        for rank in list(self._ranks):
+            self._drop(self._ranks[rank])
+        self._base = base
+        self._open = {}
+
+    def tell(self, rank: int, told: Dict[str, Any]) -> None:
+        """Tell a rank, now or once it has connected."""
+        self._open[rank] = told
+        if rank in self._ranks:
+            self._send(rank)
+
+    def _send(self, rank: int) -> None:
+        try:
+            line = json.dumps(self._open[rank]).encode() + b"\n"
+            self._ranks[rank].sendall(line, socket.MSG_NOSIGNAL)
+        except OSError:  # it connects again, or is gone
+            self._drop(self._ranks[rank])
+
+    def _run(self) -> None:
+        # Signals are the agent's, whose waits end with one only if its own thread gets it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            try:
+                for key, _ in self._selector.select(self._due()):
+                    key.data()
+            except Exception:  # what nobody thought of; others go on
+                traceback.print_exc()
+                sys.stderr.flush()
+                time.sleep(0.1)
+
+    def _act(self) -> None:
+        os.read(self._wake_r, 4096)
+        while self._acts:
+            self._acts.popleft()()
+
+    def _accept(self) -> None:
+        rank, _ = self._listener.accept()
+        rank.setblocking(False)
+        held: List[bytes] = [b""]
+        self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear(rank, held))
+
+    def _hear(self, rank: socket.socket, held: List[bytes]) -> None:
+        try:
+            data = rank.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, held[0] = (held[0] + data).split(b"\n")
+        try:
+            for line in lines:
+                self._take(rank, json.loads(line.decode()))
+        except (ValueError, TypeError, KeyError, AttributeError):  # the user's code wrote there
+            data = b""
+        if not data or len(held[0]) > _LONGEST:
+            self._drop(rank)
+
+    def _take(self, connection: socket.socket, record: Dict[str, Any]) -> None:
+        rank = int(record["rank"])
+        if record["base"] != self._base:
+            raise ValueError("it is of another round")
+        again = self._ranks.get(rank) is not connection
+        if again:
+            if rank in self._ranks:
+                self._drop(self._ranks[rank])
+            self._ranks[rank] = connection
+        told = self._open.get(rank)
+        if told is not None and told.get("round") == record["done"]:
+            del self._open[rank]
+        elif told is not None and again:
+            self._send(rank)
+        self._heard(rank, record)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._ranks = {rank: each for rank, each in self._ranks.items() if each is not connection}
+        try:
+            self._selector.unregister(connection)
+        except (KeyError, ValueError):
+            pass
+        connection.close()

@@ -1,0 +1,479 @@
+"""A rank that stays: it runs its call and then further turns, in one namespace, until its node lets it go.
+
+The main thread waits for turns on a socket to the node, which costs nothing until one comes (``standing.py``
+is the other end). What is said are lines of JSON:
+
+    rank   {"rank": 1, "base": 7, "pid": 42, "done": 0}     it waits: as it connects, and after each turn
+    node   {"round": 7, "path": "…", "speaker": 0, …}       a turn to run, or the job's own call
+    rank   {…, "done": 7, "failed": true, "names": ["x"]}   done; what ``__main__`` holds, if that has changed
+    node   {"end": true}                                    it may return
+
+The user's code may close the socket: then a rank connects anew, and says once more what it said last.
+
+An interrupt comes by a page of memory that says which round is meant, and a signal. The signal's handler
+raises what SIGINT would in the code of that turn, and nothing elsewhere: not in another turn that began
+meanwhile, nor in what is done here between two of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import linecache
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from types import FrameType, FunctionType
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Optional, Tuple
+
+from nbtorchjob.runtime.api import displays, leaving, report
+from nbtorchjob.runtime.facts import emit
+from nbtorchjob.runtime.facts.errors import from_exception, users_traceback
+from nbtorchjob.runtime.facts.injected import STREAM
+from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
+from nbtorchjob.runtime.look.outside import within
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.objects import loading, memory, rebuilt
+from nbtorchjob.runtime.rank import call, settings, streams, worker
+from nbtorchjob.runtime.rank.spawned import CELLS, define
+from nbtorchjob.runtime.store.payload import Payload
+
+SOCKET = "turns.sock"  # in the node's folder
+PAGE = "interrupts"  # in the folder of the round in which ranks began
+ROUND, COUNT = range(2)  # which round was interrupted last, and how many interrupts there were
+SIGNAL = _SAMPLERS - 1  # SIGINT is the code's own
+WAITS = "waits for the next cell"
+_NUMBERS = 2 * 8  # bytes
+_IDLE_FLUSH_S = 1.0
+_CONNECT_S = 10.0
+_SHOWN = 1000  # cells whose text tracebacks show
+# For processes that the code starts: bytes of cells, and of the payloads that something came along in.
+_KEPT, _KEPT_PAYLOADS = 1 << 22, 1 << 28
+
+
+def page(folder: str) -> Any:
+    """Map the numbers that a node shares with its ranks, made if need be."""
+    with open(os.path.join(folder, PAGE), "a+b") as file:
+        if os.fstat(file.fileno()).st_size < _NUMBERS:
+            file.write(bytes(_NUMBERS))  # a hole could end a rank, on a full disk
+            file.flush()
+        return memoryview(mmap.mmap(file.fileno(), _NUMBERS)).cast("q")
+
+
+def stay(rank: worker.Rank) -> None:
+    """Run what the node says in the process of a rank; return once it may end."""
+    worker.begin(rank)
+    settings.lay(rank.header["settings"])
+    _Turns(rank, Interrupts(page(rank.folder))).run()
+
+
+class Interrupts:
+    """Interrupts the code of one round, wherever it is, and nothing else in this process."""
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = numbers
+        self._heeded = 0
+        self._running = 0
+        signal.signal(SIGNAL, self._heed)
+        signal.signal(signal.SIGINT, _ignore)
+
+    def guarded(self, round_: int, act: Callable[[], Any]) -> Tuple[Any, Optional[BaseException]]:
+        """Return what ``act`` returns, or what it raises, of whatever kind."""
+        # The code runs below ``_begin``, and only there the handler raises: in ``signal.signal``, or in
+        # another handler that runs in this frame, an exception would end the rank.
+        try:
+            return self._begin(round_, act), None
+        except BaseException as exc:
+            return None, exc
+        finally:
+            self._rest()
+
+    def _begin(self, round_: int, act: Callable[[], Any]) -> Any:
+        self._running = round_
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio replaces only that by its own
+            if self._due():  # since before there was anything to interrupt
+                raise KeyboardInterrupt
+            return act()
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._running = 0
+        signal.signal(signal.SIGINT, _ignore)
+
+    def _due(self) -> bool:
+        count = self._numbers[COUNT]
+        due = self._numbers[ROUND] == self._running and count != self._heeded
+        if due:
+            self._heeded = count
+        return bool(due)
+
+    def _heed(self, number: int, frame: Optional[FrameType]) -> None:
+        if not self._running or not _in_code(frame) or not self._due():
+            return
+        codes_own = signal.getsignal(signal.SIGINT)
+        if not callable(codes_own) or codes_own is _ignore:
+            raise KeyboardInterrupt
+        codes_own(signal.SIGINT, frame)
+
+
+def _in_code(frame: Optional[FrameType]) -> bool:
+    """Return whether an exception in this frame ends in ``guarded`` as the code's own does."""
+    above = None
+    while frame is not None and frame.f_code is not Interrupts.guarded.__code__:
+        above, frame = frame, frame.f_back
+    # A greenlet's frames lead to no others.
+    return frame is None or (above is not None and above.f_code is Interrupts._begin.__code__)
+
+
+def _ignore(number: int, frame: Optional[FrameType]) -> None:
+    """Take a SIGINT that comes while there is nothing to interrupt."""
+
+
+def _without_handler(exc: BaseException) -> None:
+    """Have a traceback end where the user's code was interrupted."""
+    at = exc.__traceback__
+    while at is not None and at.tb_next is not None:
+        if at.tb_next.tb_frame.f_code is Interrupts._heed.__code__:
+            at.tb_next = None
+        at = at.tb_next
+
+
+class _Turns:
+    def __init__(self, rank: worker.Rank, interrupts: Interrupts) -> None:
+        self._of = rank
+        self._rank = rank.number
+        self._base = rank.round
+        self._home = os.path.dirname(rank.folder)
+        self._interrupts = interrupts
+        self._output = _Output(rank.flusher)
+        self._namespace: Dict[str, Any] = {"__name__": "__main__"}
+        self._names: FrozenSet[str] = frozenset()
+        self._shown: Deque[str] = deque()
+        self._kept = 0  # bytes of payloads
+        self._line = _Line(self._home, {"rank": rank.number, "base": rank.round, "pid": os.getpid()})
+
+    def run(self) -> None:
+        call.become_main(self._namespace, os.path.abspath(self._of.path))
+        sys.argv = ["cell"]
+        emit.emit("RankBegan", rank=self._rank, round=self._base)
+        self._line.say({"done": 0})
+        while True:
+            told = self._wait()
+            if "end" in told:
+                return
+            self._line.say({"done": told["round"], **self._outcome(told), **self._news()})
+
+    def _wait(self) -> Dict[str, Any]:
+        self._of.sampler.note = WAITS
+        self._output.rest()
+        while True:
+            try:
+                return self._line.hear()
+            except OSError:  # the node's end is gone
+                raise
+            except Exception:  # a handler's of the code's, such as for an alarm that it has left
+                traceback.print_exc()
+
+    def _outcome(self, told: Dict[str, Any]) -> Dict[str, Any]:
+        """Run a turn; return how it went, with what couldn't be told of it as a disk is full."""
+        try:
+            return {"failed": self._turn(told)}
+        except OSError as exc:
+            if shortage.number_of(exc) not in shortage.FULL:
+                raise
+            exc.filename = exc.filename or self._home
+            return {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
+
+    def _turn(self, told: Dict[str, Any]) -> bool:
+        """Run a turn, and tell of it; return whether it failed."""
+        round_, first = told["round"], told["round"] == self._base
+        folder = os.path.join(self._home, "round-%d" % round_)
+        log = os.path.join(folder, "rank-%d.log" % self._rank)
+        self._of.sampler.note = ""
+        os.environ[report.ROUND] = str(round_)
+        if not first:
+            self._output.turn_to(log)
+            leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
+            report.begin()
+        displays.begin(told["speaker"])
+        here = os.getpid()
+        value, exc = self._interrupts.guarded(round_, partial(self._run, told))
+        if os.getpid() != here:
+            _end_child(exc)
+        worker.over(self._of)
+        self._output.renew()
+        self._of.sampler.renew()
+        emit.renew()
+        if isinstance(exc, SystemExit) and exc.code in (None, 0):
+            exc = None  # "that's all": a good end without a value
+        if leaving.told() and (exc is None or isinstance(exc, leaving.Leaving)):
+            worker.leave(self._rank, round_)
+        if exc is None and (self._rank == told["speaker"] or told["all_ranks"]):
+            sent = partial(worker.send, value, self._rank, round_, folder, self._of.key)
+            _, exc = self._interrupts.guarded(round_, sent)
+            del sent
+        failed = exc is not None
+        if exc is not None:
+            self._fail(exc, round_, log, told["locals"])
+        # A frame of its traceback leads back to this one, which so would hold on to all that it holds.
+        value = exc = None
+        streams.flush()
+        return failed
+
+    def _run(self, told: Dict[str, Any]) -> Any:
+        payload = Payload(told["path"])
+        if told["files"]:
+            importlib.invalidate_caches()
+        self._show(payload)
+        names = _Names(self._namespace, payload.header.get("push", ()))
+        found = _loads(payload, names)
+        del payload
+        if told["round"] != self._base:
+            emit.emit("RankBegan", rank=self._rank, round=told["round"])
+            self._keep(found, told, names)
+        else:
+            sys.argv = list(found["argv"])
+        return call.act(found, self._namespace)
+
+    def _show(self, payload: Payload) -> None:
+        names = payload.sources()
+        payload.show_sources()
+        for name in names:
+            if name in self._shown:
+                self._shown.remove(name)
+            self._shown.append(name)
+        while len(self._shown) > _SHOWN:
+            linecache.cache.pop(self._shown.popleft(), None)
+
+    def _keep(self, found: Dict[str, Any], told: Dict[str, Any], names: _Names) -> None:
+        """Have processes that the code starts with "spawn" know what came along, and what a cell defines."""
+        path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
+        os.environ[CELLS] = path
+        size = os.path.getsize(told["path"])
+        with open(path, "a") as file:
+            if names.laid and self._kept + size <= _KEPT_PAYLOADS:
+                kept = "%s-%d" % (path, told["round"])
+                with suppress(OSError):  # a file system without links
+                    os.link(told["path"], kept)
+                    self._kept += size
+                    file.write(json.dumps({"payload": kept, "push": names.push}) + "\n")
+            if "cell" in found and file.tell() < _KEPT:
+                file.write(json.dumps({name: found[name] for name in ("cell", "filename", "flags")}) + "\n")
+
+    def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
+        _without_handler(exc)
+        if shortage.number_of(exc) in shortage.FULL:
+            exc.__notes__ = [*getattr(exc, "__notes__", ()), shortage.limit_met(exc)]  # type: ignore[attr-defined]
+        streams.flush()
+        error, said = worker.described(exc, self._of.header, log)
+        worker.tell(exc, error, said, self._rank, round_, stays=True)
+        if variables:
+            more = partial(worker.tell_variables, exc, error, said, self._rank, round_, stays=True)
+            self._interrupts.guarded(round_, more)
+
+    def _news(self) -> Dict[str, List[str]]:
+        """Return the names in ``__main__``, if they are others than before."""
+        names = frozenset(name for name in list(self._namespace) if type(name) is str and name.isidentifier())
+        if names == self._names:
+            return {}
+        self._names = names
+        return {"names": sorted(names)}
+
+
+def _end_child(exc: Optional[BaseException]) -> None:
+    """End a process that the code has forked, and that came to the end of the code."""
+    code = 0
+    if isinstance(exc, SystemExit):
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    elif exc is not None:
+        traceback.print_exception(type(exc), exc, users_traceback(exc))
+        code = 1
+    try:
+        streams.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def later(space: Dict[str, Any]) -> Iterator[str]:
+    """Define what turns have defined in ``space``, of a process that a rank has started; yield its names."""
+    with open(os.environ[CELLS]) as file:
+        for told in map(json.loads, file):
+            if "payload" in told:
+                payload = Payload(told["payload"])
+                payload.show_sources()
+                _Names(space, told["push"]).take(payload)
+            else:
+                with suppress(SyntaxError):  # it ran nowhere
+                    yield from define(told, space)
+
+
+def _loads(payload: Payload, names: _Names) -> Dict[str, Any]:
+    """Load a call, and lay what came with it where ``names`` has it."""
+    import torch
+
+    try:
+        with torch.device("cpu"):  # where what travels is made, whatever default the code has set
+            return names.take(payload)
+    except BaseException:
+        memory.forget()
+        raise
+
+
+class _Names:
+    """The names of ``__main__``, for what is loaded there.
+
+    What came with a call is laid there where the name is free, or one of those in ``push``, and its functions
+    find their globals there.
+    """
+
+    def __init__(self, names: Dict[str, Any], push: Any) -> None:
+        self.push = list(push)
+        self.laid = False  # whether anything was
+        self._names = names
+
+    def take(self, payload: Payload) -> Dict[str, Any]:
+        """Load a payload's call."""
+        found: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self.load)
+        self.lay(dict(found["names"]))
+        return found
+
+    def load(self, data: bytes, buffers: Any) -> Any:
+        """Load a pickle."""
+        loader = _Loader(io.BytesIO(data), buffers=buffers)
+        loader.instead = {
+            rebuilt.make_function: self._make_function,
+            rebuilt.fill_function: self._fill_function,
+        }
+        return loader.load()
+
+    def lay(self, names: Dict[str, Any]) -> None:
+        """Lay names there."""
+        for name, value in names.items():
+            if name in self.push or name not in self._names:
+                self._names[name] = value
+                self.laid = True
+
+    def _make_function(self, code: Any, space: Any, cells: Any) -> Any:
+        if type(space) is dict and space.get("__name__") == "__main__":
+            space = self._names
+        return rebuilt.make_function(code, space, cells)
+
+    def _fill_function(self, function: Any, state: Any) -> None:
+        if function.__globals__ is self._names:
+            attributes, own, reads, *rest = state
+            self.lay(reads)
+            state = (attributes, own, {}, *rest)
+        rebuilt.fill_function(function, state)
+
+
+class _Loader(pickle.Unpickler):
+    instead: Dict[Any, Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See the base class."""
+        found = super().find_class(module, name)
+        return self.instead.get(found, found) if isinstance(found, FunctionType) else found
+
+
+class _Output:
+    """What the turns print: to a log of each, by the same streams."""
+
+    def __init__(self, flusher: streams.Flusher) -> None:
+        self._flusher = flusher
+        self._own = sys.stdout, sys.stderr
+
+    def rest(self) -> None:
+        """Wait for the next turn."""
+        self._flusher.pace(_IDLE_FLUSH_S)
+
+    def turn_to(self, log: str) -> None:
+        """Have all that is printed from now on go to ``log``."""
+        if any(each.closed for each in self._own):
+            self._flusher = streams.redirect(log, timed=STREAM not in os.environ)
+            self._own = sys.stdout, sys.stderr
+            return
+        with self._flusher.lock:
+            streams.flush()
+            streams.point(log)
+            if self._flusher.clock is not None:
+                self._flusher.clock = self._flusher.clock.turn_to(log)
+        self._flusher.pace(streams.FLUSH_S)
+
+    def renew(self) -> None:
+        """Put the streams back that the code has replaced."""
+        theirs = [each for each in (sys.stdout, sys.stderr) if each not in self._own]
+        sys.stdout, sys.stderr = self._own
+        for each in theirs:
+            with suppress(Exception):  # it may be anything
+                each.flush()
+
+
+class _Line:
+    """The connection to the node."""
+
+    def __init__(self, folder: str, hello: Dict[str, Any]) -> None:
+        self._folder = folder
+        self._hello = hello
+        self._said = b""
+        self._node: Optional[socket.socket] = None
+        self._inode = 0
+        self._held = b""
+
+    def say(self, record: Dict[str, Any]) -> None:
+        """Say it to the node."""
+        self._said = json.dumps({**self._hello, **record}).encode() + b"\n"
+        try:
+            if self._node is not None and self._is_there(self._node):
+                self._node.sendall(self._said, socket.MSG_NOSIGNAL)
+                return
+        except OSError:
+            pass
+        self._connect()
+
+    def hear(self) -> Dict[str, Any]:
+        """Return what the node says next; raises ``OSError`` once it says nothing more."""
+        while b"\n" not in self._held:
+            assert self._node is not None
+            data = self._node.recv(1 << 16)
+            self._held += data
+            if not data:
+                self._connect()
+        line, _, self._held = self._held.partition(b"\n")
+        told: Dict[str, Any] = json.loads(line.decode())
+        return told
+
+    def _connect(self) -> None:
+        if self._node is not None and not self._is_there(self._node):
+            self._node.detach()  # its number is another file's
+        elif self._node is not None:
+            self._node.close()
+        until, self._held = time.monotonic() + _CONNECT_S, b""
+        while True:
+            self._node = socket.socket(socket.AF_UNIX)
+            self._inode = os.fstat(self._node.fileno()).st_ino
+            try:
+                within(self._folder, SOCKET, self._node.connect)
+                self._node.sendall(self._said, socket.MSG_NOSIGNAL)
+                return
+            except OSError:
+                self._node.close()
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def _is_there(self, node: socket.socket) -> bool:
+        try:
+            return os.fstat(node.fileno()).st_ino == self._inode
+        except OSError:
+            return False

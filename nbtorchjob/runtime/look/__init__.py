@@ -1,0 +1,1 @@
+"""Looking inside running ranks: samples of stacks, profiles, and what a collective waits for."""

@@ -1,0 +1,313 @@
+"""A node asks its ranks, all at once, and is answered within seconds whatever they do.
+
+Ranks connect to the node's socket as they start (``sampler.py`` says how both speak). Who doesn't answer is
+looked at from outside.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import socket
+import struct
+import termios
+import threading
+import time
+from dataclasses import asdict
+from typing import Any, Dict, Optional, Sequence
+
+from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import (
+    BEGINS,
+    BUSY,
+    ENDED,
+    MAX_BYTES,
+    STOPPED,
+    UNKNOWN,
+    RankSample,
+    Thread,
+)
+from nbtorchjob.runtime.look import outside, sampler
+
+_WAITING_S = 0.3  # after which a rank that hasn't answered waits for Python's lock
+_PROMPT_S = 1.0  # in which a rank has Python's lock, if anybody ever lets go of it
+_TEXT_S = 0.5  # for faulthandler to write
+_PAUSE_S = 0.1  # after which it has written all
+_LIMIT_S = 3.0  # for a sample, whatever the ranks do
+_SPARE = 4096  # bytes of a fact beside its samples
+_BACKLOG = 4096
+
+
+class _Line:
+    """The connection to a rank, and what has come of it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.hello: Dict[str, int] = {}
+        self.answer: Dict[str, Any] = {}
+        self.at = self.asked = 0
+        self.broken = self._taken = False
+        self.text = ""  # faulthandler's
+        self.place: Dict[str, Any] = {}  # where the rank was in the user's code when it last said so
+        self.last: Dict[str, Any] = {}  # what the rank said of itself as it ended
+        self.heard = 0.0
+        self._connection = connection
+        self._held = b""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the rank hasn't had Python's lock since it was asked."""
+        return self.at != self.asked and not self.broken
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether the rank's thread has taken in a question, and nothing more since."""
+        if self.is_silent and not any(fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, bytes(4))):
+            self._taken = True
+        return self.is_silent and self._taken
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is to come."""
+        written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
+        return bool(self.answer) or self.broken or written
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, question: str, number: int) -> None:
+        self._taken = self.waits_for_lock
+        self.answer, self.asked, self.text = {}, number, ""
+        try:
+            self._connection.send(("%s %d\n" % (question, number)).encode(), socket.MSG_NOSIGNAL)
+        except OSError:  # it is gone, or has left too many unread
+            pass
+
+    def hear(self) -> None:
+        """Take in what has come."""
+        try:
+            data = self._connection.recv(1 << 16)
+            *lines, self._held = (self._held + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, TypeError, AttributeError):  # the user's code closed it, or wrote to it
+            data = b""
+        self.heard = time.monotonic()
+        self.broken = not data or len(self._held) + len(self.text) > LONGEST_FACT
+
+    def _take(self, line: bytes) -> None:
+        if not line.startswith(b"{"):
+            self.text += line.decode(errors="replace") + "\n"
+            return
+        record = json.loads(line.decode())
+        if "inode" in record:
+            self.hello = {name: int(value) for name, value in record.items()}
+        self.at = record.get("at", self.at)
+        self.place = record.get("place", self.place)
+        self.last = dict(record.get("last", self.last))
+        if record.get("of") == self.asked:
+            self.answer = record
+
+
+class Inquiry:
+    """Asks the ranks that connect to a socket in ``folder``, the node's own."""
+
+    def __init__(self, folder: str) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._pids: Dict[int, int] = {}  # by rank
+        self._codes: Dict[int, int] = {}  # of the ranks that have ended, by rank
+        self._kept: Dict[int, Dict[str, Any]] = {}  # by rank
+        self._lines: Dict[int, _Line] = {}  # by process id
+        self._path = os.path.join(folder, sampler.SOCKET)
+        self._listener = _listen(folder)
+
+    def enter(self, pids: Dict[int, int]) -> None:
+        """Ask these processes from now on; they are by rank."""
+        with self._lock:
+            self._accept()
+            for pid in self._lines.keys() - set(pids.values()):
+                self._lines.pop(pid).close()
+            self._pids, self._codes, self._kept = dict(pids), {}, {}
+
+    def ended(self, codes: Dict[int, int]) -> None:
+        """Take in the exit codes of ranks that have ended."""
+        self._codes = codes
+
+    def keep(self) -> None:
+        """Sample ranks that have returned: they will be gone while other nodes' ranks may wait for them."""
+        self._kept = {sample["rank"]: sample for sample in self.samples()}
+
+    def close(self) -> None:
+        """Ask no more. A question that is being asked is lost, not waited for."""
+        for line in list(self._lines.values()):
+            line.close()
+        if self._listener is not None:
+            self._listener.close()
+            try:
+                os.unlink(self._path)
+            except OSError:  # the user's code may have
+                pass
+
+    def pulses(self) -> "dict[int, dict[str, Any]]":
+        """Return each rank's pulse (``sampler.py``), of those that answer."""
+        with self._lock:
+            lines = self._ask("pulse", again=False)
+            self._hear(list(lines.values()), time.monotonic() + _PROMPT_S)
+            return {rank: line.answer for rank, line in lines.items() if "counts" in line.answer}
+
+    def profile(self, rank: int, question: str, seconds: float) -> str:
+        """Have a rank profile itself from now on; return why it doesn't, else nothing."""
+        with self._lock:
+            until = time.monotonic() + _PROMPT_S
+            asked = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
+            self._hear(list(asked.values()), until)
+            answer = asked[rank].answer if rank in asked else {}
+            silent = "it doesn't answer" if self.is_there(rank) else "it has ended"
+            return str(answer.get("trouble", silent))
+
+    def is_there(self, rank: int) -> bool:
+        """Whether a rank is one of this node's, and hasn't ended."""
+        pid = self._pids.get(rank)
+        return pid is not None and rank not in self._codes and not outside.is_gone(pid)
+
+    def samples(self) -> "list[dict[str, Any]]":
+        """Return what each rank does, as the JSON of a ``RankSample``."""
+        with self._lock:
+            most = min(MAX_BYTES, (LONGEST_FACT - _SPARE) // max(1, len(self._pids)))
+            began, lines = time.monotonic(), self._ask("sample-%d" % most)
+            ran: Dict[int, Dict[int, float]] = {}
+            for seconds in (_WAITING_S, _PROMPT_S, _LIMIT_S, _LIMIT_S + _TEXT_S):
+                self._hear(list(lines.values()), began + seconds)
+                for rank in [rank for rank, line in lines.items() if line.is_silent and not line.text]:
+                    if rank in ran:
+                        self._have_written(rank, lines[rank], ran[rank])
+                    elif lines[rank].waits_for_lock:
+                        ran[rank] = outside.seconds(self._pids[rank])
+            for line in self._lines.values():
+                line.hear()  # what ranks that have ended since the last look have said before
+            return [
+                self._kept.get(rank)
+                or _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
+                for rank, pid in sorted(self._pids.items())
+            ]
+
+    def _ask(self, question: str, *, again: bool = True, only: Optional[int] = None) -> "dict[int, _Line]":
+        """Ask all that can answer, or ``only`` one; return their lines by rank.
+
+        Who hasn't taken in the last question is asked ``again``, or not.
+        """
+        self._accept()
+        self._number += 1
+        asked = {}
+        for rank, pid in self._pids.items():
+            if only not in (None, rank):
+                continue
+            line = self._lines.get(pid)
+            if line is None or line.broken or outside.is_gone(pid) or outside.is_stopped(pid):
+                continue
+            line.hear()
+            if again or not line.is_silent:
+                line.ask(question, self._number)
+                asked[rank] = line
+        return asked
+
+    def _accept(self) -> None:
+        while self._listener is not None:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody is left
+                return
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid = struct.unpack("3i", peer)[0]
+            if pid in self._lines:
+                self._lines.pop(pid).close()
+            self._lines[pid] = _Line(connection)
+
+    def _hear(self, lines: Sequence[_Line], until: float) -> None:
+        """Take in what lines say until nothing more is to come of any."""
+        while True:
+            left = {line.fileno(): line for line in lines if not line.is_done}
+            now = time.monotonic()
+            pauses = [line.heard + _PAUSE_S for line in left.values() if line.text]
+            if not left or now >= until:
+                return
+            poll = select.poll()
+            for fd in left:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(1000 * max(0.001, min([until, *pauses]) - now)):
+                left[fd].hear()
+
+    def _have_written(self, rank: int, line: _Line, ran: Dict[int, float]) -> None:
+        pid, hello = self._pids[rank], line.hello
+        if hello and outside.holds_still(pid, hello["thread"], ran):
+            outside.have_written(pid, hello["thread"], hello["fd"], hello["inode"])
+
+
+def _listen(folder: str) -> Optional[socket.socket]:
+    """Return a socket that ranks can connect to; None where the file system has none."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        try:
+            os.unlink(os.path.join(folder, sampler.SOCKET))  # an attempt's that was killed
+        except FileNotFoundError:
+            pass
+        outside.within(folder, sampler.SOCKET, listener.bind)
+        os.chmod(os.path.join(folder, sampler.SOCKET), 0o600)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    listener.setblocking(False)
+    return listener
+
+
+def _found(
+    rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int, before: Optional[_Line]
+) -> Dict[str, Any]:
+    """Return what is known of a rank: by itself, or from outside; ``before`` is what it has said by then."""
+    sample = line.answer.get("sample") if line is not None else None
+    if not isinstance(sample, dict):
+        sample = _from_outside(rank, pid, line, code)
+        if sample["state"] == STOPPED:
+            sample = {**sample, "threads": [asdict(thread) for thread in _last_seen(before)]}
+    if before is not None and before.last:  # it ends, if it hasn't
+        note = sample.get("note", "") if sample["state"] == ENDED else ""
+        sample = {**before.last, "state": ENDED, "note": note}
+    notes = [str(sample.get("note", "")), outside.children(pid)]
+    told = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
+    if len(json.dumps(told)) <= most + _SPARE // 8:
+        return told
+    return RankSample(rank, UNKNOWN, pid, note="it says more than fits here").to_json()
+
+
+def _last_seen(line: Optional[_Line]) -> "tuple[Thread, ...]":
+    try:
+        place = Frame.from_json(line.place) if line is not None else None
+    except (TypeError, ValueError, AttributeError):  # the user's code wrote that
+        return ()
+    return (Thread("main", (place,)),) if place is not None and place.filename else ()
+
+
+def _from_outside(rank: int, pid: int, line: Optional[_Line], code: Optional[int]) -> Dict[str, Any]:
+    if code is not None or outside.is_gone(pid):
+        how = "" if code is None else "exit code %d" % code if code >= 0 else "signal %d" % -code
+        return RankSample(rank, ENDED, pid, note=how).to_json()
+    if outside.is_stopped(pid):
+        return RankSample(rank, STOPPED, pid).to_json()
+    if line is None or not (line.hello or line.broken):
+        return RankSample(rank, BEGINS, pid).to_json()
+    threads = outside.stacks(line.text, line.hello.get("main", 0), line.hello.get("own", 0))
+    threads = tuple(each for each in threads if each.name == "main" or sampler.does_work(each.frames))
+    if threads:
+        return sampler.bounded(RankSample(rank, BUSY, pid, threads)).to_json()
+    trouble = "its code has closed the connection" if line.broken else str(line.answer.get("trouble", ""))
+    return RankSample(rank, UNKNOWN, pid, note=trouble or "it hasn't answered for %d s" % _LIMIT_S).to_json()

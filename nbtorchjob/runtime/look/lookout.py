@@ -1,0 +1,330 @@
+"""When a node looks at what its ranks do: when somebody asks, and by itself when nothing moves.
+
+A *sample* is a fact, ``Sampled``. By itself a node takes one
+
+- when nothing has moved for ``--hang-after`` seconds, though a rank waits for others: *quiet*;
+- when a collective is about to give up, or has, and ends the job: *timeout*.
+
+What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
+the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. When
+a collective gives up, nodes tell each other's, too: not every node's log may be there to be read then. A
+stall is sampled once; the next one begins when something has moved. Logs are looked at by their size, and
+ranks are asked once a second, which takes some 0.1 ms of them.
+
+A node has one of its ranks profiled, and sends home what comes of it.
+
+The answer to ``{"question": "profile", "rank": 0, "seconds": 3.0, "memory": false}`` is what the rank told
+(``profiler.py``), in pieces, and then its trace, or its snapshot: each piece is ``{"told": …}`` or
+``{"trace": …}``, gzip in base64. Or it is ``{"trouble": …}``. The rank writes, and this process compresses,
+which doesn't hold up the rank.
+"""
+
+from __future__ import annotations
+
+import _thread
+import base64
+import json
+import os
+import signal
+import threading
+import time
+import zlib
+from contextlib import suppress
+from typing import Any, Dict, Iterable, Iterator, List, Set
+
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import STREAM
+from nbtorchjob.runtime.facts.samples import ENDED
+from nbtorchjob.runtime.look.inquiry import Inquiry
+from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S, written
+from nbtorchjob.runtime.rendezvous.peers import Alone
+
+ENDING_S = 60.0  # for a trace to be ended and written
+_PIECE = 1 << 19  # bytes, so that a record has room for them
+_MOST = 20 << 20  # bytes of a profile, compressed: of an answer with some to spare
+MOST_WRITTEN = 1 << 29
+_TOO_LONG = "its trace is too long: ask for fewer seconds"
+_POLL_S = 0.02
+
+
+class Profiling:
+    """Profiles ranks that ``inquiry`` reaches, one at a time; they write to ``folder``."""
+
+    def __init__(self, folder: str, inquiry: Inquiry) -> None:
+        self._folder = folder
+        self._inquiry = inquiry
+        self._busy = threading.Lock()
+
+    def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
+        """Yield the records of a profile."""
+        rank, seconds = int(request["rank"]), float(request["seconds"])
+        if not 0 < seconds <= LONGEST_S:
+            yield {"trouble": "a profile takes up to %d s" % LONGEST_S}
+        elif not self._busy.acquire(blocking=False):
+            yield {"trouble": "a rank of its node is being profiled already"}
+        else:
+            try:
+                self._remove(rank)  # what one before left that was given up
+                asked = "memory" if request.get("memory") else "profile"
+                trouble = self._inquiry.profile(rank, asked, seconds) or self._waited(rank, seconds)
+                yield from [{"trouble": trouble}] if trouble else self._records(rank)
+            finally:
+                self._remove(rank)
+                self._busy.release()
+
+    def _waited(self, rank: int, seconds: float) -> str:
+        """Wait for what the rank tells; return why there is nothing, else ""."""
+        until = time.monotonic() + seconds + 2 * TURN_S + ENDING_S
+        told, trace = (written(self._folder, name, rank) for name in (TOLD, TRACE))
+        while not os.path.exists(told):
+            if not self._inquiry.is_there(rank):
+                return "it ended meanwhile"
+            if time.monotonic() > until:
+                return AWAY + " since the profile began"
+            time.sleep(_POLL_S)
+        with suppress(FileNotFoundError):  # a trace, where it was refused
+            if max(os.path.getsize(told), os.path.getsize(trace)) > MOST_WRITTEN:
+                return _TOO_LONG
+        with open(told) as file:
+            return str(json.load(file).get("trouble", ""))
+
+    def _records(self, rank: int) -> "Iterator[dict[str, Any]]":
+        room = _MOST
+        for name in (TOLD, TRACE):
+            for piece in _pieces(written(self._folder, name, rank)):
+                room -= len(piece)
+                if room < 0:
+                    yield {"trouble": _TOO_LONG}
+                    return
+                yield {name: base64.b64encode(piece).decode()}
+
+    def _remove(self, rank: int) -> None:
+        for name in (TOLD, TRACE):
+            with suppress(OSError):
+                os.unlink(written(self._folder, name, rank))
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    squeeze = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    held = b""
+    with open(path, "rb") as file:
+        for part in iter(lambda: file.read(_PIECE), b""):
+            held += squeeze.compress(part)
+            if len(held) >= _PIECE:
+                yield held
+                held = b""
+    yield held + squeeze.flush()
+
+
+ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
+
+_EVERY_S, _SHORTEST_S = 1.0, 0.05  # between two looks
+_LATE, _LATE_S = 0.8, 5.0  # a collective's time is nearly over after this part, or as long before its end
+_SAME_S = 10.0  # for which a sample will do: several collectives end, or several nodes ask
+
+
+class Lookout:
+    """Looks after the ranks of a node, the job's number ``node``; they find it in ``folder``.
+
+    ``hang_after`` is in seconds; after 0 a node takes no sample only because nothing moves.
+    """
+
+    def __init__(self, folder: str, node: int, hang_after: float) -> None:
+        self._inquiry = Inquiry(folder)
+        self._profiling = Profiling(folder, self._inquiry)
+        self._node = node
+        self._hang_after = hang_after
+        self._peers = Alone()
+        self._round = 0
+        self._stall = _Stall([])
+        self._taken: Dict[str, float] = {}  # when a sample was last taken for each reason
+        self._wanted = ""  # why another node asks for a sample
+        self._wake = threading.Event()
+        self._closed = self._rests = self._sleeps = False
+        self._lock = threading.Lock()
+        self._wishes = threading.Lock()  # one is answered at a time
+        self._newest: Dict[str, Any] = {}  # the sample that was taken last
+        self._began = 0.0  # when that was begun
+        _thread.start_new_thread(self._watch, ())  # threading's way waits until it runs
+
+    def enter(self, round_: int, folder: str, pids: Dict[int, int], peers: Alone) -> None:
+        """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
+        self._inquiry.enter(pids)
+        self._peers = peers
+        peers.on_sample_wanted, peers.on_end = self._want, self._answer_wish
+        self.go_on(round_, folder, pids)
+
+    def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
+        """Look after what the same ranks do in another round."""
+        self._round = round_
+        self._taken = {}
+        self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
+        self._rests = False
+        if self._sleeps:  # else it looks within a second anyway
+            self._wake.set()
+
+    def rest(self) -> None:
+        """Look no more by itself until there is another round: ranks wait for that."""
+        self._rests = True
+
+    def ended(self, codes: Dict[int, int]) -> None:
+        """Take in the exit codes of ranks that have ended, by rank."""
+        self._inquiry.ended(codes)
+
+    def returned(self) -> None:
+        """Take in that all ranks of this node have returned, and are about to be ended."""
+        self._inquiry.keep()
+
+    def close(self) -> None:
+        """End."""
+        self._closed = True
+        self._wake.set()
+        self._inquiry.close()
+
+    def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
+        """Yield the sample that somebody asks for."""
+        stalled = self._taken.get(QUIET, -1.0) >= self._stall.since
+        yield self.sample(QUIET if stalled else ASKED)
+
+    def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
+        """Yield the profile of a rank that somebody asks for (``profiling.py``)."""
+        return self._profiling.answer(request)
+
+    def sample(self, why: str) -> "dict[str, Any]":
+        """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most.
+
+        Who has to wait for another's is given the same as all who wait, so nobody waits for more than 8 s.
+        """
+        wanted = time.monotonic()
+        with self._lock:
+            if self._began > wanted and self._newest["why"] == why:
+                return self._newest
+            self._began = self._taken[why] = time.monotonic()
+            told = time.time()
+            samples = self._inquiry.samples()
+            fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": told}
+            if why == TIMEOUT or _is_news(samples):
+                emit("Sampled", **fields)
+            self._newest = {"event": "Sampled", **fields}
+            return self._newest
+
+    def gave_up(self) -> None:
+        """Look at what all ranks were in, as a collective has failed on one of them."""
+        if self._is_old(TIMEOUT):  # one that ran out of time was looked at before, with all ranks still there
+            self._peers.want_sample(TIMEOUT)
+            self._take(TIMEOUT)
+
+    def _answer_wish(self) -> None:
+        """Take the sample that another node has asked for, if it hasn't been taken yet."""
+        with self._wishes:
+            wanted, self._wanted = self._wanted, ""
+            if wanted and self._is_old(wanted):
+                self._take(wanted)
+
+    def _want(self, why: str) -> None:
+        self._wanted = why
+        self._wake.set()
+
+    def _watch(self) -> None:
+        # Signals are the agent's, whose waits end with one only if its own thread gets it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._closed:
+            # Said before it is looked whether to: who has it go on looks whether it does after saying so.
+            self._sleeps = True
+            self._sleeps = self._rests
+            woken = self._wake.wait(None if self._sleeps else self._stall.pause(self._hang_after))
+            self._wake.clear()
+            if woken and not self._wanted:
+                continue  # what has just begun stalls no sooner than after a pause, and may be over by then
+            try:
+                self._look(self._stall)
+            except Exception:  # a full disk, or what nobody thought of: it is nothing to the job
+                time.sleep(_EVERY_S)
+
+    def _look(self, stall: "_Stall") -> None:
+        self._answer_wish()
+        if self._rests:
+            return
+        stall.look(self._inquiry.pulses())
+        for why in stall.reasons(self._hang_after):
+            # Another node may have asked for it in this very stall.
+            if self._taken.get(why, -_SAME_S) < stall.since if why == QUIET else self._is_old(why):
+                self._peers.want_sample(why)
+                self._take(why)
+
+    def _take(self, why: str) -> None:
+        found = self.sample(why)
+        # On its user's own machine no log goes with a node, and other users could read the nodes' store.
+        if why == TIMEOUT and STREAM in os.environ:
+            self._peers.show_sample(found)
+
+    def _is_old(self, why: str) -> bool:
+        return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
+
+
+def _is_news(samples: "list[dict[str, Any]]") -> bool:
+    # When all have ended, as a job's do that is cancelled, what was seen before that says more.
+    return any(each["state"] != ENDED for each in samples)
+
+
+class _Stall:
+    """What is known of how the ranks of one round move: since when nothing does, and what they wait in."""
+
+    def __init__(self, logs: List[str]) -> None:
+        self._logs = logs
+        self._sizes: List[int] = []
+        self._counts: Dict[int, Any] = {}  # by rank
+        self._pending: Dict[int, Any] = {}  # by rank
+        self.since = time.monotonic()
+        self._waits = False
+        self._ends: Dict[float, float] = {}  # when a call is nearly out of time, by when it began
+        self._looked: Set[float] = set()  # the calls for which a sample was taken
+        self._told = False  # whether one was taken as nothing moves
+
+    def pause(self, hang_after: float) -> float:
+        """Return for how long there is nothing to do."""
+        ends = [end for began, end in self._ends.items() if began not in self._looked]
+        quiet = [self.since + hang_after] if self._waits and hang_after and not self._told else []
+        return max(_SHORTEST_S, min([_EVERY_S, *(at - time.monotonic() for at in (*ends, *quiet))]))
+
+    def look(self, pulses: "dict[int, dict[str, Any]]") -> None:
+        """Take in what ranks have printed and what they say; one that can't say it does what it did."""
+        sizes = [_size(log) for log in self._logs]
+        counts = {rank: (pulse["counts"], pulse["reports"]) for rank, pulse in pulses.items()}
+        if sizes != self._sizes or any(counts[rank] != self._counts.get(rank) for rank in counts):
+            self.since = time.monotonic()
+            self._told = False
+        self._sizes = sizes
+        self._counts.update(counts)
+        self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
+        groups = (group for counts, _ in self._counts.values() for group in counts.values())
+        self._waits = any(called > done for called, done in groups) or any(
+            pulse.get("waits") for pulse in pulses.values()
+        )
+        # The clock that a call's beginning was read from may be set while it waits: the first look counts.
+        ahead = time.monotonic() - time.time()
+        self._ends = {
+            began: self._ends.get(began, began + max(_LATE * limit, limit - _LATE_S) + ahead)
+            for calls in self._pending.values()
+            for began, limit in calls
+            if limit > 0
+        }
+        self._looked &= set(self._ends)
+
+    def reasons(self, hang_after: float) -> Iterator[str]:
+        """Yield why a sample is to be taken now."""
+        now = time.monotonic()
+        due = {began for began, end in self._ends.items() if end <= now} - self._looked
+        if due:
+            self._looked |= due
+            yield TIMEOUT
+        elif hang_after and self._waits and not self._told and now >= self.since + hang_after:
+            self._told = True
+            yield QUIET
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

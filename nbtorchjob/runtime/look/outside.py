@@ -1,0 +1,171 @@
+"""What a node sees of a rank that can't tell: from /proc, and from faulthandler.
+
+Where something in C holds Python's lock, a signal to one thread has faulthandler write down all stacks
+without it. That may crash a process that runs Python meanwhile, so first it is made sure that nothing does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+from typing import Callable, Dict, List, Optional, Tuple, TypeVar
+
+from nbtorchjob.runtime.facts.errors import Frame, users_frames
+from nbtorchjob.runtime.facts.samples import MAX_THREADS, Thread
+
+# Code and libraries take SIGUSR1, SIGUSR2 and, counting up from the first, signals for timers and for I/O;
+# valgrind takes the last one. sigaction tells nobody: ``signal.getsignal`` shows what it did before.
+SIGNAL = signal.SIGRTMAX - 2
+
+_CPU_S = 0.1  # of running, in which Python would have given up its lock many times: every 5 ms (3.14)
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "dead",
+}
+_MAX_CHILDREN = 64
+_Result = TypeVar("_Result")
+
+
+def within(folder: str, name: str, act: "Callable[[str], _Result]") -> _Result:
+    """Call ``act`` with a path to ``name`` in the folder that is short enough for a socket (108 bytes)."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return act("/proc/self/fd/%d/%s" % (fd, name))
+    finally:
+        os.close(fd)
+
+
+def state(pid: int, thread: int = 0) -> str:
+    """Return the letter of a process's state, or of its thread's; "" if it is gone."""
+    fields = _stat("/proc/%d%s/stat" % (pid, "/task/%d" % thread if thread else ""))
+    return fields[0] if fields else ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether nothing in the process can run, because of SIGSTOP or a debugger."""
+    return state(pid) in ("T", "t")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended."""
+    return state(pid) in ("", "Z", "X")
+
+
+def seconds(pid: int) -> Dict[int, float]:
+    """Return how long each thread of a process has run so far."""
+    found = {}
+    for thread in _tasks(pid):
+        fields = _stat("/proc/%d/task/%d/stat" % (pid, thread))
+        if fields:
+            found[thread] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _stat(path: str) -> List[str]:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _tasks(pid: int) -> List[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/%d/task" % pid)]
+    except OSError:
+        return []
+
+
+def holds_still(pid: int, waits: int, before: Dict[int, float]) -> bool:
+    """Whether no thread of a process runs Python, of which the thread ``waits`` waits for Python's lock.
+
+    ``before`` is how long its threads had run at a time since when it has waited. Who runs Python gives the
+    lock up after a while: a holder that has run for longer is in C, and so is one that sleeps. But on a busy
+    machine it may just not have run.
+    """
+    now = seconds(pid)
+    wants = [thread for thread in now if thread != waits and state(pid, thread) == "R"]
+    return all(now[thread] - before.get(thread, now[thread]) >= _CPU_S for thread in wants)
+
+
+def have_written(pid: int, thread: int, fd: int, inode: int) -> bool:
+    """Have faulthandler write to the file ``fd`` of a process; return False if it wouldn't, or not there.
+
+    The user's code may have closed the file, or have taken the signal back, which then would end the process.
+    """
+    try:
+        if os.stat("/proc/%d/fd/%d" % (pid, fd)).st_ino != inode or not _catches(pid):
+            return False
+    except OSError:
+        return False
+    # To that thread, so that no system call of another one is interrupted. Python has no door to it.
+    tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
+    return tgkill is not None and tgkill(pid, thread, int(SIGNAL)) == 0
+
+
+def _catches(pid: int) -> bool:
+    with open("/proc/%d/status" % pid, errors="replace") as file:
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+
+
+def children(pid: int) -> str:
+    """Return in words how the processes do that a process has started; "" if it has none."""
+    found: Dict[Tuple[str, str], int] = {}
+    for child in _child_ids(pid)[:_MAX_CHILDREN]:
+        try:
+            with open("/proc/%d/comm" % child, errors="replace") as file:
+                name = file.read().strip()
+        except OSError:
+            continue
+        word = _STATES.get(state(child), "there")
+        found[name, word] = found.get((name, word), 0) + 1
+    told = ["%d %s %s" % (number, name, word) for (name, word), number in found.items()]
+    return "child processes: %s" % ", ".join(told) if told else ""
+
+
+def _child_ids(pid: int) -> List[int]:
+    found: List[int] = []
+    for thread in _tasks(pid):
+        try:
+            with open("/proc/%d/task/%d/children" % (pid, thread)) as file:
+                found += map(int, file.read().split())
+        except OSError:  # a kernel without it, or the thread has ended
+            continue
+    return found
+
+
+_THREAD = re.compile(r"^(?:Thread|Current thread) 0x([0-9a-f]+) (?:\[(.*)\] )?\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+
+
+def stacks(text: str, main: int, own: int) -> "tuple[Thread, ...]":
+    """Return the threads that faulthandler wrote down (CPython 3.10 to 3.14), main first.
+
+    ``main`` is the identity of the main thread; ``own`` that of the one that wrote, which is left out.
+    """
+    found: Dict[int, List[Frame]] = {}
+    frames: Optional[List[Frame]] = None
+    for line in text.splitlines():
+        begins, frame = _THREAD.match(line), _FRAME.match(line)
+        if begins:
+            frames = found.setdefault(int(begins.group(1), 16), [])
+        elif frame and frames is not None:
+            filename, number, name = frame.groups()
+            place = Frame(_plain(filename), int(number) if number.isdigit() else 0, _plain(name))
+            frames.insert(0, place)
+    found.pop(own, None)
+    idents = sorted(found, key=lambda ident: ident != main)[:MAX_THREADS]
+    names = ("main" if ident == main else "thread" for ident in idents)
+    return tuple(Thread(name, users_frames(found[ident])) for name, ident in zip(names, idents))
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int("".join(filter(None, match.groups())), 16)), text)

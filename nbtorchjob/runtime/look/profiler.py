@@ -1,0 +1,422 @@
+"""A rank is profiled for some seconds: where its time goes, or what becomes of its accelerator's memory.
+
+*Time*: torch's own trace, and where the main thread was in the meantime. torch's profiler sees the thread
+that starts it, which has to be the main one (``mainthread.py``). To end a trace takes it some 20 µs an
+event, so they are bounded: a short trace that is thrown away tells how many come in a second. Stacks of the
+whole time would be most of them, which is why they are sampled here instead.
+
+*Memory*: torch's allocator writes down who takes and frees, and at the end it is asked what there is.
+
+What comes of it are two files in the node's folder: the trace or the snapshot, and then what is told of it.
+
+Something is done in the main thread, between two of its bytecodes, whatever code runs there.
+
+Python itself calls us there (``Py_AddPendingCall``). While the main thread waits in C it doesn't come by:
+what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
+as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which
+the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
+the profiler has freed by then. But it is done where torch only asks what overrides an operation: with
+``torch.set_default_device`` nearly all of a rank's time may be in such calls, and none has begun by then.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import json
+import math
+import os
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from typing import Any, Callable, Deque, Dict, Generic, Iterable, List, Optional, Tuple, TypeVar
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.look import recorder
+
+T = TypeVar("T")
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two times that Python is told to call us
+_DEEPEST = 4096  # native frames; what may lie below them counts as torch's
+_TORCHS, _PYTHONS = (b"libtorch", b"libc10"), b"libtorch_python"
+_ASKS = b"handle_torch_function"
+AWAY = "its main thread hasn't come back to Python"
+
+
+class AwayError(Exception):
+    """The main thread didn't come by."""
+
+
+class _Turn(Generic[T]):
+    """Something that the main thread is to do."""
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self._act = act
+        self.done = threading.Event()
+        self.result: Any = None
+        self.trouble: Optional[BaseException] = None
+
+    def take(self) -> None:
+        try:
+            self.result = self._act()
+        except BaseException as exc:
+            self.trouble = exc
+        finally:
+            self.done.set()
+
+
+_turns: Deque[_Turn[Any]] = deque()
+
+
+def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
+    """Return what ``act`` returns in the main thread; raise what it raises.
+
+    Raises ``AwayError`` where the main thread doesn't come by within ``seconds``: then it is never done.
+    """
+    turn, pause = _Turn(act), _SHORTEST_PAUSE_S
+    until = None if seconds is None else time.monotonic() + seconds
+    _turns.append(turn)
+    while not turn.done.is_set():
+        if until is not None and time.monotonic() > until:
+            try:
+                _turns.remove(turn)
+            except ValueError:  # it is being done
+                turn.done.wait()
+                break
+            raise AwayError("%s for %d s" % (AWAY, seconds or 0))
+        ctypes.pythonapi.Py_AddPendingCall(_called, None)
+        turn.done.wait(pause)
+        pause = min(_LONGEST_PAUSE_S, 2 * pause)
+    if turn.trouble is not None and not isinstance(turn.trouble, Exception):
+        # It is the thread's own: a handler's, of a signal that came meanwhile. There it would be lost.
+        main, kind = threading.main_thread().ident or 0, type(turn.trouble)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(kind))
+        raise AwayError("it was interrupted")
+    if turn.trouble is not None:
+        raise turn.trouble
+    result: T = turn.result
+    return result
+
+
+def _take_turn(_: Any) -> int:
+    if _turns and not _within_torch():
+        _turns.popleft().take()
+    return 0
+
+
+_called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_take_turn)
+
+
+class _Symbol(ctypes.Structure):
+    """``Dl_info``, dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _within_torch() -> bool:
+    """Return whether this thread is in a call of torch's own code, which no frame of Python's tells."""
+    libc, found = ctypes.CDLL(None), _Symbol()
+    addresses = (ctypes.c_void_p * _DEEPEST)()
+    depth = libc.backtrace(addresses, _DEEPEST)
+    frames = []
+    for address in addresses[:depth]:
+        known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
+        frames.append((os.path.basename(found.file or b""), found.name or b"") if known else (b"", b""))
+    calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
+    return bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)
+
+
+def _asks_first(call: Iterable[Tuple[bytes, bytes]]) -> bool:
+    """Return whether a call, by the files and names of its frames, has only asked what overrides it."""
+    frames = [*call]
+    return any(_ASKS in name for _, name in frames) and all(file.startswith(_PYTHONS) for file, _ in frames)
+
+
+TOLD, TRACE = "told", "trace"  # what it writes
+LONGEST_S = 60.0
+TURN_S = 5.0  # for the main thread to come by
+MEMORY_EVENTS = 20000  # the newest: each takes a rank some kilobytes
+_TRIAL_S = 0.1
+_EVENTS = 25000  # of a trace
+_SHORTEST_S = 0.05
+_EVERY_S = 0.005  # between two looks at the main thread
+_DEPTH = 256  # of its innermost frames
+_RANGES = 25000
+_HELD_UP_S = 1.0  # code that starts torch's profiler itself waits no longer for gloo's threads
+_THEIRS = "its own code profiles it just now"
+_LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
+
+_Stack = Tuple[Tuple[str, int, str], ...]
+
+
+def written(folder: str, name: str, rank: int) -> str:
+    """Return the path of what a rank writes."""
+    return os.path.join(folder, "profile-%d.%s" % (rank, name))
+
+
+class RefusedError(Exception):
+    """There is no profile; the text says why."""
+
+
+class Profiler:
+    """Profiles this process, once at a time."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self._result: Any = None
+        self._restore: Optional[Callable[[], None]] = None  # while ours runs
+
+    def start(self, folder: str, rank: int, seconds: float, *, memory: bool) -> str:
+        """Begin, in a thread; what comes of it will be in ``folder``. Return why not, else nothing."""
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "autograd"):
+            return "it hasn't imported torch yet"
+        # A torch without CUDA has this, too; to ask more of CUDA would start it.
+        if memory and not torch.cuda.is_initialized():
+            return "it uses no accelerator whose memory torch records, which are CUDA's"
+        if not self._busy.acquire(blocking=False):
+            return "it is being profiled already"
+        _thread.start_new_thread(self._run, (folder, rank, seconds, _memory if memory else self._time))
+        return ""
+
+    def forget(self) -> None:
+        """End a profile in a process that was forked meanwhile: it would hold a kilobyte an operation."""
+        if self._restore is not None:
+            # To end torch's profiler itself takes locks that other threads may have had.
+            self._record_no_more()
+            self._restore()
+            self._restore = None
+
+    def _run(
+        self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
+    ) -> None:
+        try:
+            path, told = written(folder, TRACE, rank), written(folder, TOLD, rank)
+            try:
+                record = take(path, seconds)
+            except Exception as exc:
+                record = {"trouble": " ".join(str(exc).split())[:300] or type(exc).__name__}
+            with open(told + ".part", "w") as file:
+                json.dump(record, file)
+            os.rename(told + ".part", told)
+        except BaseException:  # a full disk, or the end of the rank: it is nothing to the job
+            pass
+        finally:
+            self._busy.release()
+
+    def _time(self, path: str, seconds: float) -> Dict[str, Any]:
+        with _Ranges(sys.modules["torch"].autograd.profiler.record_function) as ranges:
+            return self._timed(path, seconds, ranges)
+
+    def _timed(self, path: str, seconds: float, ranges: "_Ranges") -> Dict[str, Any]:
+        self._begin()
+        time.sleep(min(_TRIAL_S, seconds))
+        events = len(self._end().events())
+        most = max(_SHORTEST_S, _EVENTS * min(_TRIAL_S, seconds) / max(1, events))
+        began = self._begin()
+        gloos = recorder.GloosCalls()
+        looks, stacks = self._watched(min(seconds, most), gloos)
+        ended = time.time_ns()
+        self._end().save(path)
+        pid, devices = os.getpid(), sys.modules["torch"].cuda.is_initialized()
+        return {
+            "pid": pid,
+            "began": began,
+            "ended": ended,
+            "asked": seconds,
+            "looks": looks,
+            "stacks": stacks,
+            "ranges": ranges.since(began),
+            "collectives": gloos.seen(),
+            "devices": devices,
+        }
+
+    def _begin(self) -> int:
+        """Have the main thread start torch's profiler; return when."""
+
+        def begin() -> int:
+            import torch
+            from torch.autograd import ProfilerState
+            from torch.profiler import ProfilerActivity
+
+            if not all(detail.get() for detail in torch_versions.PROFILER):
+                raise RefusedError("torch %s has another profiler" % torch.__version__)
+            if torch_versions.PROFILER_RUNS.get()():
+                raise RefusedError(_THEIRS)
+            none = (False,) * 5  # no shapes, memory, stacks, FLOPs, modules
+            config = torch_versions.PROFILER_CONFIG.get()(
+                ProfilerState.KINETO, *none, torch_versions.PROFILER_EXPERIMENTAL.get()()
+            )
+            activities, scopes = {ProfilerActivity.CPU}, torch_versions.RECORD_SCOPE.get()
+            if torch.cuda.is_initialized():
+                activities.add(ProfilerActivity.CUDA)
+            self._result = None
+            self._give_way()
+            before = os.environ.get(_LOGS)
+            os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
+            try:
+                torch_versions.PREPARE_PROFILER.get()(config, activities)
+                torch_versions.ENABLE_PROFILER.get()(
+                    config, activities, {scopes.FUNCTION, scopes.BACKWARD_FUNCTION}
+                )
+            except BaseException:
+                self._stop()
+                raise
+            finally:
+                if before is None:
+                    del os.environ[_LOGS]
+            return time.time_ns()
+
+        return in_main(begin, TURN_S)
+
+    def _end(self) -> Any:
+        """Have the main thread end torch's profiler, whenever it comes by; return the result."""
+        self._until_done(self._record_no_more)
+        self._wait_for_gloo(math.inf)
+        self._until_done(self._stop)
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def _until_done(self, act: Callable[[], Any]) -> None:
+        while self._restore is not None:
+            with suppress(AwayError):  # a signal's handler came in between
+                in_main(act)  # without a limit: the profiler can't be left on
+                return
+
+    def _record_no_more(self) -> None:
+        torch_versions.RECORD_FUNCTIONS.get()(False)
+
+    def _wait_for_gloo(self, seconds: float) -> None:
+        """Wait for its threads to be done with what is still recorded, so long at most."""
+        now, until = time.time_ns(), time.monotonic() + seconds
+        while self._restore is not None and recorder.GloosCalls.any_before(now) and time.monotonic() < until:
+            time.sleep(_EVERY_S)
+
+    def _stop(self) -> None:
+        if self._restore is not None:
+            try:
+                self._result = torch_versions.DISABLE_PROFILER.get()()
+            except Exception as exc:
+                self._result = exc
+            torch_versions.RECORD_FUNCTIONS.get()(True)
+            self._restore()
+            self._restore = None
+
+    def _give_way(self) -> None:
+        """Have ours end where the user's code starts torch's profiler: there can be only one."""
+        prepare = torch_versions.PREPARE.get()
+
+        def theirs(*args: Any, **named: Any) -> Any:
+            if _in_main():
+                self._record_no_more()
+                self._wait_for_gloo(_HELD_UP_S)
+                self._stop()
+                self._result = RefusedError(_THEIRS)
+            return prepare(*args, **named)
+
+        torch_versions.PREPARE.replace(theirs)
+        self._restore = partial(torch_versions.PREPARE.replace, prepare)
+
+    def _watched(self, seconds: float, gloos: recorder.GloosCalls) -> "tuple[list[list[int]], list[_Stack]]":
+        """Look at the main thread for so long, or until the user's code starts torch's profiler.
+
+        Return the looks (when, its CPU time until then, both in ns, the number of its stack, and whether a
+        collective of gloo's is under way) and the stacks, the outermost frame first.
+        """
+        main = threading.main_thread().ident or 0
+        clock = time.pthread_getcpuclockid(main)
+        numbers: Dict[_Stack, int] = {}
+        looks: List[List[int]] = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._restore is not None:
+            time.sleep(_EVERY_S)
+            number = numbers.setdefault(_stack(main), len(numbers))
+            at = time.time_ns()
+            looks.append([at, time.clock_gettime_ns(clock), number, int(gloos.look(at))])
+        return looks, list(numbers)
+
+
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class _Ranges:
+    """The ranges that the main thread marks by torch's ``record_function``, ``kind``, while this is open."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self._enter, self._exit = kind, kind.__enter__, kind.__exit__
+        self._begun: Dict[int, Tuple[str, int]] = {}
+        self._over: List[Tuple[str, int, int]] = []
+
+    def __enter__(self) -> "_Ranges":
+        def enter(each: Any) -> Any:
+            if _in_main():
+                self._begun[id(each)] = str(each.name), time.time_ns()
+            return self._enter(each)
+
+        def leave(each: Any, *args: Any) -> Any:
+            begun = self._begun.pop(id(each), None)
+            if begun is not None and len(self._over) < _RANGES:
+                self._over.append((*begun, time.time_ns()))
+            return self._exit(each, *args)
+
+        self._kind.__enter__, self._kind.__exit__ = enter, leave
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._kind.__enter__, self._kind.__exit__ = self._enter, self._exit
+
+    def since(self, began: int) -> "list[tuple[str, int, int]]":
+        """Return the names of those that weren't over then, and from when until when each was, in ns."""
+        now = time.time_ns()
+        found = self._over + [(*begun, now) for begun in list(self._begun.values())]
+        return [each for each in found if each[2] > began]
+
+
+def _stack(main: int) -> _Stack:
+    # The user's frames are let go with this call: what they hold would end with this thread.
+    frame = sys._current_frames().get(main)
+    found: List[Tuple[str, int, str]] = []
+    while frame is not None and len(found) < _DEPTH:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(found[::-1])
+
+
+def _memory(path: str, seconds: float) -> Dict[str, Any]:
+    """Have torch write down for so long what its allocator does; write torch's own snapshot."""
+    import torch
+
+    recorded, record = torch_versions.MEMORY_RECORDED.get(), torch_versions.RECORD_MEMORY.get()
+    snapshot = torch_versions.MEMORY_SNAPSHOT.get()
+    if recorded is None or record is None or snapshot is None:
+        raise RefusedError("torch %s has no record of its memory" % torch.__version__)
+    if recorded():
+        # There is one history; to end ours would end theirs, and theirs may be of any size.
+        raise RefusedError("its own code records its accelerator's memory")
+    record("all", stacks="python", max_entries=MEMORY_EVENTS, clear_history=True)
+    try:
+        time.sleep(seconds)
+        found = snapshot()
+    finally:
+        record(None, clear_history=True)
+    with open(path, "wb") as file:
+        pickle.dump(found, file)
+    held: Dict[int, List[int]] = {}
+    for segment in found["segments"]:
+        of = held.setdefault(segment["device"], [0, 0])
+        of[0] += segment["total_size"]
+        of[1] += segment["allocated_size"]
+    events = max(map(len, found["device_traces"]), default=0)
+    return {"asked": seconds, "held": [[device, *sizes] for device, sizes in held.items()], "events": events}

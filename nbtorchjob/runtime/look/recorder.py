@@ -1,0 +1,216 @@
+"""A rank's process groups and their last calls, as torch's flight recorder has them.
+
+torch writes down each collective in a ring of entries, for gloo in one and for NCCL in another. It
+knows no ranks of a group of gloo's, and of its sends and receives only the number: the ranks come from
+the tables of ``torch.distributed``. Where a version has no recorder (``torch_versions``), less is known.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.facts.samples import MAX_CALLS, MAX_GROUPS, Collective, Group
+
+# The recorder is on by itself, with 2000 entries, which take a tenth of a second to read; either
+# name sets it, the user's own wins.
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+SIZE = 512
+
+# By group and what torch was given, in seconds: the time-out that the code asked for (``patience.py``).
+LIMITS: Dict[Tuple[str, float], float] = {}
+
+_GLOO, _NCCL = torch_versions.GLOO_CALLS, torch_versions.NCCL_CALLS
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+
+
+def groups(*, left: bool = False) -> "tuple[Group, ...]":
+    """Return this process's groups: those that a call is pending in first, then the last used.
+
+    With ``left`` those that it has left are among them, whose ranks nothing tells any more.
+    """
+    entries: Dict[str, List[Dict[str, Any]]] = {}
+    for entry in _entries():
+        entries.setdefault(entry["process_group"][0], []).append(entry)
+    found = []
+    known = list(_known())
+    if left:
+        names = {each[0] for each in known}
+        gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
+        known += [(name, label, "", ()) for name, label in gone.items()]
+    for name, label, backend, ranks in known:
+        calls = entries.get(name, [])
+        # A group that was destroyed may have had the same name.
+        calls = [each for each in calls if each["pg_id"] == calls[-1]["pg_id"]]
+        last = tuple(_collective(entry) for entry in calls[-MAX_CALLS:])
+        found.append(Group(name, ranks, last, backend, label))
+    found.sort(key=_urgency)
+    return tuple(found[:MAX_GROUPS])
+
+
+def _urgency(group: Group) -> "tuple[bool, float]":
+    pending = any(not call.done for call in group.calls)
+    return not pending, -max((call.since for call in group.calls), default=0.0)
+
+
+def counts() -> "dict[str, list[int]]":
+    """Return how many calls each group has had, and how many of them are done; it takes some 20 µs."""
+    found = {}
+    for recorder in (_GLOO, _NCCL):
+        for group, (called, done) in _status(recorder):
+            found["%s %s" % (recorder.name, group)] = [called, done]
+    return found
+
+
+def sequence_numbers() -> "dict[str, list[int]]":
+    """Return how many calls each group has had, as :func:`counts` does, of gloo's sends and receives, too.
+
+    They aren't recorded, and move nothing else; whether they are done isn't known.
+    """
+    found = {}
+    world = torch_versions.WORLD.get()
+    for group, name in list(world.pg_names.items()) if world is not None else ():
+        try:
+            number = int(group._get_sequence_number_for_group())
+        except Exception:  # a backend without, or a group that is just destroyed
+            continue
+        found["calls %s" % name] = [number, number]
+    return found
+
+
+def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
+    """Return what a function of torch.distributed was given, of whose frame this is (``Thread.given``)."""
+    known = place.f_locals
+    world = torch_versions.WORLD.get()
+    group = known.get("group") or world.default_pg
+    ranks = {number: rank for rank, number in world.pg_group_ranks[group].items()}
+    told = {"group": str(world.pg_names[group])}
+    for name in ("src", "dst"):
+        rank, within = known.get(name), known.get("group_" + name)
+        if isinstance(rank, int) or isinstance(within, int):
+            told[name] = str(rank if isinstance(rank, int) else ranks[within])
+    if known.get("op") is not None and "tensor" in known:
+        told["op"] = str(getattr(known["op"], "name", known["op"]))
+    if isinstance(known.get("tag"), int):
+        told["tag"] = str(known["tag"])
+    return tuple(told.items())
+
+
+def pending() -> "list[list[float]]":
+    """Return since when each call is pending, and its timeout, both in seconds."""
+    return [[call.since, call.timeout] for call in open_calls()]
+
+
+def open_calls() -> "list[Collective]":
+    """Return the calls that are pending."""
+    return [call for call in map(_collective, _entries()) if not call.done]
+
+
+class GloosCalls:
+    """When gloo's collectives are under way, which threads beside the main one work on."""
+
+    def __init__(self) -> None:
+        # When it was, and of each group the last call that was done.
+        self._looks: List[Tuple[int, Dict[str, int]]] = []
+
+    def look(self, at: int) -> bool:
+        """Return whether any is under way now, which is ``at``, in ns; it takes some 20 µs."""
+        status = dict(_status(_GLOO))
+        self._looks.append((at, {group: done for group, (_, done) in status.items()}))
+        return any(done < called for called, done in status.values())
+
+    def seen(self) -> "list[tuple[str, int, int]]":
+        """Return the newest that a look saw: their names, from when and until when, in ns."""
+        found = [
+            (str(entry["profiling_name"]), int(entry["time_created_ns"]), self._over(entry))
+            for entry in _gloos()
+        ]
+        return [(name, began, over) for name, began, over in found if over > began]
+
+    @staticmethod
+    def any_before(at: int) -> bool:
+        """Return whether one that was called before ``at`` is still under way; it takes some 10 ms."""
+        return any(not entry["retired"] and entry["time_created_ns"] <= at for entry in _gloos())
+
+    def _over(self, entry: Dict[str, Any]) -> int:
+        """Return when a look first saw that a call is done; 0 where all saw that."""
+        group, number = entry["process_group"][0], entry["collective_seq_id"]
+        first = bisect_left(self._looks, (entry["time_created_ns"],))
+        over = 0
+        for at, done in self._looks[first:]:
+            over = at
+            if done.get(group, number) >= number:
+                break
+        return over
+
+
+def _gloos() -> "list[dict[str, Any]]":
+    """Return the newest collectives; a send or a receive is no other thread's."""
+    return [entry for entry in _entries((_GLOO,)) if not entry["is_p2p"]]
+
+
+def _status(recorder: torch_versions.Detail) -> "Iterator[tuple[str, tuple[int, int]]]":
+    """Yield each group's last call, and the last that is done."""
+    for dump in _dumps((recorder,)):
+        for group, status in json.loads(dump(False, False).decode()).get("pg_status", {}).items():
+            yield group, (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
+
+
+def _dumps(recorders: "Sequence[torch_versions.Detail]") -> "Iterator[Any]":
+    for recorder in recorders if torch_versions.WORLD.get() is not None else ():
+        dump = recorder.get()
+        if dump is not None:
+            yield dump
+
+
+def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "Iterator[dict[str, Any]]":
+    for dump in _dumps(recorders):
+        yield from json.loads(dump(True, False).decode()).get("entries", ())
+
+
+def _collective(entry: Dict[str, Any]) -> Collective:
+    p2p = bool(entry["is_p2p"])
+    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+    timeout = entry["timeout_ms"] / 1000
+    return Collective(
+        seq=entry["p2p_seq_id" if p2p else "collective_seq_id"],
+        op=name,
+        since=entry["time_created_ns"] / 1e9,
+        # What is retired has completed, or timed out; gloo's stay "scheduled".
+        done=bool(entry["retired"]) or entry["state"] == "completed",
+        sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
+        dtypes=tuple(_DTYPES.get(each, each.lower()) for each in entry["input_dtypes"]),
+        timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),
+        p2p=p2p,
+    )
+
+
+def _known() -> "Iterator[tuple[str, str, str, tuple[int, ...]]]":
+    """Yield each group's name, its label, its backend, and its ranks of the whole job, in their order."""
+    world = torch_versions.WORLD.get()
+    for group, ranks in list(world.pg_group_ranks.items()) if world is not None else ():
+        name = world.pg_names.get(group)
+        if name is not None:
+            backend = str((world.pg_map.get(group) or ("",))[0])
+            label = str(getattr(group, "group_desc", ""))
+            in_order = sorted(ranks.items(), key=lambda pair: pair[1])
+            yield (
+                str(name),
+                "" if label == "undefined" else label,
+                backend,
+                tuple(rank for rank, _ in in_order),
+            )

@@ -1,0 +1,312 @@
+"""A rank answers its node's questions: what it is doing, and whether anything in it moves.
+
+A thread waits for them on a socket to the node, which costs nothing until one comes. It is none of
+``threading``'s, so that code which lists threads finds those of a script. Questions and answers are lines:
+
+    node   pulse 3                      rank   {"at": 3}       it has Python's lock
+           sample-65536 4                      {"of": 3, …}    the answer; only the last question gets one
+           profile-3.0-812.5 5                         or "memory"; it goes on by itself (``profiler.py``)
+
+A sample's number is how many bytes it may have at most; a profile's are its seconds, and until when, by the
+monotonic clock, it may begin: a question may lie here for long where something in C holds Python's lock.
+
+Where something in C holds Python's lock, the node sends this very thread a signal, and faulthandler writes
+all stacks to the socket, from outside (``outside.py``). The user's code may close the socket, and
+open a file of its own under the same number: nothing is read or written before that was looked at.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import json
+import linecache
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from nbtorchjob.runtime.api import report
+from nbtorchjob.runtime.facts.errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
+from nbtorchjob.runtime.facts.samples import (
+    ENDED,
+    HAS_RETURNED,
+    MAX_BYTES,
+    MAX_GROUPS,
+    MAX_THREADS,
+    RUNS,
+    RankSample,
+    Thread,
+)
+from nbtorchjob.runtime.look import recorder
+from nbtorchjob.runtime.look.outside import SIGNAL, within
+from nbtorchjob.runtime.look.profiler import Profiler
+
+SOCKET = "ranks.sock"  # in the node's folder
+_LINE = 200  # characters of a source line, or of a name
+_ASK = 4096
+
+_PATIENCE = HERE + "debug/patience.py"
+held = ""  # ``samples.HELD`` while it is
+
+C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
+_LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
+_TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
+
+
+class Sampler:
+    """Answers for this process, which is ``rank``, once :meth:`start` has found the node."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._returned = False
+        self._socket: Optional[socket.socket] = None
+        self._file: Tuple[int, int] = (0, 0)
+        self._counts: Dict[str, List[int]] = {}
+        self._folder = ""
+        self._profiler = Profiler()
+        self._speaks = threading.Lock()
+        self.note = ""  # what it waits for, where it runs nobody's code
+
+    def start(self, folder: str) -> None:
+        """Connect to the node whose folder this is; without one, nobody asks."""
+        node = socket.socket(socket.AF_UNIX)
+        try:
+            node.setblocking(False)  # a node that takes none in mustn't hold up the rank
+            within(folder, SOCKET, node.connect)
+            node.setblocking(True)
+        except OSError:
+            node.close()
+            return
+        self._folder = folder
+        self._socket, self._file = node, _file(node.fileno())
+        os.register_at_fork(after_in_child=self._forget)
+        # The user's code may block signals and wait for them: none may come here instead.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _thread.start_new_thread(self._run, (node,))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def renew(self) -> None:
+        """Connect again where the user's code has closed the connection."""
+        if self._socket is not None and not self._is_there(self._socket):
+            self._socket.detach()  # its thread may wait there still
+            self.start(self._folder)
+
+    def returned(self) -> None:
+        """Take in that the call has returned: the rank only waits for the others now."""
+        self._returned = True
+
+    def say_last(self, frames: "Optional[tuple[Frame, ...]]" = None) -> None:
+        """Tell the node what this rank was in, before it ends; ``frames`` are those of what it raised."""
+        if self._socket is None:
+            return
+        try:
+            sample = self._sample()
+            if frames is not None:
+                sample = replace(sample, threads=(Thread("main", shortened(frames)),))
+            self._say(self._socket, {"last": bounded(sample).to_json()})
+        except Exception:  # it ends, and its node may be gone
+            pass
+
+    def _forget(self) -> None:
+        """Leave a forked process nothing of this."""
+        if self._socket is not None:
+            faulthandler.unregister(SIGNAL)
+            self._close(self._socket)
+            self._socket = None
+            self._profiler.forget()
+
+    def _close(self, node: socket.socket) -> None:
+        if self._is_there(node):
+            node.close()
+        else:
+            node.detach()
+
+    def _is_there(self, node: socket.socket) -> bool:
+        return _file(node.fileno()) == self._file
+
+    def _run(self, node: socket.socket) -> None:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGNAL,))
+            faulthandler.register(SIGNAL, node.fileno(), all_threads=True)
+            here = {"thread": threading.get_native_id(), "fd": node.fileno(), "inode": self._file[1]}
+            self._say(node, {**here, "main": threading.main_thread().ident, "own": threading.get_ident()})
+            while self._is_there(node):
+                asked = node.recv(_ASK)
+                question, number = asked.split(b"\n")[-2].split()
+                self._say(node, {"at": int(number)})
+                self._say(node, {"of": int(number), **self._answer(question.decode())})
+        except BaseException:  # whatever goes wrong here is nothing to the job
+            pass
+        finally:
+            self._close(node)
+
+    def _say(self, node: socket.socket, record: Dict[str, Any]) -> None:
+        with self._speaks:
+            if self._is_there(node):
+                # The user's code may have asked for SIGPIPE.
+                node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
+
+    def _answer(self, question: str) -> Dict[str, Any]:
+        try:
+            name, _, most = question.partition("-")
+            if name == "pulse":
+                return self._pulse()
+            if name in ("profile", "memory"):
+                return {"trouble": self._profile(name, *map(float, most.split("-")))}
+            return {"sample": bounded(self._sample(), int(most)).to_json()}
+        except Exception as exc:
+            return {"trouble": "%s: %s" % (type(exc).__name__, exc)}
+
+    def _pulse(self) -> Dict[str, Any]:
+        """Tell what has been done, and, where that is what it was, which calls are pending."""
+        before, self._counts = self._counts, {**recorder.counts(), **recorder.sequence_numbers()}
+        moved = not self._counts or before != self._counts
+        pending = [] if moved or self._returned else recorder.pending()
+        waits = bool(self._counts) and not moved and not self._returned and _waits()
+        told = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
+        return {**told, "place": asdict(_place())}
+
+    def _profile(self, what: str, seconds: float, until: float) -> str:
+        """Begin a profile; return why not, else nothing."""
+        if self._returned:
+            return "it has returned"
+        if time.monotonic() > until:
+            return "it was asked too long ago"
+        return self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
+
+    def _sample(self) -> RankSample:
+        if self._returned:
+            made = recorder.groups(left=True)
+            return RankSample(self._rank, ENDED, os.getpid(), groups=made, note=HAS_RETURNED)
+        threads = () if self.note else tuple(_threads())
+        sample = RankSample(self._rank, held or RUNS, os.getpid(), threads, note=self.note)
+        try:
+            return replace(sample, groups=recorder.groups())
+        except Exception as exc:  # another version of torch
+            return replace(
+                sample, note="its process groups can't be read: %s: %s" % (type(exc).__name__, exc)
+            )
+
+
+def _file(fd: int) -> "tuple[int, int]":
+    try:
+        found = os.fstat(fd)
+        return found.st_dev, found.st_ino
+    except OSError:
+        return 0, 0
+
+
+def _threads() -> Iterator[Thread]:
+    """Yield the threads that do the user's work, main first."""
+    me, main = threading.get_ident(), threading.main_thread().ident
+    # The user's frames are let go before anything else runs: what they hold would end with this thread.
+    stacks, given = {}, {}
+    for ident, frame in sys._current_frames().items():
+        if ident != me:
+            stacks[ident], given[ident] = _places(frame), _given(frame)
+            if stacks[ident][-1:] and stacks[ident][-1].filename.endswith("selectors.py"):
+                stacks[ident] += _awaited(frame)
+    del frame
+    named = dict(getattr(threading, "_active", {}))  # without its lock, which the main thread may hold
+    for ident in sorted(stacks, key=lambda each: each != main):
+        frames = users_frames(stacks[ident])
+        name = "main" if ident == main else getattr(named.get(ident), "name", "")
+        if ident == main or does_work(frames):
+            known = map(_with_line, shortened(frames))
+            yield Thread(str(name or "thread")[:_LINE], tuple(known), given[ident])
+
+
+def _places(frame: Any) -> "list[Frame]":
+    """Return the stack of a frame, the outermost first."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename != _PATIENCE:  # it only waits for torch to
+            found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _awaited(frame: Any) -> "list[Frame]":
+    """Return where the coroutine is suspended that an event loop of a stack runs: no stack shows that."""
+    while frame is not None and frame.f_code.co_name != "run_until_complete":
+        frame = frame.f_back
+    task: Any = frame.f_locals.get("future") if frame is not None else None
+    coroutine: Any = task.get_coro() if hasattr(task, "get_coro") else None
+    found: List[Frame] = []
+    while getattr(coroutine, "cr_frame", None) is not None and len(found) < MAX_FRAMES:
+        code = coroutine.cr_frame.f_code
+        found.append(Frame(code.co_filename, coroutine.cr_frame.f_lineno or 0, code.co_name[:_LINE]))
+        coroutine = coroutine.cr_await
+    return found
+
+
+def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
+    """Return what the outermost function of torch.distributed was given that a stack is in."""
+    called = None
+    while frame is not None:
+        called = frame if frame.f_code.co_filename.endswith(C10D) else called
+        frame = frame.f_back
+    if called is None:
+        return ()
+    try:
+        return recorder.given(called)
+    except Exception:  # another version of torch, or what the code has put in its place
+        return ()
+
+
+def _waits() -> bool:
+    """Whether the main thread waits for another rank in a call that no recorder has."""
+    stack = sys._current_frames().get(threading.main_thread().ident or 0)
+    *_, last = _places(stack) or [Frame("", 0, "")]
+    return last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
+
+
+def _place() -> Frame:
+    """Return where the main thread is in the user's code, for whoever finds this process stopped later."""
+    stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
+    own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+    return _with_line(next(own, Frame("", 0, "")))
+
+
+def _with_line(frame: Frame) -> Frame:
+    return replace(frame, line=linecache.getline(frame.filename, frame.lineno).strip()[:_LINE])
+
+
+def does_work(frames: "tuple[Frame, ...]") -> bool:
+    """Whether a thread runs the user's code, autograd's or DataLoader's, and is no idle one of a library."""
+    return any(not is_library(frame.filename) or _TORCHS.search(frame.filename) for frame in frames)
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file is no code of the user's."""
+    own = filename.startswith((HERE, _STANDARD, "<frozen ")) or not filename
+    return own or any(part in filename for part in _LIBRARIES)
+
+
+# Frames of a thread, threads and groups: ever less of each.
+_CUTS = ((MAX_FRAMES, MAX_THREADS, MAX_GROUPS), (30, 16, 32), (16, 8, 16), (8, 2, 4), (4, 1, 1))
+
+
+def bounded(sample: RankSample, most: int = MAX_BYTES) -> RankSample:
+    """Return a sample whose JSON has at most ``most`` bytes; its note says that something was left out."""
+    for frames, threads, groups in _CUTS:
+        cut = replace(
+            sample,
+            threads=tuple(
+                replace(each, frames=shortened(each.frames, frames)) for each in sample.threads[:threads]
+            ),
+            groups=sample.groups[:groups],
+        )
+        if cut != sample:
+            cut = replace(cut, note="it has more frames, threads or groups than fit here")
+        if len(json.dumps(cut.to_json())) <= most:
+            return cut
+    return RankSample(sample.rank, sample.state, sample.pid, note="it has more to tell than fits here")

@@ -1,0 +1,1 @@
+"""A node's process: the agent, the template that its ranks are forked from, and what watches both."""

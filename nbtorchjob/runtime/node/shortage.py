@@ -1,0 +1,173 @@
+"""What a node was refused: how much it may have, and whether another try would be refused again.
+
+``Too many open files`` doesn't say how many there may be. That stands in the limits of the process and of its
+cgroups, which only the node can read; ``state/failure/table.SHORTAGES`` reads these sentences.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from typing import Iterator, List, Optional
+
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.errors import Error
+from nbtorchjob.runtime.facts.injected import FOLDER
+from nbtorchjob.runtime.node.meter import HERE, Memory, Roots, cgroups
+from nbtorchjob.runtime.rendezvous import listening
+
+# torch's own errors have the number in their text, as "(errno: 24 - Too many open files)"; those of
+# C++'s library have the words alone.
+_IN_TEXT = re.compile(r"\berrno: (\d+)")
+_WORDS = {os.strerror(number): number for number in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)}
+_WORDS["can't start new thread"] = errno.EAGAIN  # CPython's own (3.14)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def number_of(exc: Optional[BaseException]) -> int:
+    """Return the number of the system's refusal behind an exception; 0 where there is none."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno:
+            return exc.errno
+        if isinstance(exc, MemoryError):
+            return errno.ENOMEM
+        if isinstance(exc, RuntimeError):
+            found = _IN_TEXT.search(str(exc))
+            number = int(found.group(1)) if found else 0
+            number = number or next((each for words, each in _WORDS.items() if words in str(exc)), 0)
+            if number:
+                return number
+        exc = exc.__cause__ or exc.__context__
+    return 0
+
+
+def code_of(exc: BaseException) -> int:
+    """Return the code that a node ends with whose agent failed with this exception.
+
+    A limit of the process, and a folder that can't be written to, are there in the next attempt, too. What
+    others use up, memory, processes, disks, may be free by then, or on another host.
+    """
+    again = number_of(exc) not in (errno.EMFILE, errno.EROFS)
+    return exits.INFRASTRUCTURE_ERROR if again else exits.CONFIG_ERROR
+
+
+def explained(error: Error, exc: BaseException, roots: Roots = HERE) -> Error:
+    """Return the description of an exception with the limit that it met noted, in place of its frames.
+
+    Where in torch or Python a node was refused a file says nothing more; its own log has that.
+    """
+    met = limit_met(exc, roots)
+    return replace(error, frames=(), cause=None, notes=(*error.notes, met)) if met else error
+
+
+def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
+    """Return which limit an exception met, and its value; "" where it met none that is known."""
+    try:
+        return _limit_met(exc, roots)
+    except Exception:  # what is short may be what it takes to look
+        return ""
+
+
+def _limit_met(exc: BaseException, roots: Roots) -> str:
+    number = number_of(exc)
+    if number == errno.EMFILE:
+        return "a process may have this many files open: %s" % _limit("RLIMIT_NOFILE")
+    if number == errno.ENFILE:
+        return "this machine may have this many files open: %s (fs.file-max)" % _kernels(roots, "fs/file-max")
+    if number == errno.EAGAIN:
+        return "no more processes or threads may be started: " + "; ".join(_processes(roots))
+    if number == errno.ENOMEM:
+        return "there is no memory for it: " + "; ".join(_memory(roots))
+    if number in FULL:
+        return _disk(_path(exc) or _fullest())
+    if number == errno.EROFS:
+        return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
+    if listening.ITSELF in str(exc):
+        return "its ranks meet at that address"
+    return ""
+
+
+def _limit(name: str) -> str:
+    """Return a limit of this process, as ``256 (RLIMIT_NOFILE, hard limit 4096)``; "" where there is none."""
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    if soft == resource.RLIM_INFINITY:
+        return ""
+    return "%d (%s, hard limit %s)" % (soft, name, "none" if hard == resource.RLIM_INFINITY else hard)
+
+
+def _processes(roots: Roots) -> Iterator[str]:
+    own = _limit("RLIMIT_NPROC")
+    yield "this user may have %s" % (own or "any number of them")
+    yield from _addresses()  # where a thread's stack doesn't fit
+    for folder in cgroups(roots, "pids")[1]:
+        with suppress(OSError, ValueError):  # no such file; "max"
+            most = int(_read(os.path.join(folder, "pids.max")))
+            yield "its cgroup has %s of %d (pids.max)" % (_read(os.path.join(folder, "pids.current")), most)
+
+
+def _memory(roots: Roots) -> Iterator[str]:
+    yield from _addresses()
+    with suppress(OSError, KeyError, ValueError):
+        used, most = Memory(roots).read()
+        yield "%s of %s are used" % (_size(used), _size(most))
+
+
+def _addresses() -> Iterator[str]:
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY:
+            yield "a process may have %s of memory (%s)" % (_size(soft), name)
+
+
+def _disk(path: str) -> str:
+    folder = path
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder) or "."
+    found = os.statvfs(folder)
+    total = found.f_blocks * found.f_frsize
+    return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
+
+
+def _fullest() -> str:
+    """Return where a process of a job writes and has the least room: the error of a write names no file.
+
+    Not ``tempfile.gettempdir()``, which writes a file to find a folder, and so on a full disk finds another.
+    """
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    places = (os.environ.get(FOLDER, os.curdir), os.curdir, temporary)
+    return os.path.abspath(min(filter(os.path.isdir, places), key=_free))
+
+
+def _free(place: str) -> int:
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def _path(exc: Optional[BaseException]) -> str:
+    while exc is not None:
+        if isinstance(exc, OSError) and isinstance(exc.filename, str):
+            return exc.filename
+        exc = exc.__cause__ or exc.__context__
+    return ""
+
+
+def _size(size: float) -> str:
+    units: List[str] = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return "%.3g %s" % (size, units[0])
+
+
+def _kernels(roots: Roots, name: str) -> str:
+    return _read(os.path.join(roots.proc, "sys", name))
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()

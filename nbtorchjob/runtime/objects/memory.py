@@ -1,0 +1,247 @@
+"""Memory that arrays and tensors share, over a pickle: what overlaps here overlaps there.
+
+By themselves they pickle each its own copy, so a view would no longer see what its base is given. A
+pickle that holds some begins with a table of all their memory, which :func:`begin` takes in: for each
+one its region and the offset in it, and the bytes of the regions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from nbtorchjob.runtime import torch_versions
+
+# Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
+SMALL = 4096
+_LINE = 64
+# Torch can't resize what isn't its own; a mapped gigabyte is better not copied.
+_COPIED = 1 << 20
+
+_loading = threading.local()
+
+
+class _Span(NamedTuple):
+    low: int  # from where it is taken along: below `start`, so that what is aligned stays so
+    start: int
+    end: int
+    owner: Any
+
+
+class Memory:
+    """The memory of the arrays and tensors of one pickle."""
+
+    def __init__(self) -> None:
+        self._spans: List[_Span] = []
+
+    def add(self, start: int, end: int, owner: Any, floor: int) -> int:
+        """Note the bytes from address ``start`` to ``end``; return the number to find them by again.
+
+        ``owner`` keeps them alive; those from ``floor`` on are its as well.
+        """
+        low = start - (start - floor) % _LINE
+        self._spans.append(_Span(low, start, end, owner))
+        return len(self._spans) - 1
+
+    def begin(self, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+        """Return what stands before the pickle of those that were added; ``out_of_band`` gets big regions."""
+        if not self._spans:
+            return b""
+        out = io.BytesIO()
+        pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(out_of_band(buffer)))
+        pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
+        slots, regions = self._regions()
+        pickler.dump(_Table(slots, [_buffer(*region) for region in regions]))
+        return out.getvalue()[:-1] + pickle.POP
+
+    @property
+    def size(self) -> int:
+        """The bytes of all of it, each counted once."""
+        return sum(end - low for low, end, _ in self._regions()[1])
+
+    def _regions(self) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, List[Any]]]]:
+        slots = [(0, 0)] * len(self._spans)
+        regions: List[Tuple[int, int, List[Any]]] = []
+        for index in sorted(range(len(self._spans)), key=lambda index: self._spans[index].low):
+            low, start, end, owner = self._spans[index]
+            if regions and low < regions[-1][1]:
+                first, last, owners = regions[-1]
+                owners.append(owner)
+                regions[-1] = (first, max(last, end), owners)
+            else:
+                regions.append((low, end, [owner]))
+            slots[index] = (len(regions) - 1, start - regions[-1][0])
+        return slots, regions
+
+
+def _buffer(start: int, end: int, owners: List[Any]) -> Any:
+    raw: Any = (ctypes.c_ubyte * (end - start)).from_address(start)
+    raw._owners = owners  # the memory lives as long as this view
+    view = memoryview(raw).cast("B")
+    return bytearray(view) if end - start < SMALL else pickle.PickleBuffer(view)
+
+
+class _Table:
+    def __init__(self, slots: List[Tuple[int, int]], regions: List[Any]) -> None:
+        self._args = (slots, regions)
+
+    def __reduce__(self) -> Any:
+        return begin, self._args
+
+
+class _Region:
+    """Some memory: of an array that asked for it first, or of a tensor's storage."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = memoryview(data)
+        self._view: Any = None
+        self._storage: Any = None
+
+    @property
+    def view(self) -> memoryview:
+        """The memory as arrays take it."""
+        if self._view is None:
+            self._view = memoryview(bytearray(self._data)) if self._data.readonly else self._data
+        found: memoryview = self._view
+        return found
+
+    @property
+    def storage(self) -> Any:
+        """The memory as torch knows it: tensors that share it share this, too."""
+        import torch
+
+        if self._storage is None and self._view is None and len(self._data) < _COPIED:
+            self._storage = torch.empty(len(self._data), dtype=torch.uint8).untyped_storage()
+            raw: Any = (ctypes.c_ubyte * len(self._data)).from_address(self._storage.data_ptr())
+            raw._storage = self._storage
+            self._view = memoryview(raw).cast("B")
+            self._view[:] = self._data
+        elif self._storage is None:
+            self._storage = torch.frombuffer(self.view, dtype=torch.uint8).untyped_storage()
+        return self._storage
+
+
+def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
+    """Take in the table of the pickle that this thread is loading."""
+    made = [_Region(data) for data in regions]
+    tables: List[Dict[int, Tuple[_Region, int]]] = _loading.__dict__.setdefault("tables", [])
+    tables.append({index: (made[region], offset) for index, (region, offset) in enumerate(slots)})
+
+
+def forget() -> None:
+    """Forget what this thread failed to load."""
+    _loading.__dict__.clear()
+
+
+def _take(index: int) -> Tuple[_Region, int]:
+    tables = _loading.tables
+    found: Tuple[_Region, int] = tables[-1].pop(index)
+    if not tables[-1]:  # each is asked for once, so this was the last
+        tables.pop()
+    return found
+
+
+def reduce_array(memory: Memory, array: Any) -> Any:
+    """Reduce a numpy array to a slot of shared memory, for pickle; NotImplemented for unusual ones."""
+    if array.dtype.hasobject or not array.nbytes:
+        return NotImplemented
+    start: int = array.__array_interface__["data"][0]
+    contiguous = array.flags.c_contiguous
+    low, high = (0, array.nbytes) if contiguous else _reach(array.shape, array.strides, array.itemsize)
+    floor, root = start + low, array
+    while type(root.base) is type(array):
+        root = root.base
+        # One that is itself a view of foreign memory (of a tensor, a file) says where that begins.
+        floor = min(floor, root.__array_interface__["data"][0])
+    index = memory.add(start + low, start + high, array, floor)
+    strides = None if contiguous else array.strides
+    return make_array, (index, -low, array.dtype, array.shape, strides, array.flags.writeable)
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int], size: int) -> Tuple[int, int]:
+    """Return the first and the last byte that an array touches, from its first item on."""
+    steps = [(count - 1) * stride for count, stride in zip(shape, strides)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + size
+
+
+def make_array(index: int, first: int, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
+    """Make a numpy array over the memory at ``index``, whose first item lies ``first`` bytes in."""
+    import numpy
+
+    region, offset = _take(index)
+    array = numpy.ndarray(shape, dtype, region.view, offset + first, strides)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def reduce_tensor(memory: Memory, tensor: Any) -> Any:
+    """Reduce a tensor to a slot of shared memory, for pickle; NotImplemented for unusual ones."""
+    if not _plain(tensor) or not tensor.numel():
+        return NotImplemented
+    start = tensor.data_ptr()
+    size = tensor.element_size()
+    strides = [stride * size for stride in tensor.stride()]
+    high = _reach(tensor.shape, strides, size)[1]
+    index = memory.add(start, start + high, tensor, tensor.untyped_storage().data_ptr())
+    form = (tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    inference = (True,) if tensor.is_inference() else ()
+    return (
+        make_tensor,
+        (index, tensor.dtype, *form, tensor.requires_grad, *inference),
+        vars(tensor) or None,
+        None,
+        None,
+        _set,
+    )
+
+
+def _plain(tensor: Any) -> bool:
+    import torch
+
+    is_wrapped = torch_versions.IS_WRAPPED.get()
+    return bool(
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and is_wrapped is not None
+        and not is_wrapped(tensor)
+    )
+
+
+def make_tensor(
+    index: int,
+    dtype: Any,
+    shape: Any,
+    strides: Any,
+    conjugate: bool,
+    negative: bool,
+    requires_grad: bool,
+    inference: bool = False,
+) -> Any:
+    """Make a tensor over the memory at ``index``."""
+    import torch
+
+    if inference:
+        with torch.inference_mode():
+            return make_tensor(index, dtype, shape, strides, conjugate, negative, requires_grad)
+    region, offset = _take(index)
+    size = torch.empty(0, dtype=dtype).element_size()
+    if offset % size:  # over memory that another one begins in the middle of an item
+        rest = (len(region.view) - offset) // size
+        tensor = torch.frombuffer(region.view, dtype=dtype, offset=offset, count=rest)
+        tensor = tensor.as_strided(shape, strides)
+    else:
+        tensor = torch.empty(0, dtype=dtype).set_(region.storage, offset // size, shape, strides)
+    tensor = tensor.conj() if conjugate else tensor
+    negate = torch_versions.NEGATIVE_VIEW.get() or torch.neg
+    tensor = negate(tensor) if negative else tensor
+    return tensor.requires_grad_(requires_grad)
+
+
+def _set(tensor: Any, attributes: Dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)

@@ -1,0 +1,673 @@
+"""Pickles what a notebook or a rank holds so that it is the same at the other end.
+
+Code of modules goes by name, what ``__main__`` and functions define by value, with its file, lines and
+columns. One object graph keeps what its parts share: closures' variables, memory of arrays and tensors, the
+namespaces of functions; and classes keep slots, members and hooks. For properties, loggers, views of dicts
+and the like, cloudpickle's reductions are used, by public names alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import ast
+import builtins
+import collections
+import copyreg
+import dataclasses
+import datetime
+import dis
+import enum
+import functools
+import gc
+import importlib
+import io
+import pickle
+import sys
+import types
+import typing
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+
+import cloudpickle
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.objects import generated, importable, memory, rebuilt, sources
+from nbtorchjob.runtime.objects.importable import made_by_hand
+
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
+_COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "dir", "__main__"))
+_FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
+_read_by: Any = weakref.WeakKeyDictionary()
+
+
+def dumps(
+    value: Any,
+    make: Callable[[Any, Any], Pickler],
+    out_of_band: Callable[[pickle.PickleBuffer], Any],
+    *,
+    sourced: bool = False,
+) -> bytes:
+    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``out_of_band`` gets its buffers.
+
+    What is ``sourced`` has the sources of its code along, for another Python.
+    """
+    file = io.BytesIO()
+    later: List[pickle.PickleBuffer] = []
+
+    def wait(buffer: pickle.PickleBuffer) -> bool:
+        small = buffer.raw().nbytes < memory.SMALL
+        if not small:
+            later.append(buffer)
+        return small
+
+    pickler = make(file, wait)
+    pickler.dump(value)
+    begin = pickler.memory.begin(out_of_band)  # its buffers are the first to be loaded
+    for buffer in later:
+        out_of_band(buffer)
+    table = pickler.codes.table() if sourced else {"places": []}
+    return (sources.front(table) if table["places"] else b"") + begin + file.getvalue()
+
+
+class Pickler(pickle.Pickler):
+    """Pickles with protocol 5; what is loaded needs ``rebuilt`` and ``memory`` beside it."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        # cloudpickle's is a chain of its own and copyreg's, in which each object's type is looked up anew.
+        self.dispatch_table = dict(cloudpickle.Pickler.dispatch_table)
+        self.memory = memory.Memory()
+        self.codes = sources.Codes()
+        self._reducers: Dict[type, Callable[[Any], Any]] = {}
+        self._spaces: Dict[int, Dict[str, Any]] = {}  # by the functions' globals
+        self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
+        self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
+        self._bare: Dict[int, _Bare] = {}
+
+    def dump(self, obj: Any) -> None:
+        """Pickle ``obj``; raises whatever an object's own pickling raises."""
+        try:
+            super().dump(obj)
+        finally:
+            self._reducers.clear()  # methods of this: in a circle with it all that was pickled would be held
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
+        type_ = type(obj)
+        reducer = self._reducers.get(type_)
+        if reducer is None:
+            reducer = self._reducers[type_] = self._reducer(type_)
+        return reducer(obj)
+
+    def _reducer(self, type_: type) -> Callable[[Any], Any]:
+        if issubclass(type_, type):
+            return self.reduce_class
+        method = _BY_TYPE.get(type_)
+        if method is not None:
+            found: Callable[[Any], Any] = getattr(self, method)
+            return found
+        if issubclass(type_, types.ModuleType):
+            return self.reduce_module
+        if type_ in importable.types_of_others():
+            return self.reduce_stand_in
+        return self._reducer_of_object(type_)
+
+    def _reducer_of_object(self, type_: Any) -> Callable[[Any], Any]:
+        if type_ in _OF_PYTHON:
+            return _OF_PYTHON[type_]
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if numpy is not None and type_ is numpy.ndarray:
+            return functools.partial(memory.reduce_array, self.memory)
+        if torch is not None and type_ is torch.Tensor:
+            return self.reduce_tensor
+        if torch is not None and type_ is torch.nn.Parameter:
+            return self.reduce_parameter
+        if torch is not None and type_ is torch.memory_format:
+            return _reduce_memory_format
+        for base in type_.__mro__:
+            own = _OF_LIBRARIES.get((base.__module__, base.__name__))
+            if own is not None:
+                return own
+        if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
+            return _reduce_wrapper
+        if issubclass(type_, BaseException):
+            return _reduce_exception
+        if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
+            return _leave if type_ in self.dispatch_table else _reduce_container
+        if by_name(type_):
+            known = importable.sentinels(type_)
+            return functools.partial(_reduce_sentinel, known) if known else _leave
+        if issubclass(type_, enum.Enum):
+            return _reduce_member
+        if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
+            return _reduce_trapped
+        return _leave
+
+    def reduce_tensor(self, tensor: Any) -> Any:
+        """Reduce a tensor that is of no subclass."""
+        return memory.reduce_tensor(self.memory, tensor)
+
+    def reduce_parameter(self, parameter: Any) -> Any:
+        """Reduce a parameter, as torch does unless it was made for inference."""
+        if not parameter.is_inference():
+            return NotImplemented
+        return rebuilt.inference_parameter, (parameter.data, parameter.requires_grad)
+
+    # Functions
+
+    def reduce_function(self, function: Any) -> Any:
+        """Reduce a function: by name where its module has it, else by value."""
+        if by_name(function):
+            return generated.reduce_private(function)
+        if generated.is_dispatching(function):
+            return self.reduce_dispatching(function)
+        args, state = self._make(function), self._state(function)
+        bare = self._bare.get(id(function))
+        made = (rebuilt.make_function, args) if bare is None else (rebuilt.same, (bare,))
+        return (*made, state, None, None, rebuilt.fill_function)
+
+    def _make(self, function: Any) -> Tuple[Any, ...]:
+        if id(function) not in self._functions:
+            fresh = [cell for cell in function.__closure__ or () if id(cell) not in self._cells]
+            self._cells.update((id(cell), cell) for cell in fresh)
+            self._functions[id(function)] = (function, fresh)
+        return function.__code__, self._space(function), function.__closure__
+
+    def _space(self, function: Any) -> Any:
+        names = function.__globals__
+        module = sys.modules.get(names.get("__name__"))
+        if (
+            names.get("__name__") != "__main__"
+            and importable.installed(module)
+            and importable.attributes(module) is names
+        ):
+            return module  # what decorators of a library made: it is of that module, as it is there
+        found = self._spaces.setdefault(id(names), {})
+        if not found:
+            found.update(
+                (k, names[k]) for k in ("__package__", "__name__", "__path__", "__file__") if k in names
+            )
+        return found
+
+    def reads(self, function: Any) -> Dict[str, Any]:
+        """Return what ``function``, and those defined in it, find in their globals."""
+        names = function.__globals__
+        return {name: names[name] for name in names_read(function.__code__) if name in names}
+
+    def _state(self, function: Any) -> Tuple[Any, ...]:
+        # New texts: one that Python has interned is the same object elsewhere too, and the pickle another.
+        attributes = {name: getattr(function, name) for name in _FUNCTION}
+        attributes["__annotations__"] = annotations_of(function)
+        if getattr(function, "__type_params__", ()):
+            attributes["__type_params__"] = function.__type_params__
+        own = {"".join(name): value for name, value in vars(function).items()}
+        reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
+        cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
+        values = [*reads.values(), *(content for _, content in cells)]
+        return attributes, own, reads, cells, importable.submodules(values, _names(function.__code__))
+
+    def reduce_cell(self, cell: Any) -> Any:
+        """Reduce a closure's variable: its value comes with a function, or else behind it."""
+        if id(cell) in self._cells or not _full(cell):
+            return rebuilt.make_cell, ()
+        self._cells[id(cell)] = cell
+        return rebuilt.make_cell, (), cell.cell_contents, None, None, rebuilt.fill_cell
+
+    def reduce_cached(self, cached: Any) -> Any:
+        """Reduce a function under ``lru_cache``; what it caches stays."""
+        function = getattr(cached, "__wrapped__", None)
+        if function is None or _attribute(cached) is cached:
+            return NotImplemented
+        own = {k: v for k, v in vars(cached).items() if k != "cache_parameters"}
+        args = (self._inner(function), cached.cache_parameters())
+        return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
+
+    def _inner(self, function: Any) -> Any:
+        """Return what another is made around: a function whose state may lead back there is made without."""
+        plain = isinstance(function, types.FunctionType) and not by_name(function)
+        if plain and id(function) not in self._functions:
+            self._bare[id(function)] = _Bare(function, self._make(function))
+        return self._bare.get(id(function), function)
+
+    def reduce_dispatching(self, function: Any) -> Any:
+        """Reduce what ``singledispatch`` made, which closes over tables of Python's own."""
+        own = {
+            name: value
+            for name, value in vars(function).items()
+            if not callable(value) and name != "registry"
+        }
+        state = (function.__wrapped__, dict(function.registry), own)
+        args = (self._inner(function.__wrapped__),)
+        return generated.make_dispatching, args, state, None, None, generated.fill_dispatching
+
+    def reduce_code(self, code: types.CodeType) -> Any:
+        """Reduce code as it is, with what tracebacks and debuggers show of it."""
+        values = {name: getattr(code, name) if name in _CODE else None for name in rebuilt.CODE}
+        # Python shares equal names and tuples as it happens to compile them, which pickles would show: copies
+        # are pickled. The name of a cell's file is shared by all of its code.
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                values[name] = (*value, None)[:-1]
+            elif name in ("co_name", "co_qualname") and value is not None:
+                values[name] = "".join(value)
+        return rebuilt.make_code, (sources.HERE, self.codes.add(code), *values.values())
+
+    # Classes
+
+    def reduce_class(self, cls: Any) -> Any:
+        """Reduce a class: by name where its module has it, else by value."""
+        if cls in _SINGLETONS or by_name(cls):
+            return generated.reduce_name(cls)
+        if cls in _TYPES:
+            return getattr, (types, _TYPES[cls])
+        state = _class_state(cls)
+        taken = {"__module__", "__slots__"}.intersection(state)
+        own: Dict[str, Any] = {name: state.pop(name) for name in sorted(taken)}
+        own["__qualname__"] = cls.__qualname__
+        if "__orig_bases__" in state:
+            own["__orig_bases__"] = state["__orig_bases__"]
+        registered: List[Any] = []
+        if isinstance(cls, abc.ABCMeta):
+            state.pop("_abc_impl", None)
+            registered = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+        type_ = type(cls)
+        maker = next(each for each in type_.__mro__ if by_name(each))
+        args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
+        for method in generated.methods(cls):
+            self.codes.made(method.__code__)
+        return rebuilt.make_class, args, (state, registered, sources.HERE), None, None, rebuilt.fill_class
+
+    # Others
+
+    def reduce_module(self, module: types.ModuleType) -> Any:
+        """Reduce a module: by name where it can be imported, else by value."""
+        if not _registered(importable.name_of(module)):
+            route = importable.route(module)
+            if route is not None:
+                return (importlib.import_module, (route,)) if isinstance(route, str) else (getattr, route)
+        type_ = type(module)
+        if (type_.__reduce__, type_.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+            return NotImplemented
+        state = importable.attributes(module)
+        own = {k: v for k, v in state.items() if k not in ("__builtins__", "__loader__", "__spec__")}
+        if "__builtins__" in state:
+            own["__builtins__"] = builtins
+        name = importable.name_of(module)
+        args = (name, sys.modules.get(name) is module, type_)
+        return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
+
+    def reduce_stand_in(self, found: Any) -> Any:
+        """Reduce an object of a class that has an instance in place of a module in ``sys.modules``."""
+        route = importable.route(found)
+        if isinstance(route, str):
+            return importlib.import_module, (route,)
+        return self._reducer_of_object(type(found))(found)
+
+    def reduce_partial(self, partial: Any) -> Any:
+        """Reduce a partial, which what it is of may refer to."""
+        return rebuilt.make_partial, (type(partial),), partial.__reduce__()[2]
+
+    def reduce_cached_property(self, found: Any) -> Any:
+        """Reduce a ``cached_property`` without the lock that it has on Python 3.11 and before."""
+        own = {name: value for name, value in vars(found).items() if name != "lock"}
+        return type(found), (found.func,), own
+
+    def reduce_weak(self, found: Any) -> Any:
+        """Reduce a weak dictionary."""
+        return type(found), (), None, None, iter(list(found.items()))
+
+    def reduce_proxy(self, proxy: Any) -> Any:
+        """Reduce a view of a mapping, together with the mapping."""
+        return types.MappingProxyType, (gc.get_referents(proxy)[0],)
+
+    def reduce_variable(self, found: Any) -> Any:
+        """Reduce a type variable of a notebook."""
+        if _attribute(found) is found:
+            return getattr, (sys.modules[found.__module__], found.__name__)
+        if hasattr(found, "__value__") and not found.__type_params__:  # it may be of itself
+            cell = rebuilt.make_cell()
+            self._cells[id(cell)] = cell
+            state = (cell, found.__value__)
+            args = (found.__name__, found.__module__, cell)
+            return rebuilt.make_alias, args, state, None, None, rebuilt.fill_alias
+        try:
+            known_as = rebuilt.tag(found)
+        except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
+            known_as = ""
+        return rebuilt.tracked, (known_as, found.__module__, *_variable(found))
+
+    def reduce_builtin(self, function: Any) -> Any:
+        """Reduce a function of Python's own, or of a library in C: by its name."""
+        return NotImplemented
+
+    def reduce_bare(self, bare: _Bare) -> Any:
+        """Reduce a function without its state."""
+        return rebuilt.make_function, bare.args
+
+
+class _Bare:
+    """A function as it is first made, for what is made around it before it is complete."""
+
+    def __init__(self, function: Any, args: Tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+
+
+def by_name(found: Any) -> bool:
+    """Whether a class or function can be had by its name from a module that can be imported."""
+    return _attribute(found) is found
+
+
+def annotations_of(found: Any) -> Dict[str, Any]:
+    """Return annotations; on Python 3.14 as texts where they name what isn't there."""
+    try:
+        own: Dict[str, Any] = found.__annotations__
+    except NameError:
+        import annotationlib  # type: ignore[import-not-found]
+
+        own = annotationlib.get_annotations(found, format=annotationlib.Format.STRING)
+    return own
+
+
+def names_read(code: types.CodeType) -> Dict[str, None]:
+    """Return the names that a function's code, and what is defined in it, look up as globals."""
+    found: Dict[str, None] = _read_by.get(code)
+    if found is None:
+        found = {each.argval: None for each in instructions(code) if each.opname in _READS}
+        found.update(names_in_texts(code))
+        _read_by[code] = found
+    return found
+
+
+def names_in_texts(code: types.CodeType) -> Dict[str, None]:
+    """Return the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
+    found: Dict[str, None] = {}
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    if _COMPUTES.intersection(code.co_names):
+        for text in (each for each in code.co_consts if isinstance(each, str)):
+            found.update(dict.fromkeys(names_in(text)))
+    if "__main__" in code.co_names:
+        found.update(dict.fromkeys(code.co_names))
+    for each in inner:
+        found.update(names_in_texts(each))
+    return found
+
+
+def names_in(text: str) -> List[str]:
+    """Return the names that ``text`` reads where it is evaluated; none where it isn't Python."""
+    try:
+        tree = ast.parse(text.strip())
+    except (SyntaxError, ValueError):
+        return []
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+def texts(code: types.CodeType) -> Iterator[str]:
+    """Yield the texts among the constants of ``code`` and of the code in it."""
+    for each in code.co_consts:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, types.CodeType):
+            yield from texts(each)
+
+
+def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of ``code`` and of the code in it."""
+    yield from dis.get_instructions(code)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from instructions(inner)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    if "getattr" in code.co_names:
+        yield from (text for each in code.co_consts if isinstance(each, str) for text in each.split("."))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _leave(obj: Any) -> Any:
+    return NotImplemented
+
+
+def _full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _attribute(found: Any) -> Any:
+    """Return what can be imported under the name of ``found``, which may be itself."""
+    name = str(found.__module__)
+    if name == "__main__" or name not in sys.modules or made_by_hand(name) or _registered(name):
+        return None
+    path = getattr(found, "__qualname__", found.__name__)
+    module: Any = sys.modules[name]
+    return functools.reduce(lambda owner, step: getattr(owner, step, None), path.split("."), module)
+
+
+def _registered(name: str) -> bool:
+    """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return any(name == each or name.startswith(each + ".") for each in by_value)
+
+
+def _class_state(cls: Any) -> Dict[str, Any]:
+    """Return what stands in a class, without what Python puts there when it makes one."""
+
+    def made(value: Any) -> bool:
+        types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        return isinstance(value, types_) and value.__objclass__ is cls
+
+    state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
+    lazy = _ANNOTATIONS.intersection(state)
+    if lazy:
+        for name in lazy:
+            del state[name]
+        state["__annotations__"] = annotations_of(cls)
+    if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
+        types_ = types.MemberDescriptorType
+        state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
+    if issubclass(cls, enum.Enum):
+        # Combined flags are found again when they are asked for.
+        members = set(map(id, state["_member_map_"].values()))
+        values = state["_value2member_map_"]
+        state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
+    return state
+
+
+def _reduce_member(member: Any) -> Any:
+    cls = type(member)
+    if cls._member_map_.get(member._name_) is not member:
+        return cls, (member._value_,)
+    base = cls._member_type_
+    raw = None
+    if base in (int, float, complex, str, bytes, tuple):
+        raw = base.__getnewargs__(member)[0]
+    else:
+        base = None
+    own = dict(vars(member))
+    return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
+
+
+def _reduce_memory_format(found: Any) -> Any:
+    # Its name is "torch.channels_last" , which pickle finds in the first module that has `torch`.
+    return rebuilt.of_torch, (str(found).rpartition(".")[2],)
+
+
+def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
+    return (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
+
+
+def _reduce_packet(packet: Any) -> Any:
+    # Its `__module__` says "torch._ops.aten" , which isn't there.
+    space, _, name = packet._qualified_op_name.partition("::")
+    return getattr, (getattr(sys.modules["torch"].ops, space), name)
+
+
+def _reduce_overload(overload: Any) -> Any:
+    return getattr, (overload.overloadpacket, overload._overloadname)
+
+
+def _reduce_higher_order(operator: Any) -> Any:
+    space, name = sys.modules["torch"].ops.higher_order, operator.name()
+    return (getattr, (space, name)) if getattr(space, name, None) is operator else NotImplemented
+
+
+def _reduce_loader(loader: Any) -> Any:
+    state = dict(vars(loader))
+    state["_iterator"] = None  # of one with persistent_workers: its workers are processes of this machine
+    return copyreg.__newobj__, (type(loader),), state, None, None, rebuilt.fill_plainly  # type: ignore[attr-defined]
+
+
+def _reduce_scheduler(scheduler: Any) -> Any:
+    # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
+    state = (dict(vars(scheduler)), torch_versions.STEPPED.get(scheduler.optimizer))
+    made = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
+    return (*made, state, None, None, rebuilt.fill_scheduler)
+
+
+def _reduce_exported(program: Any) -> Any:
+    file = io.BytesIO()
+    sys.modules["torch"].export.save(program, file)  # its own pickle can't be loaded
+    return rebuilt.exported, (file.getvalue(),)
+
+
+def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
+    found = obj.__reduce_ex__(5)
+    constant = getattr(sys.modules.get(module), name, None)
+    if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
+        return found
+    own = {key: _Constant(module, name) if value is constant else value for key, value in found[2].items()}
+    return (*found[:2], own, *found[3:])
+
+
+class _Constant:
+    """A text or a tuple that a module compares others with by identity: pickle would make another one."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._place = (module, name)
+
+    def __reduce__(self) -> Any:
+        return rebuilt.constant, self._place
+
+
+# Classes of torch and Python that don't say for themselves how they are made again elsewhere.
+_OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
+    (torch_versions.PACKET.module, torch_versions.PACKET.name): _reduce_packet,
+    (torch_versions.OVERLOAD.module, torch_versions.OVERLOAD.name): _reduce_overload,
+    (torch_versions.HIGHER_ORDER.module, torch_versions.HIGHER_ORDER.name): _reduce_higher_order,
+    ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
+    ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
+    ("torch.export.exported_program", "ExportedProgram"): _reduce_exported,
+    ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("argparse", "_ActionsContainer"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("argparse", "Namespace"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
+    ("optparse", "Option"): functools.partial(_reduce_with_constant, "optparse", "NO_DEFAULT"),
+}
+
+
+def _reduce_exception(exc: Any) -> Any:
+    type_: Any = type(exc)
+    if by_name(type_) or type_.__reduce__ is not BaseException.__reduce__:
+        reduced = exc.__reduce_ex__(5)
+        if not isinstance(reduced, tuple) or len(reduced) > 3:
+            return reduced
+    else:
+        base = next(each for each in type_.__mro__ if by_name(each))
+        reduced = (rebuilt.make_exception, (type_, base, exc.args), dict(vars(exc)))
+    state = reduced[2] if len(reduced) > 2 else None
+    return (*reduced[:2], (state, rebuilt.raised(exc)), None, None, rebuilt.fill_exception)
+
+
+def _reduce_trapped(obj: Any) -> Any:
+    found = obj.__reduce_ex__(5)
+    if not isinstance(found, tuple) or len(found) > 5 or len(found) < 3 or found[2] is None:
+        return found
+    return (*found, *(None,) * (5 - len(found)), rebuilt.fill_object)
+
+
+# Python's own, which leave out what was set on an instance.
+_WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict.__reduce__)
+
+
+def _reduce_container(found: Any) -> Any:
+    made, args, *items = found.__reduce__()
+    says = getattr(type(found), "__getstate__", None)
+    if says is None or says is getattr(object, "__getstate__", None):  # the latter since Python 3.11
+        own = getattr(found, "__dict__", None)
+    else:
+        own = found.__getstate__()
+    return (made, args, own or None, *items[1:])
+
+
+# Made again it would ask for the ranks' process group.
+_WRAPPER = "DistributedDataParallel"
+
+
+def _reduce_wrapper(wrapper: Any) -> Any:
+    return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
+
+
+def _variable(found: Any) -> Tuple[Any, Any]:
+    type_: Any = type(found)
+    args = (found.__name__, *getattr(found, "__constraints__", ()))
+    for name in ("__supertype__", "__value__"):
+        if hasattr(found, name):
+            args = (*args, getattr(found, name))
+    names = ("bound", "covariant", "contravariant", "infer_variance", "type_params")
+    options = {name: getattr(found, "__%s__" % name, None) for name in names}
+    if hasattr(found, "has_default") and found.has_default():  # Python 3.13
+        options["default"] = found.__default__
+    return functools.partial(type_, **{name: value for name, value in options.items() if value}), args
+
+
+_VARIABLES = tuple(
+    getattr(typing, name)
+    for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
+    if hasattr(typing, name)
+)
+_CODE = frozenset(
+    name
+    for name in rebuilt.CODE
+    if hasattr(types.CodeType, name) and name not in ("co_lnotab", "co_linetable")
+) | {"co_linetable" if hasattr(types.CodeType, "co_linetable") else "co_lnotab"}
+# How annotations stand in a class since Python 3.14; the function refers to the class's first dict.
+_ANNOTATIONS = frozenset(("__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__"))
+# What each Python has in its own way.
+_OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
+    dataclasses.Field: generated.reduce_field,
+    dataclasses._DataclassParams: generated.reduce_params,  # type: ignore[attr-defined]
+    datetime.timezone: _leave,  # `datetime.UTC` is a constant since Python 3.11 alone
+    functools.partialmethod: generated.reduce_partialmethod,
+    functools.singledispatchmethod: generated.reduce_dispatched_method,
+    **dict.fromkeys(generated.SENTINELS, generated.reduce_sentinel),
+}
+if hasattr(types, "UnionType"):
+    _OF_PYTHON[types.UnionType] = generated.reduce_union
+if hasattr(enum, "property"):
+    _OF_PYTHON[enum.property] = generated.reduce_redirect
+    _OF_PYTHON[getattr(enum, "FlagBoundary", None)] = generated.reduce_boundary
+_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # which pickle itself knows
+_TYPES = {
+    found: name for name, found in vars(types).items() if type(found) is type
+}  # Python's, without a module
+_BY_TYPE: Dict[Any, str] = {
+    types.FunctionType: "reduce_function",
+    types.CodeType: "reduce_code",
+    type(rebuilt.make_cell()): "reduce_cell",
+    type(functools.lru_cache()(len)): "reduce_cached",
+    types.BuiltinFunctionType: "reduce_builtin",
+    types.ModuleType: "reduce_module",
+    functools.partial: "reduce_partial",
+    getattr(functools, "cached_property", None): "reduce_cached_property",
+    weakref.WeakKeyDictionary: "reduce_weak",
+    weakref.WeakValueDictionary: "reduce_weak",
+    types.MappingProxyType: "reduce_proxy",
+    _Bare: "reduce_bare",
+    **dict.fromkeys(_VARIABLES, "reduce_variable"),
+}

@@ -1,0 +1,358 @@
+"""Recreates functions, classes and the like that travelled by value: their pickles call it.
+
+Each is made empty first and filled afterwards, so that they may refer to each other in circles. A class
+has a tag of its own: where the tag is known already, as in the notebook, it means that class, as it is now.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import enum
+import functools
+import importlib
+import os
+import sys
+import threading
+import types
+import weakref
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from nbtorchjob.runtime.objects import generated, sources
+
+_lock = threading.Lock()
+_tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
+_tagged: Any = weakref.WeakValueDictionary()
+_unfilled: Any = weakref.WeakSet()
+told: List[str] = []  # what differs after loading, for whoever asks
+
+
+def tag(type_: Any) -> str:
+    """Return a class's tag, the same here and wherever its pickles are loaded.
+
+    Raises ``TypeError`` for what can't be referred to weakly.
+    """
+    with _lock:
+        if type_ not in _tags:
+            _tags[type_] = os.urandom(16).hex()
+            _tagged[_tags[type_]] = type_
+        found: str = _tags[type_]
+        return found
+
+
+def tags() -> List[str]:
+    """Return all tags: each process makes its own."""
+    return list(_tagged)
+
+
+def same(value: Any) -> Any:
+    """Return ``value``: one whose pickle is in two parts."""
+    return value
+
+
+def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
+    """Return the type variable with that tag, made if need be."""
+    found = _tagged.get(known_as)
+    if found is None:
+        found = make(*args)
+        with contextlib.suppress(AttributeError):
+            found.__module__ = module
+        if known_as:
+            with _lock:
+                _tags[found], _tagged[known_as] = known_as, found
+    return found
+
+
+def make_alias(name: str, module: str, cell: Any) -> Any:
+    """Make what ``type NAME = ...`` makes (Python 3.12); its value will be in ``cell``."""
+    space: Dict[str, Any] = {"__name__": module}
+    exec("def make(cell):\n    type %s = cell.cell_contents\n    return %s" % (name, name), space)
+    return space["make"](cell)
+
+
+def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
+    """Set an alias's value."""
+    cell, value = state
+    cell.cell_contents = value
+
+
+def unwrapped(value: Any, wrapper: str) -> Any:
+    """Return what was inside a ``wrapper`` that only works between ranks."""
+    told.append("%s arrived without its %s" % (type(value).__name__, wrapper))
+    return value
+
+
+# Functions
+
+
+def make_cell() -> Any:
+    """Make a variable of a closure, without a value."""
+    value = None
+    cell = (lambda: value).__closure__[0]  # type: ignore[index]
+    del cell.cell_contents
+    return cell
+
+
+def fill_cell(cell: Any, content: Any) -> None:
+    """Fill in the value of a closure's variable."""
+    cell.cell_contents = content
+
+
+# What makes up code: its lines are in one of two tables, and some is of newer Pythons.
+CODE = (
+    "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags",
+    "co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_filename", "co_name",
+    "co_qualname", "co_firstlineno", "co_linetable", "co_lnotab", "co_exceptiontable",
+)  # fmt: skip
+
+
+def make_code(python: str, number: int, *values: Any) -> Any:
+    """Make code of its attributes' values, in the order of ``CODE``: None is one that ``python`` hasn't.
+
+    Bytecode of another Python isn't touched: the code with that ``number`` is compiled from its source.
+    """
+    described = {name: value for name, value in zip(CODE, values) if value is not None}
+    if python != sources.HERE:
+        return sources.code(python, number, described)
+    return same.__code__.replace(**described)
+
+
+def make_function(code: Any, space: Any, cells: Optional[Tuple[Any, ...]]) -> Any:
+    """Make a function in the namespace ``space``, or in that of a module."""
+    space = vars(space) if isinstance(space, types.ModuleType) else space
+    space.setdefault("__builtins__", builtins)
+    if isinstance(code, sources.Missing):
+        return code.function(space)
+    return types.FunctionType(code, space, None, None, cells)
+
+
+def fill_function(
+    function: Any, state: Tuple[Dict[str, Any], Dict[str, Any], Dict[str, Any], Any, Any]
+) -> None:
+    """Fill in a function's attributes, the globals that it reads, and its closure's values."""
+    attributes, own, reads, cells, _ = state
+    function.__dict__.update(own)
+    function.__globals__.update(reads)
+    for cell, content in cells:
+        cell.cell_contents = content
+    for name, value in attributes.items():
+        setattr(function, name, value)
+
+
+def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
+    """Make ``lru_cache``'s function around another; its cache is empty."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
+    """Fill in a cached function's attributes."""
+    cached.__dict__.update(state[1])
+
+
+def make_partial(type_: Any) -> Any:
+    """Make a partial without its function yet, which may refer to the partial."""
+    return type_(same)
+
+
+# Classes
+
+
+def make_class(
+    known_as: str, type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]
+) -> Any:
+    """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
+
+    The effects of a notebook's own metaclass and ``__init_subclass__``, in registries for instance, have
+    travelled along: the two aren't called again.
+    """
+    found = _tagged.get(known_as)
+    if found is not None:
+        return found
+    hushed = [
+        base for each in bases for base in each.__mro__ if base in _tags and "__init_subclass__" in vars(base)
+    ]
+    saved = [(base, vars(base)["__init_subclass__"]) for base in hushed]
+    for base in hushed:
+        type.__setattr__(base, "__init_subclass__", classmethod(functools.partial(_skip, base)))
+    try:
+        made = _made(type_, maker, name, bases, own)
+    finally:
+        for base, method in reversed(saved):
+            type.__setattr__(base, "__init_subclass__", method)
+    with _lock:
+        _tags[made], _tagged[known_as] = known_as, made
+        _unfilled.add(made)
+    mine = getattr(sys.modules["__main__"], name, None)
+    if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
+        told.append("its %s is the class of that name of the rank, not the notebook's" % name)
+    return made
+
+
+def _made(type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]) -> Any:
+    space = maker.__prepare__(name, bases)
+    space.update(own)
+    try:
+        made = maker.__new__(type_, name, bases, space)
+    except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
+        return type.__new__(type_, name, bases, own)
+    maker.__init__(made, name, bases, space)
+    return made
+
+
+def _skip(base: Any, cls: Any, **_: Any) -> None:
+    super(base, cls).__init_subclass__()
+
+
+def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> None:
+    """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are."""
+    if cls not in _unfilled:
+        return
+    _unfilled.discard(cls)
+    attributes, registered, python = state
+    if python != sources.HERE and issubclass(cls, enum.Enum):
+        attributes = generated.fill_enum(cls, attributes)
+    for name, value in attributes.items():
+        # Not through the metaclass, which may forbid it, as that of enums does.
+        type.__setattr__(cls, name, value)
+    if "__firstlineno__" in attributes:  # setting others takes it away (Python 3.13)
+        type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
+    for each in registered:
+        cls.register(each)
+    if python != sources.HERE:
+        generated.renew(cls, attributes)
+
+
+def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
+    """Return the member ``name`` of an enum; for an enum that is being made, a new object."""
+    found = None if cls in _unfilled else cls._member_map_.get(name)
+    if found is not None:
+        return found
+    return object.__new__(cls) if base is None else base.__new__(cls, raw)
+
+
+def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
+    """Fill in the attributes of a member that was just made."""
+    if "_name_" not in vars(member):
+        vars(member).update(attributes)
+
+
+# Others
+
+
+def make_module(name: str, importable: bool, type_: Any = types.ModuleType) -> types.ModuleType:
+    """Make a module that was made by hand; ``importable`` if it could be imported by its name."""
+    made: types.ModuleType = type_.__new__(type_)
+    types.ModuleType.__init__(made, name)  # not the class's own, which may want more
+    if not importable:
+        return made
+    known: types.ModuleType = sys.modules.setdefault(name, made)
+    return known
+
+
+def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
+    """Fill in a module's attributes."""
+    object.__getattribute__(module, "__dict__").update(attributes)
+
+
+def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Make an exception as it is, however many arguments its class takes; ``base`` is Python's own."""
+    made = cls.__new__(cls, *args)
+    base.__init__(made, *args)
+    made.args = args
+    return made
+
+
+class RemoteTraceback(Exception):
+    """Stands as the cause of an exception that was raised in another process, with its traceback as text."""
+
+    def __str__(self) -> str:
+        return '\n"""\n%s"""' % self.args
+
+
+def raised(exc: BaseException) -> str:
+    """Return the traceback of an exception and of what led to it; "" if it was never raised."""
+    if exc.__traceback__ is None and exc.__cause__ is None and exc.__context__ is None:
+        return ""
+    if exc.__traceback__ is None and isinstance(exc.__cause__, RemoteTraceback):
+        return str(exc.__cause__.args[0])
+    import traceback
+
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+    except Exception:  # its own code, or that of what it holds, can't say what it is
+        return ""
+
+
+def fill_exception(made: Any, state: Tuple[Any, str]) -> None:
+    """Fill in an exception's attributes, and what is said of where it was raised."""
+    own, text = state
+    if type(made).__setstate__ is not BaseException.__setstate__:
+        made.__setstate__(own)
+    else:
+        fill_object(made, own)
+    if text:
+        made.__cause__ = RemoteTraceback(text)
+
+
+def constant(module: str, name: str) -> Any:
+    """Return what a module has under that name."""
+    return getattr(importlib.import_module(module), name)
+
+
+def fill_object(made: Any, state: Any) -> None:
+    """Set attributes without asking the object's ``__getattr__``, which may need them already."""
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in (own or {}).items():
+        object.__setattr__(made, name, value)
+    for name, value in (slots or {}).items():
+        object.__setattr__(made, name, value)
+
+
+def fill_plainly(made: Any, state: Dict[str, Any]) -> None:
+    """Set attributes as they are, in an object whose class checks what is set on it."""
+    vars(made).update(state)
+
+
+def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
+    """Fill in a scheduler of learning rates, whose optimizer notes that it steps, as torch has it."""
+    own, called = state
+    vars(scheduler).update(own)
+    optimizer = scheduler.optimizer
+    if called:
+        optimizer._opt_called = True
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    step, known = optimizer.step.__func__, weakref.ref(optimizer)
+
+    @functools.wraps(step)
+    def told_step(*args: Any, **kwargs: Any) -> Any:
+        stepping: Any = known()
+        stepping._opt_called = True
+        return step(stepping, *args, **kwargs)
+
+    told_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = told_step
+
+
+def exported(data: bytes) -> Any:
+    """Make a program that ``torch.export`` saved."""
+    import io
+
+    import torch
+
+    return torch.export.load(io.BytesIO(data))
+
+
+def inference_parameter(data: Any, requires_grad: bool) -> Any:
+    """Make a parameter that was made in ``torch.inference_mode``, where alone it may be made again."""
+    import torch
+
+    with torch.inference_mode():
+        return torch.nn.Parameter(data, requires_grad)
+
+
+def of_torch(name: str) -> Any:
+    """Return torch's attribute of that name."""
+    import torch
+
+    return getattr(torch, name)

@@ -1,0 +1,141 @@
+"""The call on a rank: a function with its arguments, or a cell's text with the names it reads.
+
+A cell runs as module-level code in one namespace with the notebook functions it came with, as it
+would in the notebook: that namespace is the ``__globals__`` of the pickled function ``namespace``.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import linecache
+import os
+import sys
+import types
+from typing import Any
+
+# Holds the last expression's value; no name that a cell can spell.
+_VALUE = "<value>"
+
+
+def run(call: dict[str, Any], path: str = "") -> Any:
+    """Return the function's result (awaited, if it is async) or the cell's last expression.
+
+    ``call`` is what ``nbtorchjob.capture`` pickled, ``path`` the payload it is of. Raises what the user's
+    code raises.
+    """
+    namespace = namespace_of(call)
+    sys.argv = list(call["argv"])
+    become_main(namespace, path)
+    return act(call, namespace)
+
+
+def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
+    _lay(call.get("carried", {}), call.get("logging", {}))
+    if "cells" in call:
+        return _cells(call["cells"], namespace)
+    if "cell" in call:
+        return _cell(call, namespace)
+    return _finished(call["function"](*call["args"], **call["kwargs"]))
+
+
+def _lay(settings: dict[str, Any], logging: dict[str, Any]) -> None:
+    """Set this process up as the notebook's is, whatever a lab's turn before has set."""
+    if settings or logging or f"{__package__}.logsetup" in sys.modules:
+        from nbtorchjob.runtime.rank import (
+            carried,
+            logsetup,  # late: they travel only where they are needed
+        )
+
+        carried.lay(settings)
+        logsetup.lay(logging)
+
+
+def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
+    function = call["namespace"] if "namespace" in call else call["function"]
+    namespace: dict[str, Any] = getattr(getattr(function, "func", function), "__globals__", {})
+    if namespace.get("__name__") != "__main__":
+        namespace = {}
+    for name, value in call["names"]:
+        namespace.setdefault(name, value)
+    return namespace
+
+
+def become_main(namespace: dict[str, Any], path: str) -> None:
+    """Have this process's ``__main__`` be one whose attributes are ``namespace``.
+
+    Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look the
+    notebook's classes up there, and multiprocessing the file that makes it again in a process that it
+    starts (``spawned.py``). The cell itself sees no ``__file__``, as in a notebook.
+    """
+
+    class Main(types.ModuleType):
+        __dict__ = namespace
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return namespace[name]
+            except KeyError:
+                raise AttributeError(f"module '__main__' has no attribute {name!r}") from None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            namespace[name] = value
+
+    main = Main("__main__")
+    if path:
+        object.__setattr__(main, "__file__", path)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+
+
+def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    text, filename = call["cell"], call["filename"]
+    show(text, filename)
+    tree = ast.parse(text, filename)
+    _assign_last(tree)
+    execute(tree, filename, call["flags"], namespace)
+    if call["entry"] is not None:
+        values = {name: namespace[name] for name in call.get("theirs", ())}
+        return _finished(_enter(namespace[call["entry"]], dict(values, **call["kwargs"])))
+    return namespace.pop(_VALUE, None)
+
+
+def _cells(cells: list[dict[str, Any]], namespace: dict[str, Any]) -> Any:
+    """Run those of several cells, in their order, that are for this rank; return what the last one gives."""
+    value = None
+    for each in cells:
+        mine = not each["ranks"] or int(os.environ["RANK"]) in each["ranks"]
+        value = _cell(each, namespace) if mine else None
+    return value
+
+
+def show(text: str, filename: str) -> None:
+    """Have tracebacks show the lines of a cell."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+
+
+def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, Any]) -> None:
+    """Run the statements of a cell, which may await at their top."""
+    code = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    _finished(eval(code, namespace))
+
+
+def _assign_last(tree: ast.Module) -> None:
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr):
+        assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
+
+
+def _enter(function: Any, values: dict[str, Any]) -> Any:
+    parameters = inspect.signature(function).parameters.values()
+    ahead = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    # One without a value has a default: the host saw to that.
+    args = [values.pop(p.name) if p.name in values else p.default for p in ahead]
+    return function(*args, **values)
+
+
+def _finished(result: Any) -> Any:
+    return asyncio.run(result) if inspect.iscoroutine(result) else result

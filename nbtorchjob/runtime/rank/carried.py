@@ -1,0 +1,235 @@
+"""Settings of the notebook's process that its ranks get: read there, applied on a rank before its code runs.
+
+They change what is printed or computed, and people set them once, at the top of a notebook. What torch is
+told of numbers and devices is another matter (``settings``), and so is ``logging`` (``logsetup``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.facts import onimport
+
+
+class _Setting(NamedTuple):
+    """The module that keeps it, how it is read from there as plain data, and how it is set."""
+
+    module: str
+    read: Callable[[Any], Any]
+    set: Callable[[Any, Any], Any]
+    default: Callable[[Any], Any]
+
+
+_ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _context(decimal: Any) -> Dict[str, Any]:
+    context = decimal.getcontext()
+    found = {name: getattr(context, name) for name in _ARITHMETIC}
+    found["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
+    return found
+
+
+def _set_context(decimal: Any, value: Dict[str, Any]) -> None:
+    traps = [getattr(decimal, name) for name in value["traps"]]
+    decimal.setcontext(decimal.Context(**{**value, "traps": traps}))
+
+
+def _default_context(decimal: Any) -> Dict[str, Any]:
+    with decimal.localcontext(decimal.DefaultContext):
+        return _context(decimal)
+
+
+def _rc(matplotlib: Any) -> Dict[str, Any]:
+    default = matplotlib.rcParamsOrig
+    own = dict.items(matplotlib.rcParams)  # its own way of reading would choose a backend
+    skipped = ("backend", "backend_fallback", "interactive")
+    return {name: value for name, value in own if name not in skipped and value != default.get(name)}
+
+
+def _options(pandas: Any) -> Dict[str, Any]:
+    registered = sys.modules["pandas._config.config"]._registered_options
+    found = {name: pandas.get_option(name) for name in registered}
+    return {name: value for name, value in found.items() if value != registered[name].defval}
+
+
+def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
+    for name, each in value.items():
+        pandas.set_option(name, each)
+
+
+# What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
+# numpy 2.4, scipy 1.17, any torch): by action, category, message and module.
+_FILTERS = (
+    ("default", "builtins.DeprecationWarning", "", "__main__"),
+    ("always", "numpy.RankWarning", "", ""),  # numpy before 2
+    *(
+        ("ignore", "builtins.%s" % name, "", "")
+        for name in ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
+    ),
+    *(
+        ("ignore", "builtins.Warning", message, "")
+        for message in (
+            "torch::jit::fuser::cuda",
+            "numpy.dtype size changed",
+            "numpy.ufunc size changed",
+            "numpy.ndarray size changed",
+            "the matrix subclass is not the recommended way",
+        )
+    ),
+    ("ignore", "torch.jit._trace.TracerWarning", "", "torch.(?!jit)"),
+    ("always", "numpy.exceptions.RankWarning", "", ""),
+    ("always", "scipy.special._sf_error.SpecialFunctionWarning", "", ""),
+)
+
+
+def _filters(warnings: Any) -> List[Tuple[str, str, str, str, int]]:
+    """Return the filters that the notebook has set, the first first: patterns and the category as texts."""
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        name = "%s.%s" % (category.__module__, category.__qualname__)
+        patterns = [getattr(each, "pattern", each) or "" for each in (message, module)]
+        known = (action, name, *patterns)
+        if (
+            known not in _FILTERS and category.__module__ != "__main__"
+        ):  # a rank has another class of that name
+            found.append((action, name, *patterns, line))
+    return found
+
+
+_laid_filters: List[Any] = []  # those that this process got from the notebook
+
+
+def _set_filters(warnings: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
+    for each in _laid_filters:
+        if each in warnings.filters:
+            warnings.filters.remove(each)
+    _laid_filters.clear()
+    for each in reversed(value):
+        home = each[1].rpartition(".")[0]
+        if home in sys.modules:
+            _add_filter(each, sys.modules[home])
+        else:
+            onimport.change({home: functools.partial(_add_filter, each)})
+
+
+def _add_filter(each: Tuple[str, str, str, str, int], home: Any) -> None:
+    import warnings
+
+    action, name, message, module, line = each
+    category: Any = getattr(home, name.rpartition(".")[2], None)  # another version may not have it
+    if isinstance(category, type):
+        warnings.filterwarnings(action, message, category, module, line)  # type: ignore[arg-type]
+        _laid_filters.append(warnings.filters[0])
+
+
+def _locales(locale: Any) -> Dict[str, str]:
+    names = [name for name in dir(locale) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
+    found = {name: locale.setlocale(getattr(locale, name)) for name in names}
+    return {name: value for name, value in found.items() if value != "C"}
+
+
+def _set_locales(locale: Any, value: Dict[str, str]) -> None:
+    for name in _locales(locale):
+        locale.setlocale(getattr(locale, name), "C")
+    for name, each in value.items():
+        locale.setlocale(getattr(locale, name), each)
+
+
+_NUMPY_PRINTS: Dict[str, Any] = {
+    "edgeitems": 3,
+    "threshold": 1000,
+    "precision": 8,
+    "suppress": False,
+    "linewidth": 75,
+    "nanstr": "nan",
+    "infstr": "inf",
+    "sign": "-",
+    "floatmode": "maxprec",
+}
+_PRINTED = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
+
+# The defaults are those of a fresh process: Python 3.13 and numpy 2.4.
+SETTINGS: Dict[str, _Setting] = {
+    "sys.setrecursionlimit": _Setting(
+        "sys",
+        lambda sys: max(1000, sys.getrecursionlimit()),
+        lambda sys, value: sys.setrecursionlimit(value),
+        lambda sys: 1000,
+    ),
+    "warnings.filterwarnings": _Setting("warnings", _filters, _set_filters, lambda warnings: []),
+    # C functions follow it, too, so that it is set whether or not code imports Python's module.
+    "locale.setlocale": _Setting("_locale", _locales, _set_locales, lambda locale: {}),
+    "decimal.setcontext": _Setting("decimal", _context, _set_context, _default_context),
+    "multiprocessing.set_start_method": _Setting(
+        "multiprocessing",
+        lambda multiprocessing: multiprocessing.get_start_method(allow_none=True),
+        lambda multiprocessing, value: multiprocessing.set_start_method(value, force=True),
+        lambda multiprocessing: None,
+    ),
+    "numpy.seterr": _Setting(
+        "numpy",
+        lambda numpy: numpy.geterr(),
+        lambda numpy, value: numpy.seterr(**value),
+        lambda numpy: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
+    "numpy.set_printoptions": _Setting(
+        "numpy",
+        lambda numpy: {k: v for k, v in numpy.get_printoptions().items() if k in _NUMPY_PRINTS},
+        lambda numpy, value: numpy.set_printoptions(**value),
+        lambda numpy: _NUMPY_PRINTS,
+    ),
+    "torch.set_printoptions": _Setting(
+        "torch",
+        lambda torch: {k: v for k, v in vars(torch_versions.PRINT_OPTIONS.get()).items() if k in _PRINTED},
+        lambda torch, value: torch.set_printoptions(**value),
+        lambda torch: _PRINTED,
+    ),
+    "matplotlib.rcParams": _Setting(
+        "matplotlib", _rc, lambda matplotlib, value: matplotlib.rcParams.update(value), lambda matplotlib: {}
+    ),
+    "pandas.set_option": _Setting("pandas", _options, _set_options, lambda pandas: {}),
+}
+_before: Dict[str, Tuple[str, Any]] = {}  # of what is applied: its module, and what was there
+
+
+def told() -> Dict[str, Any]:
+    """Return this process's settings that aren't as a fresh process has them, by name, as plain data."""
+    found: Dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        module = sys.modules.get(setting.module)
+        if module is None:
+            continue
+        try:
+            value = setting.read(module)
+            if value != setting.default(module):
+                found[name] = value
+        except Exception:  # a module of that name that is another one, or of a version that isn't known
+            continue
+    return found
+
+
+def lay(values: Dict[str, Any]) -> None:
+    """Apply what :func:`told` returned, now or once its module is imported; put back what it doesn't name."""
+    for name in [name for name in _before if name not in values]:
+        module, value = _before.pop(name)
+        SETTINGS[name].set(sys.modules[module], value)
+    for name, value in values.items():
+        home = SETTINGS[name].module
+        if home in sys.modules or home in sys.builtin_module_names:
+            _set(name, value, importlib.import_module(home))
+        else:
+            onimport.change({home: functools.partial(_set, name, value)})
+
+
+def _set(name: str, value: Any, module: Any) -> None:
+    try:
+        before = SETTINGS[name].read(module)
+        SETTINGS[name].set(module, value)
+        _before.setdefault(name, (SETTINGS[name].module, before))
+    except Exception as exc:  # of another version than the notebook's
+        sys.stderr.write("nbtorchjob: %s isn't as in the notebook: %s\n" % (name, exc))

@@ -1,0 +1,197 @@
+"""``__main__`` in a process that a rank's code starts with "spawn" or "forkserver".
+
+multiprocessing makes such a process run the file of its parent's ``__main__`` under the name ``__mp_main__``
+(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. What the notebook's functions and the
+cell see is unpickled there again, and these parts of the cell run:
+
+- what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
+- else its imports, functions, classes, and the variables that it sets without calling anything;
+- and so do those of later cells that the rank has run, if it is one that stays (``turns.py``).
+
+A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import os
+import re
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing import connection
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
+
+from nbtorchjob.runtime.objects import loading
+from nbtorchjob.runtime.rank import call
+from nbtorchjob.runtime.store.payload import Payload
+
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+_DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
+# Calls that make a class, or something as good as one.
+_MAKERS = ("namedtuple", "NamedTuple", "TypedDict", "Enum", "NewType", "TypeVar", "partial", "device")
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
+# Messages of torch's spawn and DataLoader, and of concurrent.futures (CPython 3.14).
+_ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
+_LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
+_TAIL = 1 << 16
+CELLS = "NBTORCHJOB_CELLS"  # a file of what a rank that stays has run later
+
+Later = Callable[[Dict[str, Any]], Iterable[str]]
+
+
+def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: ()) -> None:
+    """Make the globals ``names`` those of ``__mp_main__`` for the payload at ``path``, and no others.
+
+    ``later`` defines what came later, and returns the names that this sets.
+    """
+    payload = Payload(path)
+    payload.show_sources()
+    packed = loading.loads(payload.call(), payload.buffers())
+    if payload.header.get("given"):
+        from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
+
+        given.lay(packed, None)
+    space = call.namespace_of(packed)
+    # For the processes that this one starts itself.
+    space.update(__name__="__mp_main__", __file__=path, __spec__=None)
+    missed = set(define(packed, space)) if "cell" in packed else set()
+    missed.update(later(space))
+    space["__getattr__"] = _teller(missed - set(space))
+    names.clear()
+    names.update(space)
+
+
+def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
+    """Define what a cell defines; return the names that it sets."""
+    text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
+    call.show(text, filename)
+    tree = ast.parse(text, filename)
+    guard = next((n for n, stmt in enumerate(tree.body) if _is_guard(stmt)), None)
+    if guard is not None:
+        call.execute(ast.Module(tree.body[:guard], []), filename, flags, space)
+    else:
+        whole = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+        flags |= whole.co_flags & _FUTURE
+        for stmt in filter(_is_quiet, tree.body):
+            # The rest of the cell may set what it needs; a lookup of it explains that.
+            with suppress(Exception):
+                call.execute(ast.Module([stmt], []), filename, flags, space)
+    return _stored(tree)
+
+
+def _is_guard(stmt: ast.stmt) -> bool:
+    if not isinstance(stmt, ast.If) or not isinstance(stmt.test, ast.Compare):
+        return False
+    sides = [stmt.test.left, *stmt.test.comparators]
+    named = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
+    return named and any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
+
+
+def _is_quiet(stmt: ast.stmt) -> bool:
+    """Whether it only defines something, and may run again."""
+    if isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+        if any(isinstance(node, (ast.Attribute, ast.Subscript)) for t in targets for node in ast.walk(t)):
+            return False
+        value = stmt.value
+        if isinstance(value, ast.Call) and _callee(value) in _MAKERS:
+            return True
+        return value is None or not any(isinstance(node, _DOES) for node in ast.walk(value))
+    if isinstance(stmt, ast.If):
+        return all(map(_is_quiet, [*stmt.body, *stmt.orelse]))
+    if isinstance(stmt, ast.Try):
+        handled = [each for handler in stmt.handlers for each in handler.body]
+        return all(map(_is_quiet, [*stmt.body, *handled, *stmt.orelse, *stmt.finalbody]))
+    return isinstance(stmt, _DEFINES)
+
+
+def _callee(node: ast.Call) -> str:
+    found = node.func
+    return found.attr if isinstance(found, ast.Attribute) else getattr(found, "id", "")
+
+
+def _stored(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+
+
+def _teller(names: Set[str]) -> Callable[[str], Any]:
+    def __getattr__(name: str) -> Any:
+        if name in names:
+            # No AttributeError: pickle would replace it by a text of its own.
+            raise LookupError(_why(name))
+        raise AttributeError("module '__main__' has no attribute %r" % name)
+
+    return __getattr__
+
+
+def _why(name: str) -> str:
+    return (
+        "%r is set by what the cell does, which a process started with spawn or forkserver doesn't do again: "
+        "pass it as an argument, or set it in an earlier cell of the notebook" % name
+    )
+
+
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_END_S = 0.2  # for a worker to end whose connection has
+_UNPICKLES = "reduction.pickle.load(from_parent)"  # in a traceback of multiprocessing's (CPython 3.8 to 3.14)
+_UNPICKLED = (
+    "exited with code %d as it couldn't unpickle its dataset or the loader's functions, which must work in a "
+    "new process; with multiprocessing_context='fork' nothing is pickled"
+)
+_CURES = {
+    "SIGKILL": ", most likely as memory ran out: use fewer workers or smaller batches",
+    "SIGBUS": ", as /dev/shm is full: raise --shm, or use fewer workers",
+    "SIGSEGV": ": a native extension accessed invalid memory; with num_workers=0 the rank itself crashes",
+}
+
+
+def notes(exc: BaseException, log: str) -> List[str]:
+    """Return what is known of a process that the rank started, where ``exc`` reports only that it failed.
+
+    Its last words are in the rank's ``log``, as it has the rank's stderr.
+    """
+    text, main = str(exc), sys.modules["__main__"]
+    found = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
+    tail = _tail(log) if _ENDED.search(text) else ""
+    said = _LAST_WORDS.findall(tail)
+    exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
+    return found + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc, exited)]
+
+
+def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
+    """Yield how workers of a DataLoader ended that was asked for its next batch.
+
+    What torch raises is often just the end of a connection: to the worker that was to send a file's number
+    along with its batch.
+    """
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        workers = getattr(frame.f_locals.get("self"), "_workers", ())
+        if not frame.f_code.co_filename.endswith(_LOADER) or not isinstance(workers, list) or not workers:
+            continue
+        with suppress(RuntimeError):  # torch raises one wherever the main thread is as it hears of an end
+            connection.wait([worker.sentinel for worker in workers], _END_S)
+        for number, worker in enumerate(workers):
+            code = worker.exitcode
+            if code and code < 0:
+                name = signal.Signals(-code).name
+                yield "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
+            elif code:
+                yield "DataLoader worker %d %s" % (number, exited % code)
+        return
+
+
+def _tail(log: str) -> str:
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,293 @@
+"""One rank: runs the call, and records the outcome."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.api import displays, frameworks, leaving, report
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.errors import Error, from_exception, named, users_traceback
+from nbtorchjob.runtime.facts.injected import STREAM
+from nbtorchjob.runtime.facts.locals import with_variables
+from nbtorchjob.runtime.look.sampler import Sampler
+from nbtorchjob.runtime.objects import loading, sources, wire
+from nbtorchjob.runtime.rank import call, fresh, settings, spawned, streams
+from nbtorchjob.runtime.rendezvous import groups
+from nbtorchjob.runtime.store import store
+from nbtorchjob.runtime.store.payload import Payload
+
+
+class Rank(NamedTuple):
+    """A rank: its ``number``, the payload's ``path`` and ``header``, its round and the ``folder`` of that.
+
+    The ranks' process groups meet in the store at ``meeting`` (host:port). ``key`` is the job's.
+    """
+
+    number: int
+    path: str
+    header: Dict[str, Any]
+    folder: str
+    key: bytes
+    round: int
+    meeting: str
+    sampler: Sampler
+    flusher: streams.Flusher
+
+
+def run_rank(
+    path: str,
+    folder: str,
+    key: bytes,
+    round_: int,
+    meeting: str,
+    attempt: int,
+    act: Callable[[Rank], None],
+) -> None:
+    """Do what ``act`` does as the rank that the environment names; torch's agent starts this.
+
+    ``attempt`` is the job's, from 1.
+
+    Returns only when the call returned. Otherwise the process ends here: what follows in a failed
+    rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
+    """
+    die_with_parent()
+    fresh.start()
+    rank = int(os.environ["RANK"])
+    os.environ.update({ROUND: str(round_), **injected.of_rank(attempt)})
+    log = os.path.join(folder, "rank-%d.log" % rank)
+    header = Payload(path).header  # now: a failure may leave no file descriptor to open it with
+    # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
+    flusher = streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
+    displays.install()
+    frameworks.install(header["autolog"])
+    leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
+    sampler = Sampler(rank)
+    sampler.start(os.path.dirname(folder))
+    before_abort(sampler.say_last)
+    try:
+        act(Rank(rank, path, header, folder, key, round_, meeting, sampler, flusher))
+        _end_program()
+        groups.leave()
+        sampler.returned()
+    except BaseException as exc:
+        retry_on = header["retry"]["retry_on"]
+        if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
+            _end(exc.code if isinstance(exc.code, int) else 1)
+        streams.flush()
+        _fail(exc, rank, round_, header, log, sampler)
+    streams.flush()
+
+
+def call_once(rank: Rank) -> None:
+    """Run the payload's call, and send what it returns where that is wanted."""
+    value = _called(rank)
+    if leaving.told():
+        leave(rank.number, rank.round)
+    if rank.number == 0 or rank.header["all_ranks"]:
+        send(value, rank.number, rank.round, rank.folder, rank.key)
+
+
+def _call(rank: Rank) -> Any:
+    payload = begin(rank)
+    found = loading.loads(payload.call(), payload.buffers())
+    if rank.header.get("given"):
+        from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
+
+        given.lay(found, rank.key)
+    settings.lay(rank.header["settings"])
+    emit("RankBegan", rank=rank.number, round=rank.round)
+    value = call.run(found, os.path.abspath(rank.path))
+    over(rank)
+    return value
+
+
+def over(rank: Rank) -> None:
+    """Stop nowhere any more: the code has returned."""
+    if rank.header["debug"]:
+        from nbtorchjob.runtime.debug import debugger  # late, as above
+
+        debugger.over()
+
+
+def begin(rank: Rank) -> Payload:
+    """Make what the rank's code expects of its process; return the payload."""
+    fresh.use_threads()
+    groups.meet_at(rank.meeting)
+    payload = Payload(rank.path)
+    stops = rank.header["debug"]
+    if stops:
+        from nbtorchjob.runtime.debug import debugger  # late: it travels only where it is needed
+
+        log = os.path.join(rank.folder, "rank-%d.log" % rank.number)
+        debugger.begin(
+            os.path.dirname(rank.folder),
+            stops["wait"],
+            stops["patient"],
+            rank.meeting,
+            lambda exc: _fail(exc, rank.number, rank.round, rank.header, log, rank.sampler),
+        )
+    payload.show_sources()
+    return payload
+
+
+def send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
+    """Send what a rank's call has returned; raises what an object's own pickling raises."""
+    ref = os.path.join(folder, "rank-%d.value" % rank)
+    key = wire.value_key(key, injected.run(), round_, rank)
+    size = wire.write_value(ref, value, dump, key)
+    if STREAM in os.environ:
+        ref, size = store.put(ref, "round-%d-rank-%d.value" % (round_, rank), key)
+    emit("ValueReady", rank=rank, round=round_, ref=ref, size=size)
+
+
+def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    """Pickle a result by value where it must be, with the memory of tensors out of band."""
+    from nbtorchjob.runtime.objects.pickler import (
+        Pickler,
+        dumps,  # imported late: it needs cloudpickle
+    )
+
+    return dumps(value, Pickler, out_of_band, sourced=sources.home != sources.HERE)
+
+
+def _called(rank: Rank) -> Any:
+    try:
+        return _call(rank)
+    except SystemExit as exc:
+        if exc.code in (None, 0):
+            return None  # "that's all": a good end without a value
+        raise
+    except leaving.Leaving:
+        if leaving.told():
+            return None
+        raise
+
+
+def leave(rank: int, round_: int) -> NoReturn:
+    """End this process, which has saved as its node is about to end."""
+    _end_program()
+    groups.leave()
+    streams.flush()
+    told = {"call": leaving.told(), "metrics": report.last}
+    emit("RankLeft", node=int(os.environ[injected.NODE]), rank=rank, round=round_, **told)
+    _end(exits.TOLD_LEFT)
+
+
+def _end_program() -> None:
+    """Do what Python does when a program succeeds: wait for threads, run exit handlers, write out files."""
+    threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
+    _leave_out_compile_times()
+    atexit._run_exitfuncs()
+    streams.flush_files()
+
+
+def _leave_out_compile_times() -> None:
+    """Have torch not work out, in 4 ms, how long it compiled, to log that nowhere."""
+    dump, log = torch_versions.COMPILE_TIMES.get(), torch_versions.COMPILE_LOG.get()
+    if dump is not None and log is not None and not log.isEnabledFor(logging.INFO):
+        atexit.unregister(dump)
+
+
+def _said(exc: BaseException) -> str:
+    """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error."""
+    if not isinstance(exc, SystemExit):
+        return ""
+    if not isinstance(exc.code, int):
+        return str(exc.code)
+    argparse = sys.modules.get("argparse")
+    for frame, _ in traceback.walk_tb(exc.__traceback__ if argparse is not None else None):
+        parser = frame.f_locals.get("self")
+        if argparse and frame.f_code.co_name == "error" and isinstance(parser, argparse.ArgumentParser):
+            said = parser.format_usage(), parser.prog, frame.f_locals.get("message")
+            return "%s%s: error: %s" % said
+    return ""
+
+
+def _fail(
+    exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str, sampler: Sampler
+) -> None:
+    error, said = described(exc, header, log)
+    try:
+        if error.lost_peer:
+            sampler.say_last(error.frames)
+        tell(exc, error, said, rank, round_)
+        if header["locals"]:
+            # Its agent ends what is left of a round once another rank has failed: this one is about to end.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            tell_variables(exc, error, said, rank, round_)
+        held = header["debug"] and header["debug"]["hold"]
+        if held and not said and not error.lost_peer:
+            from nbtorchjob.runtime.debug import debugger  # late, as above
+
+            debugger.hold_at(exc)
+    finally:
+        _end(_told(error))
+
+
+def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:
+    """Return a rank's failure, and the message with which the program ended itself, if it did."""
+    missed = spawned.notes(exc, log)
+    if missed:
+        exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
+    error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
+    return replace(error, message=said) if said else error, said
+
+
+def tell(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+    """Tell of a failure, and print it."""
+    # Recorded before it is printed: on a full disk there is room for only one of them.
+    _emit(error, rank, round_, more)
+    if not said:
+        sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
+    elif said == str(exc):  # as Python does; argparse has printed by itself
+        sys.stderr.write("%s\n" % said)
+    streams.flush()
+
+
+def tell_variables(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+    """Tell of a failure once more, with its variables: to describe them may end the process."""
+    # Of a rank that lost a peer nobody asks what it held.
+    if not said and not error.lost_peer:
+        with_them = with_variables(error, exc)
+        if with_them != error:
+            _emit(with_them, rank, round_, more)
+
+
+def _emit(error: Error, rank: int, round_: int, more: Dict[str, Any]) -> None:
+    emit(
+        "RankFailed",
+        node=int(os.environ[injected.NODE]),
+        rank=rank,
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        round=round_,
+        error=error.to_json(),
+        **more,
+    )
+
+
+def _told(error: Error) -> int:
+    if error.recoverable:
+        return exits.TOLD_RECOVERABLE
+    return exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
+
+
+def _end(code: int) -> NoReturn:
+    try:
+        streams.flush()
+        streams.flush_files()
+    finally:
+        os._exit(code & 0xFF)

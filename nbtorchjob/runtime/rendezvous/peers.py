@@ -1,0 +1,484 @@
+"""The agents of a job look after each other, so that none waits for one that is gone.
+
+torch's agents share a store to meet, and then look at their own ranks only: where one rank has ended,
+the others wait in a collective until it times out, 10 to 30 minutes. So each agent leaves a word in
+that store when it ends, and a beat while it lives:
+
+    end        the first exit code that ends the job for all of its nodes; 0 once it has succeeded
+    newest     the round that was begun last: a node of an elastic job that isn't of it was given up
+    R/lost     a node of round R is gone; the others of an elastic job meet again
+    R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
+    R/done/N   the ranks of node N have returned
+    was/N      the newest round that node N was in: a node of its number that comes later replaces it
+    R/asks     ranks of a node call ``leaving()``, or are going to
+    R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
+    R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
+    R/gone/N   the ranks of node N have left that call it
+    R/sent/N   what ranks of node N saved is in the job's store
+    R/counts   1 if that counts, as all have sent theirs; 0 if not
+    R/left/N   node N may end, as far as that goes
+    R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
+    R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
+               cluster may take its log away as soon as another node has failed
+    R/bye/N    node N has read the last word; the node that hosts the store waits for that
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from typing import Any, Callable, Dict, Optional, Sequence, Set
+
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.emit import LONGEST_FACT, emit
+
+PREFIX = "nbtorchjob/peers"
+END = "end"
+_NEWEST = "newest"
+_LOOK_S = 0.5  # between two looks at the store
+LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
+_WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
+_SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
+_SEEN = 16  # nodes whose samples a node tells
+_SEEN_BYTES = 1 << 16  # of one, compressed
+
+
+class PeersEnded(RendezvousError):  # type: ignore[misc]
+    """This node has to end with ``code``, because of another one; the text is "" if that one tells why.
+
+    A rendezvous error, as torch's thread that keeps a node alive in a rendezvous expects no other.
+    """
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Alone:
+    """The peers of a job of one node: nobody to tell, nobody to lose."""
+
+    peer_lost = False
+    replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
+    patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
+    on_sample_wanted: "Callable[[str], None]" = staticmethod(lambda why: None)  # called in another thread
+    on_end: "Callable[[], None]" = staticmethod(lambda: None)  # called before ranks end because of a peer
+
+    def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
+        """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
+
+    def lose_peer(self) -> None:
+        """Take in that another node of this round is gone."""
+
+    def check(self) -> None:
+        """Raise ``PeersEnded`` once this node has to end."""
+
+    def tell(self, code: int) -> int:
+        """Tell the others that this node ends with ``code``; return the code to end with."""
+        return code
+
+    def want_sample(self, why: str) -> None:
+        """Have the other nodes of this round take a sample."""
+
+    def show_sample(self, record: Dict[str, Any]) -> None:
+        """Have other nodes of this round tell this one's sample as well."""
+
+    asks = False  # whether ranks of another node call ``leaving()``
+    leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
+
+    def say_asks(self) -> None:
+        """Tell the other nodes that ranks of this one call ``leaving()``."""
+
+    def want_leave(self, seconds: float) -> None:
+        """Tell the other nodes that a node is about to end, for which ranks have so many seconds."""
+        self.leaves = seconds
+
+    def say(self, word: str, value: str) -> "Optional[list[str]]":
+        """Say it for this node in this round; return what all nodes have said, None until they have."""
+        return [value]
+
+    def have_said(self, word: str) -> "list[bool]":
+        """Return which nodes of this round have said it."""
+        return [True]
+
+    def decide(self, word: str, value: str) -> str:
+        """Say it for all nodes of this round, unless another one has; return what stands."""
+        return value
+
+    def others_done(self) -> bool:
+        """Whether the ranks of all other nodes of this round have returned."""
+        return True
+
+    def finish(self, limit: float) -> None:
+        """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
+
+    def close(self) -> None:
+        """End, once the others have read the last word if the store goes with this node."""
+
+    def pulse(self, limit: float) -> Optional[PeersEnded]:
+        """Return why this node has to end, if its main thread hasn't come to ``check`` for ``limit`` seconds.
+
+        To be called once a second by a thread that nothing can block.
+        """
+
+
+class _Ring:
+    """The nodes of one round: each has one that it looks at."""
+
+    def __init__(self, number: int, nodes: Sequence[int], node: int) -> None:
+        self.number = number
+        self.nodes = nodes
+        self.node = node
+        self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
+        place = nodes.index(node)
+        self.after = [*nodes[place + 1 :], *nodes[:place]]
+        self.next = self.after[0] if self.after else node
+        self.beats = 0  # of the next one
+        self.own_beats = 0
+        self.missed = 0  # looks since its last beat
+        self.lost = False  # whether a node of it is gone
+        self.sampled = b""  # the newest word on that
+        self.sample_looks = 0  # that are left
+        self.seen: Dict[int, bytes] = {}  # by node
+        self.room = LONGEST_FACT  # for what others have seen, in bytes
+        self.asks = False
+        self.leaves: Optional[float] = None
+        self.said: Set[str] = set()
+
+    def key(self, word: str, node: Optional[int] = None) -> str:
+        return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
+
+    def keys(self, word: str) -> "list[str]":
+        return [self.key(word, node) for node in self.nodes]
+
+
+class Peers(Alone):
+    """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
+
+    ``connect`` opens a second connection to it, for a thread: on one, a word would wait behind another.
+    ``node`` is this one's number; another of it may have been here before.
+    ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
+    mean that a node is lost.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        connect: Callable[[], Any],
+        node: int,
+        *,
+        elastic: bool,
+        hosted: bool,
+        silence: float,
+    ) -> None:
+        self._store = store.below(PREFIX)
+        was = "was/%d" % node
+        self.replaces = int(self._store.get(was)) if self._store.check([was]) else -1
+        self._elastic = elastic
+        self._hosted = hosted
+        self._silence = silence
+        self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
+        self._ring: Optional[_Ring] = None
+        self._ended: Optional[PeersEnded] = None
+        self._ended_at = 0.0
+        self._heeded = self._told = False
+        self._settled = False  # whether this node ends as it does, whatever becomes of the store
+        self._connected = False
+        self._looks, self._looks_seen, self._unanswered = 0, 0, 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(connect,), daemon=True)
+        self._thread.start()
+
+    @property
+    def peer_lost(self) -> bool:  # type: ignore[override]
+        """Whether a node of this round is gone, and the others may go on without it."""
+        return self._ring is not None and self._ring.lost
+
+    def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
+        """See the base class."""
+        ring = _Ring(number, nodes, node)
+        self._store.set("was/%d" % node, str(number))
+        if self._elastic:
+            newest = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"
+            if int(newest.split()[0]) <= number:  # else the others are further already
+                self._store.set(_NEWEST, ring.name)
+        self._ring = ring
+
+    @property
+    def joined(self) -> bool:
+        """Whether this node has been in a round."""
+        return self._ring is not None
+
+    def lose_peer(self) -> None:
+        """See the base class."""
+        if self._ring is not None:
+            self._ring.lost = True
+
+    def check(self) -> None:
+        """See the base class."""
+        if self._ended is not None:
+            self._heeded = True
+            self.on_end()
+            raise self._ended
+
+    def tell(self, code: int) -> int:
+        """See the base class; the first word that ends the job stands."""
+        self._told = True
+        try:
+            if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
+                return self._tell_end(code)
+            if self._ring is not None:  # before that nobody counts on this node: another may take its place
+                code = self._tell_loss(code, self._ring)
+                self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
+        except (RuntimeError, PeersEnded):  # the store is gone, or somebody else writes there
+            pass
+        return code
+
+    def _tell_end(self, code: int) -> int:
+        stands = int(self._store.compare_set(END, "", str(code)))
+        return code if stands == code else exits.of_peer(stands)
+
+    def _tell_loss(self, code: int, ring: _Ring) -> int:
+        if self._elastic and not self._hosted:
+            self._store.set(ring.key("lost"), "1")
+            return code
+        return self._tell_end(code)
+
+    def want_sample(self, why: str) -> None:
+        """See the base class."""
+        ring = self._ring
+        try:
+            if ring is not None:
+                ring.sampled = ("%s %d %d" % (why, ring.node, time.time_ns())).encode()
+                self._store.set(ring.key("sample"), ring.sampled)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    def show_sample(self, record: Dict[str, Any]) -> None:
+        """See the base class."""
+        ring, data = self._ring, zlib.compress(json.dumps(record).encode())
+        try:
+            if ring is not None and len(data) <= _SEEN_BYTES:
+                ring.sample_looks = _SAMPLE_LOOKS
+                self._store.seal(ring.key("seen", ring.node), data)
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    @property
+    def asks(self) -> bool:  # type: ignore[override]
+        """See the base class."""
+        return self._ring is not None and self._ring.asks
+
+    def say_asks(self) -> None:
+        """See the base class."""
+        ring = self._ring
+        if ring is None or "asks" in ring.said:
+            return
+        try:
+            self._store.set(ring.key("asks"), "1")
+            ring.said.add("asks")
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+
+    @property
+    def leaves(self) -> Optional[float]:  # type: ignore[override]
+        """See the base class."""
+        return None if self._ring is None else self._ring.leaves
+
+    def want_leave(self, seconds: float) -> None:
+        """See the base class; the first word stands."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            stands = self._store.compare_set(ring.key("leave"), "", str(seconds))
+        except RuntimeError:  # the store is gone: each node for itself
+            stands = str(seconds)
+        ring.leaves = float(stands)
+
+    def say(self, word: str, value: str) -> "Optional[list[str]]":
+        """See the base class."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            if word not in ring.said:
+                self._store.set(ring.key(word, ring.node), value)
+                ring.said.add(word)
+            if self._store.check(ring.keys(word)):
+                return [self._store.get(key).decode() for key in ring.keys(word)]
+        except RuntimeError:  # the store is gone: others see to that
+            pass
+        return None
+
+    def have_said(self, word: str) -> "list[bool]":
+        """See the base class."""
+        ring = self._ring
+        assert ring is not None
+        try:
+            return [self._store.check([key]) for key in ring.keys(word)]
+        except RuntimeError:  # the store is gone: others see to that
+            return [False] * len(ring.nodes)
+
+    def decide(self, word: str, value: str) -> str:
+        """See the base class."""
+        assert self._ring is not None
+        try:
+            return str(self._store.compare_set(self._ring.key(word), "", value).decode())
+        except RuntimeError:  # the store is gone: others see to that
+            return ""
+
+    def others_done(self) -> bool:
+        """See the base class."""
+        ring = self._ring
+        try:
+            return ring is not None and self._store.check([ring.key("done", node) for node in ring.after])
+        except RuntimeError:  # the store is gone: others see to that
+            return False
+
+    def finish(self, limit: float) -> None:
+        """See the base class. Raises ``PeersEnded``."""
+        ring, until, pause = self._ring, time.monotonic() + limit, 0.002
+        if ring is None:
+            return
+        try:
+            self._store.set(ring.key("done", ring.node), "1")
+            # Its ranks are told no more; those of a node that has more to do shouldn't wait for that.
+            self.say("bound", "0")
+            self.say("sent", "1")
+            self.say("left", "1")
+            while not self._store.check(ring.keys("done")):
+                self.check()
+                if ring.lost or time.monotonic() > until:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 1.1, 0.05)
+            # For a node that torch has given up: it would wait for the others, or begin anew without them.
+            self._store.compare_set(END, "", str(exits.OK))
+            self._store.set(ring.key("bye", ring.node), "1")
+        except RuntimeError as exc:
+            self._store_is_gone(exc)
+            self.check()
+
+    def close(self) -> None:
+        """See the base class."""
+        if self._hosted and self._ring is not None:
+            self._linger(self._ring)
+        self._closed.set()
+        self._thread.join(_LOOK_S)
+
+    def _linger(self, ring: _Ring) -> None:
+        until = time.monotonic() + LINGER_S
+        others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
+        try:
+            while not self._store.check(others) and time.monotonic() < until:
+                time.sleep(0.02)
+        except (RuntimeError, PeersEnded):
+            return
+
+    def pulse(self, limit: float) -> Optional[PeersEnded]:
+        """See the base class."""
+        # A store whose host is gone without a word never answers: reads have no timeout.
+        # The thread that looks may take as long to connect as torch lets it, and ends the node if it can't.
+        answered = self._looks != self._looks_seen or not self._connected
+        self._looks_seen = self._looks
+        self._unanswered = 0 if answered else self._unanswered + 1
+        if self._unanswered > self._silence:
+            self._store_is_gone("no answer for %d s" % self._silence)
+        late = not self._heeded and time.monotonic() - self._ended_at > limit
+        return self._ended if late else None
+
+    def _watch(self, connect: Callable[[], Any]) -> None:
+        try:
+            store = connect().below(PREFIX)
+            self._connected = True
+            while self._ended is None:
+                self._look(store)
+                self._looks += 1
+                if self._closed.wait(_LOOK_S):
+                    self._look_for_samples(store)
+                    return
+        except PeersEnded as exc:
+            self._end(exc.code, str(exc))
+        except RuntimeError as exc:
+            self._store_is_gone(exc)
+
+    def _look(self, store: Any) -> None:
+        ring = self._ring
+        if store.check([END]):
+            word = int(store.get(END))
+            if ring is not None:
+                self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
+                self._look_for_samples(store)
+            # Once the ranks of all its nodes have returned, there is nothing to heed.
+            if self._told or (ring is not None and store.check(ring.keys("done"))):
+                self._settled = True
+            else:
+                self._end(exits.of_peer(word))
+            if ring is not None:  # at last: from then on the store may go at any moment
+                store.set(ring.key("bye", ring.node), "1")
+        elif ring is not None:
+            self._look_at(ring, store)
+
+    def _look_at(self, ring: _Ring, store: Any) -> None:
+        ring.own_beats += 1
+        store.set(ring.key("beat", ring.node), str(ring.own_beats))
+        ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+        self._look_for_wish(ring, store)
+        self._look_for_samples(store)
+        ring.asks = ring.asks or store.check([ring.key("asks")])
+        if ring.leaves is None and store.check([ring.key("leave")]):
+            ring.leaves = float(store.get(ring.key("leave")))
+        next_one = ring.key("beat", ring.next)
+        beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
+        # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
+        ring.missed = 0 if beats > ring.beats else ring.missed + 1
+        ring.beats = max(beats, ring.beats)
+        if ring.missed * _LOOK_S >= self._silence and not ring.lost:
+            self._lost(ring, store)
+
+    def _look_for_wish(self, ring: _Ring, store: Any) -> None:
+        wish = ring.key("sample")
+        word = store.get(wish) if ring.sampled or store.check([wish]) else b""
+        if word != ring.sampled:
+            ring.sampled = word
+            self.on_sample_wanted(word.split()[0].decode())
+
+    def _look_for_samples(self, store: Any) -> None:
+        ring = self._ring
+        if ring is None or ring.sample_looks <= 0:
+            return
+        ring.sample_looks -= 1
+        for node in ring.after[:_SEEN]:
+            key = ring.key("seen", node)
+            data = store.unseal(key) if store.check([key]) else b""
+            if data != ring.seen.get(node, b""):
+                ring.seen[node] = data
+                text = zlib.decompress(data)
+                ring.room -= len(text)
+                if ring.room >= 0:
+                    emit(**json.loads(text))
+
+    def _left_behind(self, ring: _Ring, store: Any) -> bool:
+        # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
+        return self._elastic and store.get(_NEWEST).decode() != ring.name
+
+    def _lost(self, ring: _Ring, store: Any) -> None:
+        text = "node %d has been silent for %d s" % (ring.next, self._silence)
+        if self._elastic:
+            emit("Notice", text=text)
+            store.set(ring.key("lost"), "1")
+            ring.lost = True
+        else:
+            stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+            self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
+
+    def _store_is_gone(self, why: object) -> None:
+        why = str(why).partition("\n")[0]  # torch adds a C++ backtrace
+        self._end(exits.INFRASTRUCTURE_ERROR, "the store where the nodes meet can't be reached: %s" % why)
+
+    def _end(self, code: int, text: str = "") -> None:
+        if self._ended is None and not self._settled:
+            self._ended_at = time.monotonic()
+            self._ended = PeersEnded(code, text)

@@ -1,0 +1,116 @@
+"""A store in which only values signed with the job's key count.
+
+torch's TCPStore authenticates nobody, and its keys are the same in every job: whoever reaches
+its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
+and is used only once that has been checked. An old value of the same job under its own name passes:
+whoever replays one can disturb a job, and no more.
+
+Whoever reaches that port may also read. What nobody else may know is sealed: added to a keystream of
+HMAC-SHA256 in counter mode, under a key of its own and a nonce that comes once, and then marked as every
+value is. Most images have no library with a cipher, and a Python without one has this in its ``hmac``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence, Union
+
+from torch.distributed import PrefixStore, Store
+
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.objects.wire import derived, sign
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+
+_MARK = 32  # bytes, in front of each value
+_NONCE = 16  # bytes, in front of a sealed one
+
+
+class SignedStore(Store):  # type: ignore[misc]
+    """Wraps ``store``; the agents of one job, and nobody else, have ``key``.
+
+    Reading raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it knows
+    only its C++ side, and doesn't keep it alive: somebody else has to.
+    """
+
+    def __init__(self, store: Any, key: bytes) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+
+    def below(self, prefix: str) -> SignedStore:
+        """Return the part of it whose names have this prefix, as a ``PrefixStore`` does."""
+        return SignedStore(PrefixStore(prefix, self._store), derived(self._key, "below", prefix))
+
+    def set(self, name: str, value: Union[bytes, str]) -> None:
+        """See the base class."""
+        self._store.set(name, self._marked(name, value))
+
+    def get(self, name: str) -> bytes:
+        """See the base class."""
+        return self._checked(name, self._store.get(name))
+
+    def seal(self, name: str, value: bytes) -> None:
+        """Set a value that only agents of this job can read, by :meth:`unseal`."""
+        nonce = os.urandom(_NONCE)
+        self.set(name, nonce + self._ciphered(nonce, value))
+
+    def unseal(self, name: str) -> bytes:
+        """Return what was sealed under this name; raises ``PeersEnded`` as reading does."""
+        data = self.get(name)
+        return self._ciphered(data[:_NONCE], data[_NONCE:])
+
+    def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
+        """See the base class."""
+        known = self._marked(name, expected) if expected else b""
+        return self._checked(name, self._store.compare_set(name, known, self._marked(name, desired)))
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether agents of this job have written all of these."""
+        return bool(self._store.check(names)) and bool(self.multi_get(names))
+
+    def multi_get(self, names: Sequence[str]) -> List[bytes]:
+        """See the base class."""
+        return [self._checked(*pair) for pair in zip(names, self._store.multi_get(names))]
+
+    def multi_set(self, names: Sequence[str], values: "Sequence[Union[bytes, str]]") -> None:
+        """See the base class."""
+        self._store.multi_set(names, [self._marked(*pair) for pair in zip(names, values)])
+
+    def delete_key(self, name: str) -> bool:
+        """See the base class."""
+        return bool(self._store.delete_key(name))
+
+    def wait(self, names: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+        """See the base class; a value is checked when it is read."""
+        self._store.wait(names, *([] if timeout is None else [timeout]))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """See the base class."""
+        self._store.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """See the base class."""
+        return True
+
+    def _ciphered(self, nonce: bytes, data: bytes) -> bytes:
+        """Return the data added to the nonce's keystream, which done twice gives it back."""
+        key = derived(self._key, "seal")
+        blocks = range(0, len(data), _MARK)
+        stream = b"".join(sign(nonce + at.to_bytes(8, "big"), key) for at in blocks)[: len(data)]
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
+
+    def _marked(self, name: str, value: Union[bytes, str]) -> bytes:
+        data = value.encode() if isinstance(value, str) else value
+        return self._mark(name, data) + data
+
+    def _checked(self, name: str, found: bytes) -> bytes:
+        data = found[_MARK:]
+        if not hmac.compare_digest(found[:_MARK], self._mark(name, data)):
+            text = "somebody who isn't of this job wrote to the store where its nodes meet: %s isn't signed"
+            raise PeersEnded(exits.INFRASTRUCTURE_ERROR, text % name)
+        return data
+
+    def _mark(self, name: str, data: bytes) -> bytes:
+        return sign(b"%d %s" % (len(name), name.encode()) + data, self._key)

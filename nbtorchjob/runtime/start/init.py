@@ -1,0 +1,142 @@
+"""The first process of a node on a cluster, PID 1 of its container.
+
+It stays small: the node proper, with torch, is its child. So it outlives whatever the kernel kills
+for memory, tells what happened, hands SIGTERM on, and copies what the node writes to stdout. It sees
+signals by asking for them: PID 1 ignores one that has no handler, but keeps one that is blocked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Optional
+
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.death import (
+    TERMINATION_LOG,
+    LastWords,
+    adopt_orphans,
+    die_with_parent,
+    kill_children,
+)
+from nbtorchjob.runtime.facts.emit import EVENTS, emit
+from nbtorchjob.runtime.facts.errors import Error
+from nbtorchjob.runtime.facts.injected import FOLDER, GRACE, grace, node_index
+from nbtorchjob.runtime.store.stream import Pump
+
+_GRACE_S = 30  # for ranks, from SIGTERM to SIGKILL: two thirds of the 45 s that a pod has
+_AGENT = 4 / 3  # of that for their agent, which sends what they saved; in the rest the log is read
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+
+def run_node(run: Callable[[], None]) -> int:
+    """Run the node as a child, by ``run``, and return the exit code that tells how it ended.
+
+    ``SIGNALS`` must be blocked. No process of the node is left when this returns.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="nbtorchjob-", dir=os.environ.get(FOLDER))
+    except OSError as exc:  # a root file system for reading only, a full disk
+        sys.stderr.write("nbtorchjob: this container has no place for files, mount one at /tmp: %s\n" % exc)
+        return exits.CONFIG_ERROR
+    output = os.path.join(folder, "node.log")
+    os.environ.setdefault(GRACE, str(_GRACE_S))
+    os.environ.update({FOLDER: folder, EVENTS: os.path.join(folder, "events.jsonl")})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # It never runs, as both are blocked; but who looks from outside sees that they aren't ignored.
+        signal.signal(number, lambda *_: None)
+    adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        _become_node(output, run)
+    heard = [LastWords(os.environ.get(TERMINATION_LOG)).note]
+    poster = _poster()
+    if poster:
+        heard.append(poster.note)
+        poster.start()
+    pump = Pump(folder, os.environ[EVENTS], output, 1, heard)
+    pump.start()
+    code = _wait(child, grace() * _AGENT)
+    kill_children()
+    pump.finish()
+    if poster:
+        poster.finish()
+    shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _poster() -> Any:
+    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+        try:
+            from nbtorchjob.runtime.api.trainerstatus import (
+                Poster,  # late: it travels only where the code may report
+            )
+
+            return Poster()
+        except ImportError:
+            pass
+    return None
+
+
+def _become_node(output: str, run: Callable[[], None]) -> None:
+    try:
+        die_with_parent()
+        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        run()
+    finally:
+        os._exit(exits.INFRASTRUCTURE_ERROR)
+
+
+def _wait(child: int, limit: float) -> int:
+    """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
+    kill_at: Optional[float] = None
+    while True:
+        timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        got = signal.sigtimedwait(SIGNALS, timeout)
+        status = _reap(child)
+        if status is not None:
+            return _code(status, stopped=kill_at is not None)
+        if got is not None and got.si_signo != signal.SIGCHLD and kill_at is None:
+            os.kill(child, signal.SIGTERM)
+            kill_at = time.monotonic() + limit
+        if kill_at is not None and time.monotonic() >= kill_at:
+            os.kill(child, signal.SIGKILL)
+
+
+def _reap(child: int) -> Optional[int]:
+    """Return the child's wait status once it has ended; reap orphans on the way."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
+
+def _code(status: int, *, stopped: bool) -> int:
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
+        return exits.CANCELLED if stopped and code == exits.OK else code
+    if stopped:
+        return exits.CANCELLED
+    number = os.WTERMSIG(status)
+    text = "the node's agent was killed by %s" % signal.Signals(number).name
+    code = 128 + number  # as a container says it whose first process was killed
+    error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
+    emit("NodeFailed", node=node_index(), code=code, error=error)
+    return code

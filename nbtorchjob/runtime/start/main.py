@@ -1,0 +1,44 @@
+"""The payload's ``__main__.py``. It parses on any Python 3, so that it can say what it needs."""
+
+import os
+import signal
+import sys
+
+# As a process that a rank's code starts runs it, too (``spawned.py``), it is named "__mp_main__".
+if __name__ == "__main__" and "NBTORCHJOB_STREAM" in os.environ:
+    # Before anything else: as PID 1 this process would ignore a signal that comes before its handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
+
+if sys.version_info < (3, 8):
+    sys.stderr.write("nbtorchjob needs Python 3.8 or later on a node, and this is %s\n" % sys.version)
+    sys.exit(2)
+
+from multiprocessing import util
+
+from nbtorchjob.runtime.facts.injected import STREAM
+from nbtorchjob.runtime.rank.spawned import CELLS, become_main
+from nbtorchjob.runtime.start.init import run_node
+from nbtorchjob.runtime.start.node import main
+
+
+def run() -> None:
+    """Run the node in this process, and end it."""
+    code = main(sys.argv[0])
+    util._run_finalizers()  # type: ignore[attr-defined]  # they unlink the names of semaphores
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # An orderly end destroys torch's stores while their threads run, which now and then aborts.
+    os._exit(code)
+
+
+if __name__ == "__mp_main__":
+    if CELLS in os.environ:
+        from nbtorchjob.runtime.lab.turns import later  # it travels with labs alone
+
+        become_main(sys.argv[0], globals(), later)
+    else:
+        become_main(sys.argv[0], globals())
+elif __name__ == "__main__":
+    if STREAM in os.environ:
+        os._exit(run_node(run))
+    run()

@@ -1,0 +1,357 @@
+"""One node: checks the payload, joins the others, runs its ranks, and exits with a telling code."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from typing import Any, Dict, Mapping, Optional, Type
+
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.api import artifacts, checkpoints
+from nbtorchjob.runtime.ask import answering, questions
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.facts.injected import FOLDER, STREAM
+from nbtorchjob.runtime.look import recorder
+from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.objects import wire
+from nbtorchjob.runtime.start import compilers
+from nbtorchjob.runtime.store import store
+from nbtorchjob.runtime.store.payload import Payload, PayloadError
+
+KEY_FILE = "NBTORCHJOB_KEY_FILE"
+WARM = "NBTORCHJOB_WARM"
+
+# So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
+# out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
+# torch waits 480 s for that watchdog, Flyte 300.
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+}
+
+
+class _Stopped(Exception):
+    """SIGTERM or SIGINT came before torch's agent took the signals over."""
+
+
+def main(path: str) -> int:
+    """Run the node of the payload at ``path``; return the exit code (``exits.py``)."""
+    node = injected.node_index()
+    os.environ[injected.NODE] = str(node)  # for ranks
+    try:
+        _stop_on_signals()
+        _check_run()
+        payload = Payload(os.path.abspath(path))
+        key = _key()
+        payload.verify(key)
+        code = _run(payload, node, key)
+        if code == exits.OK and node >= injected.launch(payload.header["launch"])["nodes"][1]:
+            _stay()
+        return code
+    except Exception as exc:
+        return _ended(exc, node)
+
+
+def _stay() -> None:
+    """Have a spare node wait to be told to end, in place of a good end, until a handler raises.
+
+    A Job makes one for each node that it has lost for good. It has failed once the lost and those that ended
+    well are all that it has, before it asks whether node 0 did (Kubernetes 1.36): so no spare ends well.
+    """
+    while True:
+        signal.pause()
+
+
+def _ended(exc: Exception, node: int) -> int:
+    if isinstance(exc, _Stopped):
+        return exits.CANCELLED
+    if isinstance(exc, (PayloadError, ImportError)):
+        again = getattr(exc, "again", False)  # as where an index can't be reached
+        code = exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR
+        return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
+    try:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+    except Exception:  # a torch that goes with other packages than there are
+        return _tell(exc, node, exits.CONFIG_ERROR)
+    if isinstance(exc, PeersEnded):
+        return _tell(exc, node, exc.code) if str(exc) else exc.code
+    if _behind(exc, _Stopped, SignalException):
+        return exits.CANCELLED
+    return _tell(exc, node, shortage.code_of(exc))
+
+
+def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
+    """Whether it is a signal, or came of one: what a signal interrupts may fail in its own way."""
+    while exc is not None and not isinstance(exc, signals):
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
+
+
+def _stop_on_signals() -> None:
+    # As PID 1 of a container a process without handlers ignores SIGTERM, and torch installs its own
+    # only when the first workers start.
+    def stop(number: int, _frame: Any) -> None:
+        raise _Stopped(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _tell(exc: Exception, node: int, code: int) -> int:
+    traceback.print_exc()
+    sys.stderr.flush()
+    emit("NodeFailed", node=node, code=code, error=shortage.explained(from_exception(exc), exc).to_json())
+    return code
+
+
+def _key() -> Optional[bytes]:
+    path = os.environ.get(KEY_FILE)
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as exc:
+        raise PayloadError("the job's key can't be read: %s" % exc) from exc
+
+
+def _check_run() -> None:
+    """Raise ``PayloadError`` where what this node's host mounted is another run's than the node's own.
+
+    A kubelet keeps an immutable Secret by its name while any pod on its host refers to it (Kubernetes 1.36).
+    """
+    own, path = injected.run(), os.path.join(os.path.dirname(os.environ.get(KEY_FILE, "")), injected.RUN_FILE)
+    if not own or STREAM not in os.environ:
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            mounted = file.read()
+    except OSError as exc:
+        raise PayloadError("which run the payload is for can't be read: %s" % exc) from exc
+    if mounted != own:
+        raise PayloadError(
+            "this node is of run %s, but its host mounted the payload of run %s, whose name it has: "
+            "nothing of that was run; submit the job again" % (own, mounted)
+        )
+
+
+def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
+    store.check()
+    folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
+    compilers.lead(os.environ, os.path.join(folder, "compiled"))
+    _provide(payload, node, folder, key)
+    if payload.header["ship"]:
+        from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
+
+        shipped.lay(payload, folder)
+    gc.disable()  # imports leave hardly any: torch takes three quarters of the time
+    _check_torch()
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+
+    from nbtorchjob.runtime.look.lookout import Lookout
+    from nbtorchjob.runtime.node import template
+    from nbtorchjob.runtime.node.agent import PEER_LOST, NodeAgent
+    from nbtorchjob.runtime.rank import worker
+
+    gc.enable()
+    plain_logging()
+    launch = injected.launch(payload.header["launch"])
+    _notice_versions(payload)
+    files = os.path.join(folder, "files")
+    payload.extract(files)
+    # Ranks that are started fresh get this process's sys.path from multiprocessing.
+    sys.path.insert(1, files)
+    if launch["nproc"] > 1:
+        # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name, value in _NCCL.items():
+        os.environ.setdefault(name, value)
+    if not any(os.environ.get(name) for name in recorder.SIZES):
+        os.environ[recorder.SIZES[0]] = str(recorder.SIZE)
+    # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
+    # where the local backend started a node fresh, for a variable that libraries read as they load, so do
+    # its ranks.
+    warm = launch["start_method"] == "forkserver" or (
+        launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
+    )
+    method = "forkserver" if warm and template.start(folder) else launch["start_method"]
+    rendezvous = _rendezvous(launch, node, key)
+    lookout = Lookout(folder, node, launch["hang_after"])
+    make: Any
+    act: Any
+    make, act = NodeAgent, worker.call_once
+    if payload.header["lab"]:
+        from nbtorchjob.runtime.lab.keeper import keeper  # it travels with labs alone
+
+        make, act = keeper(payload, key or b"", folder, files, node)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=launch["nproc"],
+        entrypoint=worker.run_rank,
+        # Without a key nobody waits for the value. The zeros are ``NodeAgent``'s.
+        args=(payload.path, folder, key or os.urandom(32), 0, 0, 0, act),
+        rdzv_handler=rendezvous,
+        max_restarts=launch["max_restarts"],
+        monitor_interval=1e-4,  # NodeAgent waits in its own way
+        local_addr=injected.local_addr(),
+    )
+    agent = make(
+        spec,
+        DefaultLogsSpecs(log_dir=tempfile.mkdtemp(prefix="torchelastic-", dir=folder)),
+        start_method=method,
+        shutdown_timeout=injected.grace(),
+        node=node,
+        folder=folder,
+        first_round=injected.first_round(),
+        interval=launch["monitor_interval"],
+        attempt=injected.attempt(),
+        elastic=launch["nodes"][0] < launch["nodes"][1],
+        retried=payload.header["retry"]["retries"] > 0,
+        lookout=lookout,
+    )
+    if key:  # which a node that was started by hand needn't have
+        own = questions.node_key(key, injected.run(), node)
+        handlers: Dict[str, answering.Handler] = {
+            "sample": lookout.answer,
+            "profile": lookout.profile,
+            **agent.questions,
+        }
+        if payload.header["debug"]:
+            from nbtorchjob.runtime.debug import bridge  # late: it travels only where it is needed
+
+            handlers.update(bridge.handlers(folder))
+        _answer_questions(folder, own, handlers)
+    emit("NodeMeets", node=node)
+    signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
+    with artifacts.sending(key), checkpoints.saving() as agent.saved:
+        try:
+            agent.run()  # gives no result for a spare node that was never needed
+        except SignalException:
+            if agent.code != exits.LEFT:
+                raise
+        finally:
+            answering.close(folder)
+            lookout.close()
+            rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
+            template.end()
+    return int(agent.code)
+
+
+def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
+    """Install what was asked for, tell what is here, and refuse a call that needs something else."""
+    needs = payload.header.get("needs")
+    if needs is None:  # of a job on its user's own machine
+        _install(payload, node, folder, key)
+        return
+    from nbtorchjob.runtime.install import environment  # late, as below
+
+    installed = os.path.join(folder, "packages")
+    with environment.telling(node, installed, payload.header["images"]):
+        _install(payload, node, folder, key)
+    if needs:
+        from nbtorchjob.runtime.install import needed
+
+        needed.check_modules(needs)
+    if payload.header["strict"]:
+        from nbtorchjob.runtime.install import needed
+
+        needed.check_versions(needs, installed)
+
+
+def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
+    if payload.header["packages"]:
+        from nbtorchjob.runtime.install import packages  # late: it doesn't travel to others
+
+        packages.provide(payload, folder, node, key, warm=bool(os.environ.get(WARM)))
+
+
+def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:
+    # In a thread, so from when the template was forked on.
+    try:
+        answering.serve(folder, key, handlers)
+    except OSError as exc:  # a file system without sockets: the job goes on without
+        sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
+
+
+def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
+    from nbtorchjob.runtime.rendezvous import rendezvous
+
+    if launch["nodes"] == (1, 1):
+        return rendezvous.Solo(launch["run_id"])
+    if not launch["endpoint"]:
+        raise PayloadError(
+            "this is one of %d nodes, and nothing says where they meet: set PET_RDZV_ENDPOINT to HOST:PORT"
+            % launch["nodes"][1]
+        )
+    if not key:
+        raise PayloadError("the nodes of a job know each other by its key: set %s to its file" % KEY_FILE)
+    run_id, addr = launch["run_id"], injected.local_addr()
+    # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
+    own = wire.derived(key, "nodes", injected.run(), os.environ.get(injected.ATTEMPT, ""), run_id)
+    conf = {"is_host": node == 0, **launch["conf"]}
+    return rendezvous.dynamic(launch["endpoint"], run_id, launch["nodes"], addr, conf, own)
+
+
+_plain = 0  # how many loggers there were when all had plain formats
+
+
+def plain_logging() -> None:
+    """Have torch log plainly; where the process that this one was forked from has seen to it, that does.
+
+    torch's own formatter imports torch._dynamo for the first error it prints: a second that a failed
+    job would wait for.
+    """
+    global _plain
+    import logging
+
+    import torch
+
+    if len(logging.root.manager.loggerDict) == _plain:
+        return
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    # It calls a rank's failure "exit code 211" in a traceback of its own; ``NodeAgent`` has told it.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(torch.__name__)]
+    for name in names:
+        for handler in logging.getLogger(name).handlers:
+            handler.setFormatter(plain)
+    _plain = len(logging.root.manager.loggerDict)
+
+
+def _check_torch() -> None:
+    _refuse_old(torch_versions.installed())
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise PayloadError(
+            "this image has no torch for %s; use one with torch %d.%d or later"
+            % (sys.executable, *torch_versions.OLDEST)
+        ) from None
+
+    _refuse_old(torch.__version__)
+
+
+def _refuse_old(version: str) -> None:
+    refusal = torch_versions.too_old(version)
+    if refusal:
+        raise PayloadError("this node %s" % refusal)
+
+
+def _notice_versions(payload: Payload) -> None:
+    import torch
+
+    packed, here = payload.header.get("torch"), torch.__version__
+    if packed and packed.split(".")[:2] != here.split(".")[:2]:
+        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, here))

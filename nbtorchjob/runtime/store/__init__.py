@@ -1,0 +1,1 @@
+"""Where data goes: the payload, a rank's streams, frames in a pod's log, stores of files."""

@@ -1,0 +1,198 @@
+"""What a node on a cluster says, as lines of its container's log.
+
+The host reads them with ``Parser``, but for what ranks write: that is most of it, and read by the batch
+with ``HEAD``.
+
+    0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
+    fact.0 {"event": …}         an event (``nbtorchjob/state/events.py``), at byte 0 of its JSON
+    value.0.1763737000.0 AbC=   base64 of the file with rank 0's value, at byte 0 of it
+    value.1.2.0 AbC=            and that of node 1's artifacts of attempt 2, as the fact behind them says
+    anything else               the node itself: Python's own errors, pip
+
+The character behind the number says how a piece of a log or of a fact ended, so that its bytes come
+out as they went in: " " a newline, "+" nothing, "<" a carriage return and a newline, "-" a carriage
+return. containerd keeps every byte of a line, NUL and invalid UTF-8 too, but for a carriage return
+right before the newline; and it stores lines above 16 KiB in pieces.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import json
+import re
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+
+from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.objects.wire import WireError, sign
+
+LONGEST = 8192  # bytes of text in one line
+_VALUE_BYTES = 9000  # 12,000 in base64
+
+_ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}
+# In front of a piece of a log: whose and of which round, at which byte, and how it ended.
+HEAD = rb"(\d{1,9}\.\d{1,12})\.(\d{1,18})([ +<-])"
+_log = re.compile(HEAD).match
+_fact = re.compile(rb"fact\.(\d{1,9})([ +])").match
+_value = re.compile(rb"value\.(\d{1,9})\.(\d{1,12})\.(\d{1,18}) ").match
+
+
+class LogPiece(NamedTuple):
+    """Bytes of a rank's log, at ``offset`` in the log of that round."""
+
+    rank: int
+    round: int
+    offset: int
+    data: bytes
+
+
+class Fact(NamedTuple):
+    """An event as a node wrote it."""
+
+    record: Dict[str, Any]
+
+
+class ValuePart(NamedTuple):
+    """Bytes of the file with a rank's value; or with a node's artifacts, ``round`` being the attempt."""
+
+    rank: int
+    round: int
+    offset: int
+    data: bytes
+
+
+class Output(NamedTuple):
+    """A line that no rank wrote."""
+
+    text: str
+
+
+Frame = Union[LogPiece, Fact, ValuePart, Output]
+
+
+def log(rank: int, round_: int, offset: int, data: bytes) -> bytes:
+    """Return the lines for ``data``, which lies at ``offset`` in a rank's log of one round."""
+    head = b"%d.%d." % (rank, round_)
+    out: List[bytes] = []
+    *whole, rest = data.split(b"\n")
+    for text in whole:
+        size = len(text)
+        if size <= LONGEST and text[-1:] != b"\r":
+            out.append(b"%s%d %s\n" % (head, offset, text))
+            offset += size + 1
+        else:
+            offset = _odd(head, offset, text, True, out)
+    _odd(head, offset, rest, False, out)
+    return b"".join(out)
+
+
+def _odd(head: bytes, offset: int, text: bytes, newline: bool, out: List[bytes]) -> int:
+    """Add the lines for a text that is long, unfinished, or ends in carriage returns."""
+    for piece, mark in _pieces(text, newline):
+        out.append(b"%s%d%s%s\n" % (head, offset, mark, piece))
+        offset += len(piece) + len(_ENDS[mark])
+    return offset
+
+
+def _pieces(text: bytes, newline: bool) -> Iterator[Tuple[bytes, bytes]]:
+    while len(text) > LONGEST:
+        yield from _pieces(text[:LONGEST], False)
+        text = text[LONGEST:]
+    piece = text.rstrip(b"\r")
+    marks = [b"-"] * (len(text) - len(piece))
+    if newline:
+        marks[-1:] = [b"<" if marks else b" "]
+    elif piece and not marks:
+        marks = [b"+"]
+    for mark in marks:
+        yield piece, mark
+        piece = b""
+
+
+def ended(text: bytes, mark: bytes) -> bytes:
+    """Return a piece of a log with its end, of which ``mark`` told."""
+    return text + _ENDS[mark]
+
+
+def fact(line: bytes) -> bytes:
+    """Return the lines for an event, which is a line of JSON in ASCII (``emit.py``)."""
+    out: List[bytes] = []
+    line = line.rstrip()
+    for at in range(0, len(line), LONGEST):
+        mark = b"+" if at + LONGEST < len(line) else b" "
+        out.append(b"fact.%d%s%s\n" % (at, mark, line[at : at + LONGEST]))
+    return b"".join(out)
+
+
+def value(rank: int, round_: int, data: bytes) -> Iterator[bytes]:
+    """Yield a line for each part of the file with a rank's value, or a node's artifacts of an attempt."""
+    for at in range(0, len(data), _VALUE_BYTES):
+        text = binascii.b2a_base64(data[at : at + _VALUE_BYTES])
+        yield b"value.%d.%d.%d %s" % (rank, round_, at, text)
+
+
+def output(line: bytes) -> bytes:
+    """Return the line for one of the node's own; a space keeps apart what looks like another frame."""
+    looks = _log(line) or _fact(line) or _value(line)
+    return (b" " if looks else b"") + line.rstrip(b"\r\n") + b"\n"
+
+
+class Parser:
+    """Reads one container's log, line by line."""
+
+    def __init__(self) -> None:
+        self._begun = b""  # a fact whose end hasn't come
+
+    def feed(self, line: bytes) -> Optional[Frame]:
+        """Return what a line says, or None for a part of a fact that goes on.
+
+        ``line`` comes without its newline. What is damaged comes out as ``Output``.
+        """
+        found = _log(line)
+        if found:
+            log_, offset, mark = found.groups()
+            rank, round_ = map(int, log_.split(b"."))
+            return LogPiece(rank, round_, int(offset), ended(line[found.end() :], mark))
+        found = _fact(line)
+        if found:
+            return self._fact(int(found.group(1)), line[found.end() :], found.group(2) == b"+", line)
+        found = _value(line)
+        if found:
+            try:
+                data = binascii.a2b_base64(line[found.end() :])
+                return ValuePart(int(found.group(1)), int(found.group(2)), int(found.group(3)), data)
+            except binascii.Error:
+                pass
+        return Output(line.decode(errors="replace"))
+
+    def _fact(self, offset: int, text: bytes, more: bool, line: bytes) -> Optional[Frame]:
+        # Parts may come again after a cut; one that is missing spoils the rest of its fact.
+        known = self._begun[:offset]
+        self._begun = b""
+        if len(known) == offset and offset + len(text) <= LONGEST_FACT:
+            if more:
+                self._begun = known + text
+                return None
+            try:
+                record = json.loads((known + text).decode())
+                if isinstance(record, dict):
+                    return Fact(record)
+            except ValueError:
+                pass
+        return Output(line.decode(errors="replace"))
+
+
+def collect(parts: Iterable[ValuePart], digest: str, key: bytes) -> bytes:
+    """Return the file that ``parts`` of one rank and round are of, in any order and any repetition.
+
+    ``digest`` is the HMAC-SHA256 of the whole file in hex (``store.py``). Raises ``WireError`` where
+    a part is missing, damaged, or not written with this job's key.
+    """
+    out = bytearray()
+    for part in sorted(parts, key=lambda part: part.offset):
+        if part.offset > len(out):
+            raise WireError("bytes %d to %d of it didn't arrive" % (len(out), part.offset))
+        out[part.offset : part.offset + len(part.data)] = part.data
+    if not hmac.compare_digest(sign(bytes(out), key).hex(), digest):
+        raise WireError("what arrived (%d bytes) isn't what this job's rank sent" % len(out))
+    return bytes(out)

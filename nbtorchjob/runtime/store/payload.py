@@ -1,0 +1,151 @@
+"""The payload file as a node reads it.
+
+    raw buffers (each at a multiple of 64 bytes) | HMAC-SHA256 of the archive | zip archive with __main__.py
+
+Python runs a zip that something else precedes (zipimport looks for the archive's end), so one file
+is both the program and the memory that ranks map. Buffers lie outside the archive because zipimport
+can't read the zip64 form that archives above 2 GiB need (CPython 3.11). The signature is of all bytes
+of the archive, the program's and its directory's too; the header in it has the digests of buffers
+that leave this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import linecache
+import mmap
+import os
+import zipfile
+import zlib
+from typing import Any, Dict, List, Optional
+
+from nbtorchjob.runtime.objects import sources
+from nbtorchjob.runtime.objects.wire import WireError, sign
+
+FORMAT = 2
+HEADER = "header.json"
+MARK = 32  # bytes of the signature, in front of the archive
+CALL = "call.pkl"
+SOURCES = "sources.json"
+CODE = "code.json"  # see ``sources.py``; only where a node may have another Python
+FILES = "files/"
+SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
+
+# What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.
+_DAMAGE = (OSError, KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+class PayloadError(Exception):
+    """The payload can't run here; the message is one line that says why."""
+
+
+class Payload:
+    """An opened payload. Nothing in it is unpickled before :meth:`verify` has passed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+            self.header: Dict[str, Any] = json.loads(self._zip.read(HEADER).decode())
+        except _DAMAGE as exc:
+            raise PayloadError("the payload is damaged: %s" % exc) from exc
+
+    def read(self, name: str) -> bytes:
+        """Return one member of the archive."""
+        try:
+            return self._zip.read(name)
+        except _DAMAGE as exc:
+            raise PayloadError("the payload is damaged: %s" % exc) from exc
+
+    def checksums(self) -> Dict[str, int]:
+        """Return the CRC-32 of each member of the archive."""
+        return {member.filename: member.CRC for member in self._zip.infolist()}
+
+    def buffers(self) -> List[memoryview]:
+        """Map the raw buffers: private and writable, so no rank sees what another one writes."""
+        buffers = self.header["buffers"]
+        if not buffers:
+            return []
+        with open(self.path, "rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return [mapped[at["offset"] : at["offset"] + at["size"]] for at in buffers]
+
+    def call(self) -> bytes:
+        """Return the pickle of the call, with the sources of its code where this is another Python."""
+        sources.home = self._python
+        if self._python == sources.HERE:
+            return self.read(CALL)
+        return sources.front(self._code()) + self.read(CALL)
+
+    @property
+    def _python(self) -> str:
+        return "%d.%d" % tuple(self.header["python"])
+
+    def _code(self) -> Dict[str, Any]:
+        found: Dict[str, Any] = json.loads(self.read(CODE).decode())
+        return found
+
+    def sources(self) -> Dict[str, str]:
+        """Return the texts of the notebook cells whose code travels, by file name."""
+        found: Dict[str, str] = json.loads(self.read(SOURCES).decode())
+        return found
+
+    def show_sources(self) -> None:
+        """Have tracebacks show the lines of those cells."""
+        for filename, text in self.sources().items():
+            linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+
+    def extract(self, folder: str) -> None:
+        """Write the notebook's local modules below ``folder``."""
+        for name in self._zip.namelist():
+            if name.startswith(FILES) and name != FILES:
+                target = os.path.join(folder, *name[len(FILES) :].split("/"))
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                with open(target, "wb") as file:
+                    file.write(self.read(name))
+
+    def verify(self, key: Optional[bytes]) -> None:
+        """Raise ``PayloadError`` unless this is what the host packed, and can run on this Python.
+
+        Without a key only damage is found, not forgery.
+        """
+        if self.header.get("format") != FORMAT:
+            raise PayloadError("the payload has format %s" % self.header.get("format"))
+        if key is not None:
+            self.verify_signature(key)
+        self._verify_python()
+        for index, (view, at) in enumerate(zip(self.buffers(), self.header["buffers"])):
+            if "sha256" in at and hashlib.sha256(view).hexdigest() != at["sha256"]:
+                raise PayloadError("the payload is damaged: buffer %d was changed" % index)
+
+    def verify_signature(self, key: bytes) -> None:
+        """Raise ``PayloadError`` unless the archive, its program included, was signed with ``key``.
+
+        What a program says of itself proves little: who starts it asks this first, where it can.
+        """
+        begin = min(member.header_offset for member in self._zip.infolist())
+        with open(self.path, "rb") as file:
+            file.seek(max(0, begin - MARK))
+            mark, archive = file.read(min(begin, MARK)), file.read()
+        try:
+            good = hmac.compare_digest(sign(archive, key), mark)
+        except WireError as exc:
+            raise PayloadError("the payload can't be checked: %s" % exc) from exc
+        if not good:
+            raise PayloadError("the payload's signature doesn't match this job's key")
+
+    def _verify_python(self) -> None:
+        # Code objects are bytecode: it differs between minor versions, and loading it may crash.
+        if self._python == sources.HERE:
+            return
+        try:
+            if CODE not in self._zip.namelist():  # the image had the notebook's Python when the job was sent
+                raise sources.SourceError("the code was sent as bytecode alone")
+            sources.check(self._code())
+        except sources.SourceError as exc:
+            raise PayloadError(
+                "the notebook runs Python %s and this node Python %s, and %s; use an image or environment "
+                "with Python %s" % (self._python, sources.HERE, exc, self._python)
+            ) from exc

@@ -1,0 +1,175 @@
+"""What a node writes to files, copied to stdout as frames, for the log of its container.
+
+Files come first so that a rank never waits for whoever reads the log, and so that the local backend
+and a cluster run the same node. What was copied is given back to the disk at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import threading
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from nbtorchjob.runtime.store import frames
+from nbtorchjob.runtime.store.store import LOG
+
+_BATCH = 1 << 18  # bytes of one file in one look
+_SHORTEST, _LONGEST = 0.005, 0.02  # seconds between two looks
+_QUIET_S, _RESTING = 10.0, 0.1  # after so long without anything it looks less often
+_KEEP_SIZE_PUNCH_HOLE = 3
+_HOLE = 1 << 20  # bytes; a hole for every look would cost more than it frees
+
+
+class Tail:
+    """What a file gained since the last look."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._freed = 0
+        self.offset = 0
+
+    def read(self) -> bytes:
+        """Return at most a batch; the file may not be there yet."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
+        data = os.read(self._fd, _BATCH)
+        self.offset += len(data)
+        if self.offset - self._freed >= _HOLE:
+            self._free()
+        return data
+
+    def _free(self) -> None:
+        # A long job's logs would fill the node's disk, for which Kubernetes evicts the pod.
+        fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+        if fallocate is not None:
+            size = ctypes.c_long(self.offset - self._freed)
+            fallocate(self._fd, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(self._freed), size)
+        self._freed = self.offset
+
+    def remove(self) -> None:
+        """Close the file and unlink it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            os.unlink(self._path)
+
+
+class Lines:
+    """The lines that a file gained since the last look."""
+
+    def __init__(self, path: str) -> None:
+        self._tail = Tail(path)
+        self._rest = b""
+
+    def read(self, *, ended: bool) -> List[bytes]:
+        """Return whole lines; half a line waits for its end, or for the file's."""
+        data = self._rest + self._tail.read()
+        *lines, self._rest = data.split(b"\n")
+        if self._rest and (ended or len(self._rest) > frames.LONGEST):
+            lines.append(self._rest)
+            self._rest = b""
+        return lines
+
+
+class Pump(threading.Thread):
+    """Copies a node's folder to the file descriptor ``out`` until told that nothing more comes."""
+
+    def __init__(
+        self,
+        folder: str,
+        events: str,
+        output: str,
+        out: int,
+        heard: Sequence[Callable[[Dict[str, Any]], None]],
+    ) -> None:
+        super().__init__(daemon=True, name="pump")
+        self._folder = folder
+        self._events = Lines(events)
+        self._output = Lines(output)
+        self._logs: Dict[Tuple[int, int], Tail] = {}  # by round and rank
+        self._out = out
+        self._heard = heard
+        self._ended = threading.Event()
+
+    def finish(self) -> None:
+        """Return once everything is copied; whoever wrote must have ended."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """See the class."""
+        pause, quiet = _SHORTEST, 0.0
+        while True:
+            ended = self._ended.is_set()  # asked before the look, so that last words are read after it
+            moved = self._look(ended=ended)
+            if ended and not moved:
+                return
+            quiet = 0.0 if moved else quiet + pause
+            longest = _LONGEST if quiet < _QUIET_S else _RESTING
+            pause = _SHORTEST if moved else min(pause * 1.2, longest)
+            if moved < _BATCH:
+                self._ended.wait(pause)
+
+    def _look(self, *, ended: bool) -> int:
+        """Copy what is new; return how many bytes that were."""
+        out: List[bytes] = []
+        for line in self._events.read(ended=ended):
+            self._event(line, out)
+        for (round_, rank), log in list(self._logs.items()):
+            at = log.offset
+            data = log.read()
+            if data:
+                out.append(frames.log(rank, round_, at, data))
+            elif round_ < max(self._logs)[0]:
+                log.remove()
+                del self._logs[round_, rank]
+        out.extend(frames.output(line) for line in self._output.read(ended=ended))
+        return self._write(b"".join(out))
+
+    def _event(self, line: bytes, out: List[bytes]) -> None:
+        try:
+            record: Dict[str, Any] = json.loads(line.decode())
+        except (ValueError, RecursionError):  # half a line from when the disk was full (``emit.py``)
+            return
+        try:
+            self._hear(record, out)
+        except Exception:  # any process of a rank may write there: what it says is for the host to refuse
+            pass
+        out.append(frames.fact(line))
+
+    def _hear(self, record: Dict[str, Any], out: List[bytes]) -> None:
+        if record["event"] == "WorkersStarted":
+            for rank in record["ranks"]:
+                path = self._path(record["round"], rank, "log")
+                self._logs[record["round"], rank] = Tail(path)
+        elif record.get("ref", "").startswith(LOG + "#"):
+            if record["event"] == "ValueReady":
+                of, path = ("rank", "round"), self._path(record["round"], record["rank"], "value")
+            else:
+                of = ("node", "attempt")
+                path = os.path.join(self._folder, "artifacts-%d.zip" % record["attempt"])
+            with open(path, "rb") as file:
+                out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
+            os.unlink(path)
+        for hear in self._heard:
+            hear(record)
+
+    def _path(self, round_: int, rank: int, what: str) -> str:
+        return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))
+
+    def _write(self, data: bytes) -> int:
+        left = memoryview(data)
+        while left and self._out >= 0:
+            try:
+                left = left[os.write(self._out, left) :]
+            except BlockingIOError:
+                select.select([], [self._out], [])
+            except OSError:  # nobody reads any more: the job goes on
+                self._out = -1
+        return len(data)

@@ -1,0 +1,192 @@
+"""Amounts in Kubernetes' notation: ``500m``, ``2Gi``, ``1e3``.
+
+Tolerations as ``kubectl taint`` writes taints: ``key=value:Effect``, ``key:Effect``, ``key``.
+
+The user that pods run as: ``UID[:GID]``, as numbers, as a name has a meaning only inside the image.
+
+A pod patch: a mapping, the JSON or YAML of one, or the path of a file that holds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nbtorchjob.errors import SpecError
+from nbtorchjob.spec.cluster.names import qualified, word
+from nbtorchjob.spec.validation import Frozen
+
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def tolerations(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts back if each is a toleration, else raise ``SpecError``."""
+    for text in value:
+        toleration(text, field)
+    return value
+
+
+def toleration(text: str, field: str = "toleration") -> dict[str, str]:
+    """Return the toleration for a pod's spec; without a value it matches any, without an effect all."""
+    taint, colon, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    if not key or (colon and effect not in EFFECTS):
+        raise SpecError(field, text, f"KEY[=VALUE][:EFFECT] with an effect of {', '.join(EFFECTS)}")
+    found = {"key": qualified(field, key), "operator": "Equal" if equals else "Exists"}
+    if equals:
+        found["value"] = word(field, value)
+    return {**found, "effect": effect} if colon else found
+
+
+_MOST = 2**31 - 1  # Kubernetes' limit (1.36)
+
+
+class User(NamedTuple):
+    """A user and their group."""
+
+    uid: int
+    gid: int
+
+
+def user(field: str, value: object) -> str:
+    """Return ``value`` as text if it names a user other than root, else raise ``SpecError``."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text):
+        uid, gid = parse(text)
+        if 0 < uid <= _MOST and gid <= _MOST:
+            return text
+    raise SpecError(field, value, "UID or UID:GID as numbers, the UID from 1 on: 0 is root")
+
+
+def parse(text: str) -> User:
+    """Return the user; an omitted group has the user's number."""
+    uid, _, gid = text.partition(":")
+    return User(int(uid), int(gid or uid))
+
+
+_KEYS = ("metadata", "spec")
+
+
+def patch(field: str, value: object) -> str:
+    """Return the patch as JSON; it is read now, so a file may change afterwards. Raises ``SpecError``."""
+    found = _read(field, value) if isinstance(value, str) else value
+    if not _is_pods(found):
+        allowed = "a mapping with metadata or spec, as a pod has them, as JSON, YAML or a file's path"
+        raise SpecError(field, value, allowed)
+    try:
+        return json.dumps(found, sort_keys=True)
+    except (TypeError, ValueError) as exc:
+        raise SpecError(field, value, f"what JSON can hold ({exc})") from None
+
+
+def _is_pods(found: object) -> bool:
+    if not isinstance(found, Mapping) or not found or set(found) - set(_KEYS):
+        return False
+    parts = [part for part in found.values() if part is not None]
+    if not all(isinstance(part, Mapping) for part in parts):
+        return False
+    containers = (found.get("spec") or {}).get("containers", [])
+    return isinstance(containers, list) and all(isinstance(each, Mapping) for each in containers)
+
+
+def _read(field: str, text: str) -> Any:
+    path = os.path.expanduser(text.strip())
+    # Not Path.is_file, which raises for a text too long for a path (before Python 3.14).
+    if os.path.isfile(path):
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, ValueError) as exc:
+            raise SpecError(field, text, f"a file that can be read ({exc})") from None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _yaml(field, text)
+
+
+def _yaml(field: str, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:  # it comes with the kubernetes package
+        raise SpecError(field, text, "JSON: YAML can't be read here, PyYAML isn't installed") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        said = " ".join(str(exc).split())
+        raise SpecError(field, text, f"JSON or YAML, or a file's path ({said})") from None
+
+
+_QUANTITY = re.compile(
+    r"([0-9]{1,15}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?"
+)
+_SUFFIX = {
+    **{suffix: 1000.0**power for power, suffix in enumerate(("n", "u", "m", "", "k", *"MGTPE"), start=-3)},
+    **{suffix + "i": 1024.0**power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+# The standard ones; all others belong to a domain, such as nvidia.com/gpu.
+_PLAIN = ("cpu", "memory", "ephemeral-storage")
+_BYTES = ("memory", "ephemeral-storage", "shm")
+# flytekit's names; ``storage`` in its older versions is a volume's, which no container requests.
+_ALSO = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
+_FLYTE = ("cpu", "mem", "gpu", "ephemeral_storage", "storage")
+_FLYTE_GPU = "nvidia.com/gpu"  # unless its administrators name another one
+_LEAST_BYTES = 4_000_000  # no container starts with less; 512m is half a byte
+
+
+def amount(text: str) -> float:
+    """Return the number that ``text`` writes: cores, bytes, pieces. Raises ``ValueError``."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    number, suffix, exponent = found.groups()
+    return float(number) * _SUFFIX[suffix or ""] * 10.0 ** int(exponent or 0)
+
+
+def quantity(field: str, value: object) -> str:
+    """Return the amount as text; a plain number is accepted. Raises ``SpecError``."""
+    return _of(field, field, value)
+
+
+def quantities(field: str, value: object) -> Frozen[str]:
+    """Return amounts by resource as texts; flytekit's ``Resources`` are accepted. Raises ``SpecError``."""
+    found: dict[str, str] = {}
+    for name, text in _by_name(field, value).items():
+        known = resource(field, _ALSO.get(name, name))
+        if known in found:
+            raise SpecError(field, name, f"given once: it is {known}")
+        found[known] = _of(field, known, text)
+    return Frozen(found)
+
+
+def _by_name(field: str, value: object) -> Mapping[str, object]:
+    if isinstance(value, Mapping):
+        return value
+    if not all(hasattr(value, name) for name in ("cpu", "mem")):
+        raise SpecError(field, value, "a mapping of resources to amounts")
+    given = {name: getattr(value, name, None) for name in _FLYTE}
+    return {_FLYTE_GPU if name == "gpu" else name: each for name, each in given.items() if each is not None}
+
+
+def resource(field: str, name: object) -> str:
+    """Return ``name`` if it is a valid name of a resource, else raise ``SpecError``."""
+    if isinstance(name, str) and (name in _PLAIN or name.startswith("hugepages-")):
+        return name
+    if not isinstance(name, str) or "/" not in name:
+        raise SpecError(field, name, f"{', '.join(_PLAIN)} or a name with a domain, like nvidia.com/gpu")
+    return qualified(field, name)
+
+
+def _of(field: str, name: str, value: object) -> str:
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    try:
+        number = amount(text) if isinstance(text, str) else 0.0
+    except ValueError:
+        number = 0.0
+    if not (isinstance(text, str) and number > 0):
+        raise SpecError(field, value, "an amount above 0, such as 2, 500m or 8Gi")
+    if name in _BYTES and number < _LEAST_BYTES:
+        raise SpecError(field, value, "4M or more: it counts bytes, so write M, Mi, G or Gi")
+    return text

@@ -1,0 +1,188 @@
+"""What the notebook's process was told, named where ranks don't have it, and laid on them on request."""
+
+import io
+import logging
+import logging.handlers
+import sys
+
+import pytest
+import torch
+from _pytest import logging as _pytest_logging
+from traitlets.config import application as traitlets_log
+
+from nbtorchjob import JobSpec, SpecError, api, submission
+from nbtorchjob.capture import from_cell
+from nbtorchjob.runtime.rank import settings as told
+
+TOLD = {
+    "dtype": "float64",
+    "device": "meta",
+    "grad": False,
+    "deterministic": 1,
+    "matmul": "high",
+    "anomaly": True,
+    "cudnn.enabled": False,
+    "cudnn.benchmark": True,
+    "cudnn.deterministic": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_starts():
+    """Check that torch's defaults are the ones known here, and put them back."""
+    assert told.told() == {}
+    yield
+    told.lay({name: setting.default for name, setting in told._SETTINGS.items()})
+    torch.set_default_device(None)  # also what asks for it at each operation
+
+
+def test_what_torch_was_told_is_read_laid_and_put_in_words():
+    told.lay(TOLD)
+
+    assert told.told() == TOLD
+    assert told.words(told.told()) == [
+        "torch.set_default_dtype(torch.float64)",
+        "torch.set_default_device('meta')",
+        "torch.set_grad_enabled(False)",
+        "torch.set_deterministic_debug_mode(1)",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.autograd.set_detect_anomaly(True)",
+        "torch.backends.cudnn.enabled = False",
+        "torch.backends.cudnn.benchmark = True",
+        "torch.backends.cudnn.deterministic = True",
+    ]
+    for statement in told.words(TOLD):
+        exec(statement)
+    assert told.told() == TOLD
+
+
+def test_what_changes_numbers_is_a_note():
+    torch.set_grad_enabled(False)
+    asked = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
+
+    assert submission.cautions(JobSpec()) == (asked,)
+    assert submission.cautions(JobSpec(carry_settings=True)) == ()
+    assert f"# note: {asked}" in api.dry_run(len, "x")
+
+
+def test_it_is_on_or_off():
+    with pytest.raises(SpecError, match="carry_settings"):
+        JobSpec(carry_settings="yes")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Give a notebook's namespace that knows ``logging``, which is as Python starts."""
+    root = logging.root
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    monkeypatch.setattr(root.manager, "loggerDict", {})
+    monkeypatch.setattr(root.manager, "disable", 0)
+    yield {"__name__": "__main__", "logging": logging}
+    logging.captureWarnings(False)
+    root.manager._clear_cache()  # type: ignore[attr-defined] # what is enabled, of those that stay
+
+
+def printed(ranks, text, namespace):
+    call = from_cell(text, namespace)
+    value, out, error = ranks.run(call)
+    assert error == ""
+    return value, out, call.notes
+
+
+def test_levels_and_formats_of_a_notebook_hold(notebook, ranks):
+    logging.basicConfig(
+        force=True, level=logging.INFO, stream=sys.stdout, format="%(levelname)s:%(name)s:%(message)s"
+    )
+    logging.getLogger("train").setLevel(logging.DEBUG)
+    logging.getLogger("loud").setLevel(logging.ERROR)
+    text = (
+        "for name in ('train', 'loud', 'other'):\n    for level in (10, 20, 40):\n"
+        "        logging.getLogger(name).log(level, 'x')"
+    )
+    _, out, notes = printed(ranks, text, notebook)
+
+    lines = [
+        "DEBUG:train:x",
+        "INFO:train:x",
+        "ERROR:train:x",
+        "ERROR:loud:x",
+        "INFO:other:x",
+        "ERROR:other:x",
+    ]
+    assert out.splitlines() == lines
+    assert notes == ()
+
+
+def test_handlers_filters_and_loggers_of_a_notebook_hold(notebook, ranks):
+    exec(
+        "import sys\n"
+        "class Upper(logging.Formatter):\n"
+        "    def format(self, record): return super().format(record).upper()\n"
+        "class Own(logging.StreamHandler):\n    def emit(self, record): print('own', self.format(record))\n"
+        "class Kept(logging.Handler):\n    lines = []\n"
+        "    def emit(self, record): self.lines.append(record.msg)\n"
+        "class Only(logging.Filter):\n    def filter(self, record): return 'no' not in record.msg\n"
+        "log = logging.getLogger('mine')\nlog.propagate = False\n"
+        "for handler in (logging.StreamHandler(sys.stdout), Own(sys.stdout), Kept()):\n"
+        "    handler.setFormatter(Upper('%(message)s'))\n    log.addHandler(handler)\n"
+        "log.addFilter(Only())\n",
+        notebook,
+    )
+    value, out, notes = printed(
+        ranks, "log.warning('no')\nlog.warning('yes')\nlog.handlers[2].lines", notebook
+    )
+
+    assert (value, out, notes) == (["yes"], "YES\nown YES\n", ())
+
+
+def test_a_fresh_process_with_torch_has_nothing_to_carry(notebook, ranks):
+    text = "import torch.distributed\nfrom nbtorchjob.runtime.rank import logsetup\nlogsetup.told()"
+    assert printed(ranks, text, notebook)[0] == ({}, [])
+
+
+def test_levels_of_libraries_hold(notebook, ranks):
+    for name in ("torch.distributed", "json.tool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    text = "[logging.getLogger(name).level for name in ('torch.distributed', 'json.tool')]"
+    assert printed(ranks, text, notebook)[0] == [logging.ERROR, logging.ERROR]
+
+
+def test_what_is_disabled_and_captured_in_a_notebook_is_so_on_ranks(notebook, ranks):
+    logging.basicConfig(force=True, stream=sys.stdout, format="%(name)s")
+    logging.captureWarnings(True)
+    text = "import warnings\nwarnings.warn('x')\nlogging.disable(40)\nlogging.error('x')"
+    assert printed(ranks, text, notebook)[1] == "py.warnings\n"
+    logging.disable(logging.WARNING)
+    assert printed(ranks, text, notebook)[1] == ""
+
+
+def test_a_handler_that_writes_elsewhere_stays_and_is_named(notebook, ranks, tmp_path):
+    file = logging.FileHandler(tmp_path / "log")
+    memory, stdout = logging.StreamHandler(io.StringIO()), logging.StreamHandler(sys.stdout)
+    logging.basicConfig(force=True, handlers=[file, memory, stdout], format="%(message)s")
+    _, out, notes = printed(ranks, "logging.warning('x')", notebook)
+
+    stays = "stays here: on ranks nothing is written to it"
+    assert (out, notes) == ("x\n", (f"logging's FileHandler {stays}", f"logging's StreamHandler {stays}"))
+    assert from_cell("1", notebook).notes == (), "as it logs nothing"
+    file.close()
+
+
+def test_a_handler_that_draws_in_a_terminal_writes_its_text(notebook, ranks):
+    rich = pytest.importorskip("rich.logging")
+    logging.basicConfig(force=True, handlers=[rich.RichHandler()], format="drawn %(message)s", level="INFO")
+    text = "import sys\nlogging.root.handlers[0].setStream(sys.stdout)\nlogging.info('x')"
+    assert printed(ranks, text, notebook) == (None, "drawn x\n", ())
+
+
+def test_a_librarys_formatter_or_filter_asks_nothing_of_the_image(notebook, ranks):
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(traitlets_log.LevelFormatter("%(highlevel)s%(message)s"))
+    handler.addFilter(_pytest_logging.LogCaptureHandler())
+    logging.getLogger("train").addHandler(handler)
+    call = from_cell("logging.getLogger('train').error('kept')", notebook)
+
+    assert {each.module.partition(".")[0] for each in call.needs} <= {"torch"}
+    _, out, error = ranks.run(call)
+    assert (out.strip(), error) == ("kept", "")

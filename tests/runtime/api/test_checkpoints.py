@@ -1,0 +1,376 @@
+"""What a rank keeps is there for the next attempt: in a folder, or by way of a store."""
+
+import errno
+import fcntl
+import importlib
+import json
+import math
+import os
+import signal
+import threading
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob.runtime.api import checkpoints, mirror
+from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir, saving
+from nbtorchjob.runtime.store.payload import PayloadError
+from tests.backends.kubernetes.stage import until
+from tests.patience import LIMIT
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("tests.runtime.buckets")
+memory = pytest.importorskip("fsspec.implementations.memory")
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request, folder):
+    """Return the URL of an empty store."""
+    memory.MemoryFileSystem.store.clear()
+    return f"{request.param}://{folder}/store"
+
+
+@pytest.fixture
+def node(store, folder, monkeypatch):
+    """Become a rank of another node each time: with a folder of its own, and the same store."""
+
+    def become(name):
+        home = folder / name
+        home.mkdir(exist_ok=True)
+        monkeypatch.setenv("NBTORCHJOB_FOLDER", str(home))
+        monkeypatch.setenv("NBTORCHJOB_EVENTS", str(home / "events.jsonl"))
+        monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", store)
+        monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
+        importlib.reload(checkpoints)  # as in a process that was just started
+        return home
+
+    before = dict(vars(checkpoints))
+    yield become
+    # Others have imported its functions: a new one of the same name would travel by value.
+    vars(checkpoints).update(before)
+
+
+def here():
+    folder = checkpoint_dir()
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def stored(url):
+    fs, root = fsspec.core.url_to_fs(url)
+    return {path[len(root) + 1 :]: fs.cat_file(path).decode() for path in fs.find(root)}
+
+
+def notices(home):
+    lines = (home / "events.jsonl").read_text().splitlines()
+    return [record["text"] for record in map(json.loads, lines) if record["event"] == "Notice"]
+
+
+def test_attempts_count_from_one(monkeypatch):
+    assert attempt() == nbtorchjob.attempt() == 1
+    monkeypatch.setenv("NBTORCHJOB_ATTEMPT", "3")
+    assert attempt() == 3
+
+
+def test_in_a_notebook_there_is_no_checkpoint_dir():
+    with pytest.raises(RuntimeError, match="is for ranks"):
+        nbtorchjob.checkpoint_dir()
+
+
+def test_a_job_without_a_place_for_checkpoints_says_which_option_gives_one(monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
+    with saving(), pytest.raises(RuntimeError, match="--checkpoints URL"):
+        checkpoint_dir()
+
+
+def test_a_path_is_made_and_shared(folder, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "claim" / "job"))
+    with saving():
+        (checkpoint_dir() / "step").write_text("1")
+    assert (folder / "claim" / "job" / "step").read_text() == "1"
+    assert here() == {"step": "1"}
+
+
+def test_what_one_node_wrote_another_finds(node, store):
+    node("one")
+    with saving():
+        (checkpoint_dir() / "deep" / "er").mkdir(parents=True)
+        (checkpoint_dir() / "deep" / "er" / "step").write_text("1")
+        (checkpoint_dir() / "last").write_text("deep/er/step")
+    assert stored(store) == {"deep/er/step": "1", "last": "deep/er/step"}
+
+    node("two")
+    with saving():
+        assert here() == {"deep/er/step": "1", "last": "deep/er/step"}
+
+
+def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
+    home = node("one")
+    with saving():
+        pass
+    assert stored(store) == {}
+    assert list(home.iterdir()) == []
+
+
+def test_what_is_written_while_the_node_runs_is_sent_meanwhile(node, store):
+    node("one")
+    fs, root = fsspec.core.url_to_fs(store)
+    with saving(every_s=0.01):
+        (checkpoint_dir() / "step").write_text("1")
+        until(lambda: fs.exists(f"{root}/step"))
+        assert stored(store) == {"step": "1"}
+
+
+def test_what_is_written_is_sent_also_when_the_node_fails(node, store):
+    node("one")
+
+    def fails():
+        (checkpoint_dir() / "step").write_text("1")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), saving():
+        fails()
+    assert stored(store) == {"step": "1"}
+
+
+def test_the_last_to_send_a_file_wins_and_both_go_on_from_there(node, store):
+    node("one")
+    with saving():
+        (checkpoint_dir() / "step").write_text("one")
+    node("two")
+    with saving():
+        (checkpoint_dir() / "step").write_text("two, later")
+    node("one")
+    assert here() == {"step": "two, later"}
+
+
+def test_a_process_that_starts_again_on_a_node_keeps_what_was_not_sent_yet(node, store):
+    node("one")
+    with saving():
+        (checkpoint_dir() / "step").write_text("old")
+    (checkpoint_dir() / "step").write_text("newer here")
+    node("two")
+    with saving():
+        (checkpoint_dir() / "step").write_text("two")
+    node("one")
+    with saving():
+        assert here() == {"step": "newer here"}
+    assert stored(store) == {"step": "newer here"}
+
+
+def test_what_is_removed_here_is_removed_there_unless_another_node_wrote_it_since(node, store):
+    node("one")
+    with saving():
+        for name in ("first", "second"):
+            (checkpoint_dir() / name).write_text("1")
+    node("two")
+    with saving():
+        (checkpoint_dir() / "second").write_text("written since")
+    home = node("one")
+    for name in ("first", "second"):
+        (home / "checkpoints" / name).unlink()
+    with saving():
+        pass
+    assert stored(store) == {"second": "written since"}
+
+
+def test_a_file_that_is_open_for_writing_is_left_for_the_next_time(node, store):
+    node("one")
+    with saving():
+        step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
+        step.write_text("good")
+        send()
+        with open(step, "w") as file:
+            for piece in ("", "bet", "ter"):
+                file.write(piece)
+                file.flush()
+                send()
+                assert stored(store) == {"step": "good"}
+        send()
+        assert stored(store) == {"step": "better"}
+
+
+def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, later = type(fs).put_file, ["2nd"]
+
+    def slow(*args, **kwargs):
+        put(*args, **kwargs)
+        if later:
+            (checkpoint_dir() / "step").write_text(later.pop())
+
+    monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
+    with saving():
+        (checkpoint_dir() / "step").write_text("1st")
+        mirror.Mirror(store, str(checkpoint_dir())).send()
+        assert stored(store) == {}
+    assert stored(store) == {"step": "2nd"}
+
+
+def test_files_that_are_sent_together_take_their_places_once_all_are_there(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, fails = type(fs).put_file, ["optimizer"]
+
+    def slow(fs, source, target, *args, **kwargs):
+        if fails and fails[0] in target:
+            raise OSError("the node is killed here")
+        put(fs, source, target, *args, **kwargs)
+
+    with saving():
+        for name in ("model", "optimizer"):
+            (checkpoint_dir() / name).write_text("1")
+    node("two")
+    with saving():
+        for name in ("model", "optimizer"):
+            (checkpoint_dir() / name).write_text("2")
+        monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
+        with pytest.raises(OSError, match="killed"):
+            mirror.Mirror(store, str(checkpoint_dir())).send()
+        node("three")
+        assert here() == {"model": "1", "optimizer": "1"}
+        fails.clear()
+        node("two")
+    assert {name: text for name, text in stored(store).items() if "partial" not in name} == {
+        "model": "2",
+        "optimizer": "2",
+    }
+
+
+def test_what_ranks_save_as_they_leave_is_sent_once_they_have(node, store):
+    node("one")
+    with saving(every_s=0.001) as saved:
+        folder = checkpoint_dir()
+        (folder / "before").touch()
+        until(lambda: "before" in stored(store))
+        saved.held = True
+        (folder / "model").touch()
+        mirror.Mirror(store, str(folder)).send(held=lambda: saved.held)
+        assert "model" not in stored(store)
+        saved.send(lambda: False)
+        assert "model" not in stored(store)
+        saved.send(lambda: True)
+        assert "model" in stored(store)
+        (folder / "half").touch()
+    assert "half" not in stored(store)
+
+
+def test_a_signal_to_end_waits_until_all_is_sent(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put = type(fs).put_file
+
+    def told(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        put(*args, **kwargs)
+
+    def stop(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(type(fs), "put_file", told)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(InterruptedError), saving():
+            (checkpoint_dir() / "step").write_text("1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stored(store) == {"step": "1"}
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(node, store):
+    node("one")
+    with saving():
+        step, send = checkpoint_dir() / "step", mirror.Mirror(store, str(checkpoint_dir())).send
+        step.write_text("1")
+        send()
+        was = step.stat()
+        step.write_text("2")
+        os.utime(step, ns=(was.st_atime_ns, was.st_mtime_ns))
+        send()
+        assert stored(store) == {"step": "2"}
+
+
+def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, monkeypatch):
+    def without_leases(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    home = node("one")
+    (home / "checkpoints").mkdir()
+    (home / "checkpoints" / "step").write_text("1")
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
+    with saving():
+        mirror.Mirror(store, str(checkpoint_dir()), quiet_s=math.inf).send()
+        assert stored(store) == {}
+    assert stored(store) == {"step": "1"}
+
+
+def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypatch):
+    home = node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, broken, tried = type(fs).put_file, [True], threading.Semaphore(0)
+
+    def flaky(self, *args, **kwargs):
+        tried.release()
+        if broken:
+            raise OSError("the bucket is gone")
+        put(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while, then no more
+    with saving(every_s=0.01):
+        (checkpoint_dir() / "step").write_text("1")
+        assert all(tried.acquire(timeout=LIMIT) for _ in range(3))
+        broken.clear()
+    assert stored(store) == {"step": "1"}
+    assert notices(home) == [f"checkpoints of node 0 can't be sent to {store}: OSError: the bucket is gone"]
+
+
+def test_a_store_that_can_not_be_listed_is_not_taken_for_an_empty_one(node, store, monkeypatch):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError("no access")
+
+    monkeypatch.setattr(type(fs), "ls", refuse)  # of stores only remote ones do
+    with pytest.raises(PermissionError, match="no access"):
+        checkpoint_dir()
+
+
+def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
+    home = node("one")
+    with saving():
+        (checkpoint_dir() / "step").write_text("1")
+    (home / "checkpoints.json").write_text('{"step": {"he')
+    node("one")
+    with saving():
+        assert here() == {"step": "1"}
+    assert stored(store) == {"step": "1"}
+
+
+@pytest.mark.parametrize("target", ["/proc/nosuch", "nosuch://bucket"])
+def test_a_target_that_can_not_be_used_is_found_before_the_work(target, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", target)
+    with pytest.raises(PayloadError, match=f"--checkpoints {target} from this image"), saving():
+        pytest.fail("the node ran")
+
+
+def test_in_a_store_of_objects_no_bucket_is_made_by_the_way(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "step").write_text("7")
+
+    mirror.Mirror("buckets://mine/checkpoints", str(folder), quiet_s=0).send(ended=True)
+
+    assert fsspec.filesystem("buckets").cat_file("mine/checkpoints/sub/step") == b"7"
+
+
+@pytest.mark.parametrize("name", ["../../.bashrc", "a/../../../.bashrc", "./.."])
+def test_a_name_in_the_store_that_leads_out_of_the_folder_is_refused(name, node, store, folder):
+    # A store of objects takes such names (S3); a path of the memory's store is a key as well.
+    fs, root = fsspec.core.url_to_fs(f"memory://{folder}/store")
+    fs.store.clear()
+    fs.pipe_file(f"{root}/kept", b"kept")
+    fs.store[f"{root}/{name}"] = fs.store[f"{root}/kept"]
+    before = {*folder.rglob("*")}
+    with pytest.raises(ValueError, match="leads out of it: remove"):
+        mirror.Mirror(f"memory://{folder}/store", str(folder / "here")).fill()
+    assert {path.name for path in {*folder.rglob("*")} - before} <= {"here", "here.json"}

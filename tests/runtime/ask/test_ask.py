@@ -1,0 +1,131 @@
+"""What leads to a node's socket from within its container."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from nbtorchjob.backends.talk import Conversation
+from nbtorchjob.payload import program
+from nbtorchjob.runtime.ask import answering, ask, questions
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.start import boot
+from tests.backends.kubernetes.nodes import KEY, Node, pack
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OWN = questions.node_key(KEY, "", 0)
+
+
+@pytest.fixture(params=[True, False], ids=["far", "here"])
+def payload(folder, request):
+    """Return a payload's program."""
+    path = folder / "job.pyz"
+    path.write_bytes(program.archive(far=request.param))
+    return path
+
+
+@pytest.fixture
+def temp(folder):
+    """Return where the container's files are."""
+    path = folder / "tmp"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def node(temp):
+    """Have a node answer, beside one that has ended."""
+    for name in ("nbtorchjob-gone", "nbtorchjob-here"):
+        (temp / name).mkdir()
+    gone = socket.socket(socket.AF_UNIX)
+    questions.at_socket(str(temp / "nbtorchjob-gone"), gone.bind)
+    gone.close()
+    answering.serve(str(temp / "nbtorchjob-here"), OWN, {"who": lambda asked: iter([{"node": 0}])})
+
+
+@contextmanager
+def leading(temp, payload, seconds=1000):
+    """Run what leads to the node, in a Python that has no more than its own library."""
+    command = [sys.executable, "-S", "-c", ask.PROGRAM, str(payload), str(seconds)]
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(temp)}
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answered(temp, payload, question="who"):
+    talk = Conversation(0, OWN, {"question": question})
+    with leading(temp, payload) as process:
+        while not talk.over:
+            data = process.stdout.read1(1 << 16)
+            assert data, process.wait(LIMIT)
+            process.stdin.write(talk.hear(data))
+            process.stdin.flush()
+        assert process.wait(LIMIT) == 0
+    return talk.answer
+
+
+def code(temp, payload, **how):
+    with leading(temp, payload, **how) as process:
+        return process.wait(LIMIT)
+
+
+@pytest.mark.usefixtures("node")
+def test_it_leads_to_the_node_that_lives(temp, payload):
+    assert answered(temp, payload).records == ({"node": 0},)
+
+
+@pytest.mark.usefixtures("node")
+def test_it_ends_with_whoever_asked_or_after_a_while(temp, payload):
+    with leading(temp, payload) as process:
+        assert process.stdout.read1(1 << 16)
+        process.stdin.close()
+        assert process.wait(LIMIT) == 0
+    assert code(temp, payload, seconds=1) == -14
+
+
+def test_what_is_not_there_is_told_apart(temp, payload, folder):
+    assert code(temp, payload) == ask.NO_NODE
+    shutil.copy(boot.__file__, payload)
+    assert code(temp, payload) == ask.NO_PAYLOAD
+    with zipfile.ZipFile(payload, "w") as older:
+        older.writestr("nbtorchjob/__init__.py", "")
+        older.writestr("nbtorchjob/runtime/__init__.py", "")
+        older.writestr("__main__.py", "raise SystemExit('a second node')")
+    assert code(temp, payload) == ask.OLDER
+
+
+def wait(path):
+    import time
+
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.torch
+def test_a_node_whose_payload_was_put_together_is_found(folder):
+    job = pack(folder, wait, str(folder / "go"))
+    job.rename(folder / "part-000")
+    shutil.copy(boot.__file__, job)
+    node = Node(job)
+    try:
+        node.until(lambda node: node.facts("WorkersStarted"))
+        assert answered(node.temp, job, "nonsense").trouble == "it knows no question 'nonsense'"
+        (folder / "go").touch()
+        assert node.wait() == exits.OK
+        assert not node.output()
+    finally:
+        node.end()

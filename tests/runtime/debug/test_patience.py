@@ -1,0 +1,31 @@
+"""How long collectives may wait while ranks stop in the debugger."""
+
+import time
+
+import pytest
+
+from nbtorchjob.runtime.debug.patience import Patience
+from nbtorchjob.runtime.facts.samples import Collective
+from nbtorchjob.runtime.look import recorder
+
+
+@pytest.fixture
+def pending(monkeypatch):
+    """Have one call pend that may wait for half an hour, and return what keeps its time."""
+    call = Collective(4, "all_reduce", time.time(), done=False, timeout=1800.0)
+    monkeypatch.setattr(recorder, "counts", lambda: {"0": (4, 3)})
+    monkeypatch.setattr(recorder, "open_calls", lambda: [call])
+    return Patience("127.0.0.1:1", lambda error: None)
+
+
+@pytest.mark.parametrize("by", [-3600.0, 86400.0], ids=["back", "ahead"])
+def test_a_call_times_out_after_its_time_though_the_clock_is_set(by, pending, monkeypatch):
+    wall, monotonic = time.time, time.monotonic
+    assert pending._late() is None
+    monkeypatch.setattr(time, "time", lambda: wall() + by)
+    assert pending._late() is None
+
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1801)
+    late = pending._late()
+    assert late is not None
+    assert late[0] == "all_reduce #4"

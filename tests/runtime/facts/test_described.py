@@ -1,0 +1,216 @@
+"""What a value was, in a line: of its class only the repr is run, and whatever that does is survived."""
+
+import collections
+import enum
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nbtorchjob.runtime.facts.described import MAX_REPR, described
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 2)
+        self.same = self.first
+
+
+Pair = collections.namedtuple("Pair", "one other")
+Colour = enum.IntEnum("Colour", "RED")
+Setting = enum.Enum("Setting", {"TOKEN": "token"}, type=str)
+
+KNOWN = {
+    "float32[32, 0] cpu, finite": torch.zeros(32, 0),
+    "float32[3] cpu, 1 NaN, 1 Inf: min 1, max 1, mean 1": torch.tensor([1.0, NAN, INF]),
+    "float32[2] cpu, 2 NaN": torch.tensor([NAN, NAN]),
+    "bfloat16[2] cpu, finite: min 1, max 1, mean 1, requires grad": torch.ones(2).bfloat16().requires_grad_(),
+    "float32[2] cpu Parameter, finite: min 1, max 1, mean 1, requires grad": torch.nn.Parameter(
+        torch.ones(2)
+    ),
+    "float32[] cpu = nan": torch.tensor(NAN),
+    "int64[4] cpu, min 0, max 3, mean 1.5": torch.arange(4),
+    "bool[3] cpu, 2 of 3 true": torch.tensor([True, True, False]),
+    "float32[2] meta": torch.empty(2, device="meta"),
+    "float32[2, 2] cpu, sparse_coo": torch.eye(2).to_sparse(),
+    "float32[1000, 1000] cpu, finite: min 0, max 0, mean 0 (of 1 number in 4)": torch.zeros(1000, 1000),
+    "float32[1000, 999] cpu": torch.zeros(999, 1000).T,
+    "float32[2] cpu, finite: min 1, max 1, mean 1": torch.ones(2),
+    "Net, a module of 8 parameters": Net(),
+    "ReLU, a module of 0 parameters, in eval mode": torch.nn.ReLU().eval(),
+    "float32[2, 3] ndarray": torch.ones(2, 3).numpy(),
+    "list of 2: [float32[2] cpu, 1 NaN, int64[3] cpu]": [torch.tensor([NAN, 1.0]), torch.arange(3)],
+    "list of 7: [0, 1, 2, 3, 4, …]": [*range(7)],
+    "dict of 2: {'a': 1, 2: list of 1: [None]}": {"a": 1, 2: [None]},
+    "tuple of 0: ()": (),
+    "<int of 3,001 bits>": 1 << 3000,
+    "<Colour.RED: 1>": Colour.RED,
+    "class int": int,
+    "function <lambda>": lambda: None,
+    "1.5": 1.5,
+    "'a b'": "a b",
+}
+
+
+@pytest.mark.parametrize(("line", "value"), KNOWN.items(), ids=KNOWN)
+def test_a_value_is_described_in_a_line(line, value):
+    assert described(value) == line
+
+
+def test_a_named_tuple_and_a_subclass_are_called_by_their_class():
+    assert described(Pair(1, 2)).endswith("Pair of 2: (1, 2)")
+    assert described(collections.OrderedDict(a=1)) == "collections.OrderedDict of 1: {'a': 1}"
+
+
+def test_a_long_text_is_cut_and_says_how_long_it_is():
+    line = described("x" * 5000)
+
+    assert line.endswith("… (5,000 characters)")
+    assert len(line) < MAX_REPR + 30
+
+
+def test_a_container_in_containers_ends_somewhere():
+    loop: list[object] = []
+    loop.append(loop)
+
+    assert len(described(loop)) < 200
+    assert len(described([["x" * 300] * 9] * 9)) < 500
+
+
+class Told:
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"HF_TOKEN": "s3cret"},
+        {b"api-key": b"s3cret"},
+        {"nested": [{"Password": "s3cret"}]},
+        {Setting.TOKEN: "s3cret"},
+        [("x-api-key", "s3cret"), ("accept", "*")],
+        Told("Config(lr=0.1, api_token='s3cret', more=1)"),
+        Told("environ({'AWS_SECRET_ACCESS_KEY': 's3cret'})"),
+        Told("password=s3cret"),
+        "https://example.org/?token=s3cret",
+        "https://me:s3cret@example.org/simple",
+    ],
+)
+def test_what_looks_secret_inside_is_masked(value):
+    line = described(value)
+
+    assert "s3cret" not in line
+    assert "masked" in line
+
+
+@pytest.mark.parametrize("name", ["token", "api_key", "PASSWORD", "my_secret", "credentials"])
+def test_of_a_name_that_looks_secret_only_the_type_is_told(name):
+    assert described("s3cret", name) == "<masked str>"
+    assert described({"a": "s3cret"}, name) == "<masked dict>"
+
+
+def test_a_tensor_is_no_secret_whatever_it_is_called():
+    assert described(torch.zeros(1, 0), "key") == "float32[1, 0] cpu, finite"
+
+
+class Exits:
+    def __repr__(self):
+        raise SystemExit
+
+
+class Lies(type):
+    """Answers for its classes, wrongly, or not at all."""
+
+    def __getattribute__(cls, name):
+        raise AssertionError(name)
+
+    def __instancecheck__(cls, other):
+        raise AssertionError
+
+    def __subclasscheck__(cls, other):
+        raise AssertionError
+
+
+class Lying(metaclass=Lies):
+    def __repr__(self):
+        return "told"
+
+
+class Asked:
+    """Whose attributes mustn't be read, ``__class__`` neither."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+
+    def __repr__(self):
+        return "told"
+
+
+class Items(list):  # type: ignore[type-arg]
+    def __len__(self):
+        raise AssertionError
+
+    def __iter__(self):
+        raise AssertionError
+
+
+class Sub(torch.Tensor):  # type: ignore[misc]
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        raise AssertionError
+
+
+class Shapeless(torch.nn.Module):  # type: ignore[misc]
+    @property
+    def device(self):
+        raise AssertionError
+
+    def parameters(self, recurse=True):
+        raise AssertionError
+
+
+HOSTILE = {
+    "<Exits whose repr raised SystemExit>": Exits(),
+    "told": Asked(),
+    "Items of 2: [1, 2]": Items([1, 2]),
+    "float32[2] cpu Sub": torch.ones(2).as_subclass(Sub),
+}
+
+
+@pytest.mark.parametrize(("line", "value"), HOSTILE.items(), ids=HOSTILE)
+def test_a_hostile_object_is_survived(line, value):
+    assert described(value).replace(__name__ + ".", "") == line
+
+
+def test_a_hostile_class_is_not_asked():
+    assert described(Lying()) == "told"
+    assert described(Shapeless()) == "Shapeless, a module of 0 parameters"
+
+
+def test_a_repr_that_is_huge_or_no_text_is_survived():
+    assert len(described(Told("x" * 10_000_000))) == MAX_REPR
+    assert "whose repr raised TypeError" in described(Told(5))
+    assert "whose repr raised RecursionError" in described(Recursive())
+
+
+class Recursive:
+    def __repr__(self):
+        return repr(self)
+
+
+def test_no_library_is_imported_for_it():
+    program = (
+        "import sys; from nbtorchjob.runtime.facts.described import described; described({1: [object()]})"
+    )
+    libraries = "assert not {'torch', 'numpy', 'pandas'} & sys.modules.keys()"
+
+    subprocess.run([sys.executable, "-c", f"{program}; {libraries}"], check=True, env={**os.environ})

@@ -1,0 +1,125 @@
+import json
+import sys
+
+import pytest
+
+from nbtorchjob.runtime.facts.errors import MAX_FRAMES, Error, Frame, RecoverableError, from_exception
+from nbtorchjob.runtime.rank import call
+
+
+def raised(fn, *args):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 whatever the function raises
+        fn(*args)
+    return caught.value
+
+
+def inner():
+    raise ValueError("no luck")
+
+
+def outer():
+    try:
+        inner()
+    except ValueError as exc:
+        raise KeyError("missing") from exc
+
+
+def test_an_error_survives_the_wire():
+    error = from_exception(raised(outer))
+
+    assert Error.from_json(json.loads(json.dumps(error.to_json()))) == error
+
+
+def test_a_chain_keeps_its_cause_and_whether_it_was_named():
+    error = from_exception(raised(outer))
+
+    assert (error.type, error.message, error.direct) == ("KeyError", "'missing'", True)
+    assert error.cause is not None
+    assert (error.cause.type, error.cause.frames[-1].line) == ("ValueError", 'raise ValueError("no luck")')
+
+
+async def waited():
+    inner()
+
+
+@pytest.mark.parametrize(("fn", "frames"), [(inner, ["inner"]), (waited, ["waited", "inner"])])
+def test_frames_that_lead_to_the_users_code_are_left_out(fn, frames, monkeypatch):
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    exc = raised(call.run, {"function": fn, "args": (), "kwargs": {}, "names": (), "argv": ["f"]})
+    exc.__traceback__ = exc.__traceback__.tb_next  # this test's own frame
+
+    assert [frame.name for frame in from_exception(exc).frames] == frames
+
+
+def test_deep_recursion_keeps_its_first_and_last_frames():
+    def deep(n):
+        return deep(n - 1) if n else inner()
+
+    error = from_exception(raised(deep, 200))
+
+    assert len(error.frames) == MAX_FRAMES + 1
+    assert error.frames[-1].name == "inner"
+
+
+def test_an_exception_that_can_not_be_printed_is_still_told():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert "RuntimeError while printing" in from_exception(Mute()).message
+
+
+def test_only_a_recoverable_error_is_recoverable():
+    class Mine(RecoverableError):
+        pass
+
+    assert from_exception(Mine("x")).recoverable
+    assert not from_exception(ValueError("x")).recoverable
+
+
+@pytest.mark.parametrize(
+    ("name", "recoverable"),
+    [
+        ("ConnectionRefusedError", True),
+        ("OSError", True),
+        ("builtins.OSError", True),
+        ("socket.error", True),
+        ("ValueError", False),
+        ("os.OSError", False),
+    ],
+)
+def test_an_exception_named_by_retry_on_is_recoverable_and_so_are_those_derived_from_it(name, recoverable):
+    assert from_exception(ConnectionRefusedError(), retry_on=(name,)).recoverable is recoverable
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "lost"),
+    [
+        ("RuntimeError", "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]", True),
+        ("torch.distributed.DistBackendError", "NCCL error: ncclRemoteError: a remote process exited", True),
+        ("torch.distributed.DistNetworkError", "Connection was reset", True),
+        ("torch.distributed.DistBackendError", "ncclInvalidUsage: Duplicate GPU detected", False),
+        ("RuntimeError", "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 100ms", False),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", False),
+        ("RuntimeError", "shapes differ", False),
+    ],
+)
+def test_a_lost_peer_is_told_from_ones_own_fault(kind, message, lost):
+    assert Error(kind, message).lost_peer is lost
+
+
+def test_an_error_of_another_version_is_read():
+    frame = {"filename": "a", "lineno": 1, "name": "f"}
+    later = {**frame, "variables": [["x", "1"]], "later": 1}
+
+    told = Error.from_json({"type": "T", "message": "m", "frames": [frame, later], "time": 0.0})
+
+    assert told.frames == (Frame("a", 1, "f"), Frame("a", 1, "f", variables=(("x", "1"),)))
+
+
+def test_an_error_of_a_later_version_is_read():
+    assert Error.from_json({"type": "T", "message": "m", "later": 1, "time": 0.0}) == Error(
+        "T", "m", time=0.0
+    )

@@ -1,0 +1,39 @@
+"""What a node gives its ranks."""
+
+import os
+import re
+import stat
+import sys
+
+import cloudpickle
+import pytest
+
+from nbtorchjob.runtime.facts import exits
+from tests.backends.kubernetes.nodes import Node, pack
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+
+def libraries():
+    nccl = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+    compiled = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    own = os.path.dirname(os.path.dirname(compiled))
+    return nccl, compiled, os.stat(os.path.join(own, "template.sock")).st_mode
+
+
+def test_libraries_are_told_what_to_do_and_ranks_are_forked_by_a_socket_of_the_nodes_own(folder):
+    node = Node(pack(folder, libraries), TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="900")
+    assert node.wait() == exits.OK
+    nccl, compiled, mode = node.value()
+    node.end()
+    assert re.fullmatch(rf"{node.temp}/nbtorchjob-\w+/compiled/inductor", compiled)
+    assert stat.filemode(mode) == "srw-------"
+    # A value of one's own wins.
+    assert nccl == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900",
+    }
