@@ -400,13 +400,14 @@ def _refused(site: Site) -> bool:
 
 @case("an image that is pulled slowly", once=True)
 def pulled_slowly(site: Site, kind: str) -> None:
-    """Wait for a pull: that the container isn't there yet is said, and then the job runs."""
+    """Wait for a pull: the image that is pulled is named, and then the job runs."""
     emulator = site.needs_emulator("needs a registry that is slow when it is told to")
     emulator.hold_pulls(site.image)
+    pulling = f'pulling image "{site.image}"'
     job = site.submit("1", kind=kind)
     job.wait(0)
     try:
-        site.until(lambda: any("being created" in wait.text for wait in job.state.waiting), job)
+        site.until(lambda: any(pulling in wait.text for wait in job.state.waiting), job)
     finally:
         emulator.finish_pulls(site.image)
     assert job.result(site.patience) == 1

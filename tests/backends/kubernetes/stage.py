@@ -115,16 +115,29 @@ class Stage:
 
     def warn(self, job, reason, message):
         """Let a component tell of trouble with the object of an Indexed Job."""
-        meta = {"name": f"{job.name}.{secrets.token_hex(4)}", "namespace": self.namespace}
+        jobs = self.objects("apis/batch/v1/{}/jobs")
+        (obj,) = (each for each in jobs if each["metadata"]["name"] == job.name)
+        self.tell({**obj, "kind": "Job", "apiVersion": "batch/v1"}, reason, message)
+
+    def tell(self, obj, reason, message, type="Warning"):
+        """Let a component record an event of an object, a second from now."""
+        name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
-        (uid,) = (
-            each["metadata"]["uid"]
-            for each in self.objects("apis/batch/v1/{}/jobs")
-            if each["metadata"]["name"] == job.name
-        )
-        about = {"kind": "Job", "apiVersion": "batch/v1", "name": job.name, "uid": uid}
-        told = {"type": "Warning", "reason": reason, "message": message, "lastTimestamp": stamp}
-        body = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "involvedObject": about, **told}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{secrets.token_hex(4)}", "namespace": self.namespace},
+            "involvedObject": {
+                "kind": obj["kind"],
+                "apiVersion": obj["apiVersion"],
+                "name": name,
+                "uid": uid,
+            },
+            "type": type,
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": stamp,
+        }
         self.cluster.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
 
     def close(self):

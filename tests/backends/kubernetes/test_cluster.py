@@ -31,6 +31,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     SERVICES,
     Target,
 )
+from nbtorchjob.backends.kubernetes.pod.waiting import TELLING
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.capture.shipped import SMALL
@@ -629,7 +630,7 @@ def test_watches_are_a_constant_however_many_jobs_are_followed(any_kind, options
         async def count():
             return (await session(None)).reflector(options["namespace"]).watches
 
-        until(lambda: loop.start(count()).result(END_S) == 3)
+        until(lambda: loop.start(count()).result(END_S) == 2 + len(TELLING))  # objects, pods, events
         gate.touch()
         assert [job.result(END_S) for job in running] == [0, 1, 2]
 

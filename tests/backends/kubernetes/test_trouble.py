@@ -15,7 +15,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.ui.card import render
-from tests.backends.kubernetes.stage import running, until
+from tests.backends.kubernetes.stage import IMAGE, running, until, waits
 from tests.patience import LIMIT
 
 TALK = """
@@ -45,6 +45,22 @@ def test_a_log_is_whole_whatever_was_cut(stage, fault):
 
     assert job.result(LIMIT) == "told"
     assert job.logs(0) == TALKED
+
+
+def test_a_host_that_the_cluster_adds_and_a_slow_pull_are_reported(stage):
+    stage.cluster.hold("^slow-")
+    stage.cluster.hold_pulls(IMAGE)
+    job = stage.submit("begin(); value(1)", name="slow")
+    try:
+        until(lambda: "no host has enough nvidia.com/gpu free" in waits(job))
+        scaling = "pod triggered scale-up: [{pool 1->2 (max: 9)}]"
+        stage.tell(stage.pods()[0], "TriggeredScaleUp", scaling, type="Normal")
+        until(lambda: "the cluster is adding a host for it" in waits(job))
+        stage.cluster.release("^slow-")
+        until(lambda: f'pulling image "{IMAGE}"' in waits(job))
+    finally:
+        stage.cluster.finish_pulls(IMAGE)
+    assert job.result(LIMIT) == 1
 
 
 def test_watches_that_expire_are_begun_anew(stage):

@@ -129,39 +129,41 @@ class Reflector:
         self._client = client
         self._namespace = namespace
         self._pace = pace
-        self._watches: dict[Api, _Watch] = {}
+        self._watches: dict[tuple[Api, str], _Watch] = {}
 
     @property
     def watches(self) -> int:
-        """How many watches are open: one for each kind that somebody is subscribed to."""
+        """How many watches are open: one for each kind, and selector of fields, with a subscriber."""
         return len(self._watches)
 
-    async def subscribe(self, api: Api, wants: Wants, *, every: bool = False) -> AsyncGenerator[Change, None]:
+    async def subscribe(
+        self, api: Api, wants: Wants, *, every: bool = False, fields: str = ""
+    ) -> AsyncGenerator[Change, None]:
         """Yield the newest of each object that ``wants`` picks: first all there are, then every change.
 
         Changes of one object that come faster than they are taken are joined, unless ``every`` one is
-        wanted; one that is DELETED comes with what was last seen of it. Raises ``ClusterError`` when the
-        cluster won't even list them.
+        wanted; one that is DELETED comes with what was last seen of it. ``fields`` is a field selector.
+        Raises ``ClusterError`` when the cluster won't even list them.
         """
-        watch = self._watches.get(api)
+        key = api, fields
+        watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[api] = _Watch(self._client, Target(api, self._namespace), self._pace)
+            target = Target(api, self._namespace)
+            watch = self._watches[key] = _Watch(self._client, target, self._pace, fields)
         subscription = watch.join(wants, every=every)
         try:
             while True:
                 for change in await subscription.take():
                     yield change
         finally:
-            if watch.leave(subscription) and self._watches.get(api) is watch:
-                del self._watches[api]
+            if watch.leave(subscription) and self._watches.get(key) is watch:
+                del self._watches[key]
                 await watch.close()
 
 
-def _selectors(api: Api) -> dict[str, Any]:
-    """Return what of a kind is listed and watched: what carries our labels, where its makers copy them."""
-    if api == EVENTS:  # those that say why something doesn't start are warnings
-        return {"fields": "type=Warning"}
-    if api.plural == POD_GROUPS.plural:
+def _labels(api: Api) -> dict[str, Any]:
+    """Return the label selector of a kind whose objects carry our labels, as most makers copy them."""
+    if api == EVENTS or api.plural == POD_GROUPS.plural:
         return {}
     return {"labels": workloads.UID if api.group == KUEUE else OURS}
 
@@ -169,11 +171,11 @@ def _selectors(api: Api) -> dict[str, Any]:
 class _Watch:
     """All objects of one kind, and who wants to hear of them."""
 
-    def __init__(self, client: Client, target: Target, pace: Pace) -> None:
+    def __init__(self, client: Client, target: Target, pace: Pace, fields: str) -> None:
         self._client = client
         self._target = target
         self._pace = pace
-        self._selectors = _selectors(target.api)
+        self._selectors = {**_labels(target.api), **({"fields": fields} if fields else {})}
         self._known: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first

@@ -130,7 +130,8 @@ class Follower:
         """Report everything from the job's beginning until it has ended. Raises ``ClusterError``."""
         self._cache.claim(self._info)
         # Begun in their tasks: who needs only what is cached may leave before any of these runs.
-        watches = [self._follow_object, self._follow_pods, self._follow_warnings]
+        watches = [self._follow_object, self._follow_pods]
+        watches += [partial(self._follow_events, fields) for fields in waiting.TELLING]
         if self._controller is not None:
             watches.append(Hosts(self._session, self._info.address, lambda: self._state).heed)
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
@@ -330,18 +331,19 @@ class Follower:
             self._logs[uid] = asyncio.ensure_future(self._guarded(partial(self._follow_log, pod, node)))
         return facts
 
-    async def _follow_warnings(self) -> None:
+    async def _follow_events(self, fields: str) -> None:
         # Without permission to read events one learns less about why something waits, but all the rest.
         with suppress(ClusterError):
-            async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours)) as changes:
+            async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours, fields=fields)) as changes:
                 async for change in changes:
                     if change.object and change.type != DELETED:
                         await self._queue.put(self._troubles.read(change.object))
 
     def _changes(
-        self, api: Api, wants: Callable[[Object], bool], *, every: bool = False
+        self, api: Api, wants: Callable[[Object], bool], *, every: bool = False, fields: str = ""
     ) -> AsyncGenerator[Change, None]:
-        return self._session.reflector(self._scope.namespace).subscribe(api, wants, every=every)
+        reflector = self._session.reflector(self._scope.namespace)
+        return reflector.subscribe(api, wants, every=every, fields=fields)
 
     def _is_attempt(self, obj: Object) -> bool:
         if obj["metadata"]["uid"] == self._first["metadata"]["uid"]:

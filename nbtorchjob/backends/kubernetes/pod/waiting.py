@@ -125,6 +125,11 @@ def _allowed(message: str, forbidden: Mapping[str, str]) -> str:
     return "set --run-as UID to a user other than root that can read the image's files"
 
 
+# Selectors of the events that say why a pod waits: all warnings, and two kinds of normal events. A selector
+# has no "or", and the other reasons of normal events can't be listed, so each of these is a watch of its own.
+TELLING = ("type=Warning", "type=Normal,reason=Pulling", "type=Normal,reason=TriggeredScaleUp")
+
+
 def facts(
     event: Object,
     node_of: Callable[[str], int | None],
@@ -142,7 +147,9 @@ def facts(
     else:
         name, uid = str(about.get("name")), str(about.get("uid") or "")
         node = node_of(name)
-        found = _of_pod(reason, message, pod_of(name)) if node is not None else None
+        # A second pull follows a failed one, whose reason stands until the image is there.
+        again = reason == "Pulling" and int(event.get("count") or 1) > 1
+        found = None if node is None or again else _of_pod(reason, message, pod_of(name))
     if found is None:
         return []
     stage, word, text = found

@@ -47,9 +47,9 @@ async def take(changes, count):
     return found
 
 
-async def hear(reflector, count, api=PODS, wants=everything):
+async def hear(reflector, count, api=PODS, wants=everything, fields=""):
     """Subscribe, give the first changes, and leave."""
-    async with aclosing(reflector.subscribe(api, wants)) as changes:
+    async with aclosing(reflector.subscribe(api, wants, fields=fields)) as changes:
         return await take(changes, count)
 
 
@@ -74,13 +74,13 @@ async def test_first_comes_all_there_is_then_each_change(server, client):
 
 
 @scripted
-async def test_only_our_own_objects_are_asked_for_and_of_events_the_warnings(server, client):
+async def test_only_our_own_objects_are_requested_and_the_selected_events(server, client):
     server.on(PATH, listing(), watching(bookmark("11")))
     server.on("/api/v1/namespaces/ns/events", listing(), watching(bookmark("11")))
     reflector = Reflector(client, "ns", Pace(watch=60))
 
     await hear(reflector, 1)
-    await hear(reflector, 1, EVENTS)
+    await hear(reflector, 1, EVENTS, fields="type=Warning")
 
     pods, events = server.asked[0].query, server.asked[-1].query
     assert pods["labelSelector"] == "app.kubernetes.io/managed-by=nbtorchjob"

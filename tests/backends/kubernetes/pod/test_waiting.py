@@ -125,6 +125,10 @@ def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause
     assert bool(found.hint) == (cause is not Cause.WAIT)
 
 
+def test_a_pull_that_is_tried_again_leaves_the_failure_of_the_first():
+    assert read("Pulling", 'Pulling image "x"', count=2, lastTimestamp="1970-01-01T00:00:09Z") == []
+
+
 def test_what_a_pod_asks_for_is_told_where_the_pod_is_known():
     pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}, {"name": "istio"}]}}
     short = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.")
