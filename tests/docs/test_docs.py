@@ -191,3 +191,36 @@ def test_every_command_of_jupyterlab_is_in_the_docs():
     text = (ROOT / "docs" / "jupyterlab.md").read_text()
 
     assert [name for name in ids if name != "nbtorchjob:plugin" and f"`{name}`" not in text] == []
+
+
+PLACES = [ROOT / "ARCHITECTURE.md", *sorted(ROOT.glob("docs/how-*.md")), ROOT / "docs" / "decisions.md"]
+A_PATH = re.compile(r"`([\w/]+(?:\.py|/))`")
+
+
+@pytest.mark.parametrize("paper", [*PLACES, ROOT / "docs" / "glossary.md"], ids=lambda paper: paper.name)
+def test_every_module_that_a_page_names_exists(paper):
+    package = [
+        *ROOT.glob("nbtorchjob/**/"),
+        *ROOT.glob("nbtorchjob/**/*.py"),
+        *ROOT.glob("labextension/*.py"),
+    ]
+    top = [path for path in ROOT.iterdir() if path.is_dir()]
+    there = ["/" + path.as_posix() + "/" * path.is_dir() for path in [*package, *top, *ROOT.glob("docs/*/")]]
+    named = A_PATH.findall(paper.read_text())
+
+    assert named
+    assert [path for path in named if not any(known.endswith("/" + path) for known in there)] == []
+
+
+def test_every_package_has_its_line_in_the_architecture():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    modules = {path.name + "/" * path.is_dir() for path in (ROOT / "nbtorchjob").iterdir()}
+    ours = {name for name in modules if not name.startswith("_") and re.search(r"\.py$|/$", name)} - {
+        "labextension/"
+    }
+
+    assert [name for name in sorted(ours) if f"`{name}`" not in text] == []
+
+
+def test_the_architecture_is_read_in_one_sitting():
+    assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= 1500
