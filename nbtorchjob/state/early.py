@@ -26,8 +26,8 @@ from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.job import JobState, Phase
-from nbtorchjob.state.progress import REPORT, as_float, latest, unit_of
-from nbtorchjob.state.series import Point, Series
+from nbtorchjob.state.progress import REPORT, latest, unit_of
+from nbtorchjob.state.series import Point, Series, as_float
 from nbtorchjob.text import words
 
 # How far a run was at a report: so many epochs, say, and how many reports since the first of that epoch.

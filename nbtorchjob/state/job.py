@@ -87,6 +87,11 @@ class JobState(Known):
         gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
         return stop.round == self.round and not gone_on
 
+    @cached_property
+    def counted_from_zero(self) -> frozenset[str]:
+        """What its ranks count from 0: who has reported step 0 has done one step."""
+        return frozenset[str]().union(*(series.from_zero for series in self.series.values()))
+
     def elapsed(self, now: float) -> float:
         """Seconds since submission, or from submission to the end."""
         return max(0.0, (self.ended if self.ended is not None else now) - self.info.created)

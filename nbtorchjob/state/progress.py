@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state.job import JobState, Phase
-from nbtorchjob.state.series import Point, Series
+from nbtorchjob.state.series import UNITS, Point, Series, as_float
 
 REPORT = "report"  # what is counted where neither steps nor epochs are
 PERCENT = "percent"  # what an operator counts that is told how far its job is
@@ -112,19 +111,15 @@ def still(state: JobState, now: float) -> Stillness | None:
 
 def done(series: Series, unit: str, state: JobState) -> float | None:
     """Return how many steps, say, a rank has done: who counts from 0 has done one more than it reported."""
-    counted = counts(series.points, unit)
+    counted = counts(series.points[-1:], unit) or counts(series.points, unit)
     if not counted:
         return None
-    return counted[-1][1] + (unit != REPORT and _from_zero(unit, state))
+    return counted[-1][1] + (unit in state.counted_from_zero)
 
 
 def unit_of(series: Series) -> str:
     """Return what counts a rank's progress most finely: steps may begin anew with each epoch."""
-    for unit in ("step", "epoch"):
-        counted = [many for _, many in counts(series.points, unit)]
-        if counted and all(a <= b for a, b in pairwise(counted)):
-            return unit
-    return REPORT
+    return next((unit for unit in UNITS if unit in series.ascending), REPORT)
 
 
 def counts(points: Sequence[Point], unit: str) -> list[tuple[float, float]]:
@@ -145,14 +140,6 @@ def pace(counts: Sequence[tuple[float, float]]) -> float | None:
 def latest(series: Series) -> dict[str, float]:
     """Return the newest value of each metric, in the order in which they first came."""
     return {name: as_float(value) for name, value in series.newest.items()}
-
-
-def as_float(value: float) -> float:
-    """Return a metric's value, infinite where a Python int is bigger than any float."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _progress(series: Series, state: JobState) -> Progress | None:
@@ -184,8 +171,3 @@ def _of_operator(state: JobState) -> Progress | None:
 def _total(unit: str, values: dict[str, float]) -> float | None:
     total = next((values[name] for name in TOTALS[unit] if name in values), math.nan)
     return total if unit in values and math.isfinite(values[unit]) and 0 < total < math.inf else None
-
-
-def _from_zero(unit: str, state: JobState) -> bool:
-    firsts = (points for each in state.series.values() for _, points in each.stretches[:1])
-    return any(counted[0][1] == 0 for points in firsts if (counted := counts(points, unit)))

@@ -5,10 +5,12 @@ What a node uses, thinned as reports are: a day and a minute take the same room.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -19,6 +21,15 @@ MAX_POINTS = 512
 # Of rounds before the newest: enough for the curve that they left.
 _EARLIER_POINTS = 64
 _EARLIER = 8
+UNITS = ("step", "epoch")  # what counts a rank's progress, the finer first
+
+
+def as_float(value: float) -> float:
+    """Return a metric's value, infinite where a Python int is bigger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 class Point(FrozenDataclass):
@@ -60,6 +71,23 @@ class Series(FrozenDataclass):
         for point in self.points:
             values.update(point.metrics)
         return values
+
+    @cached_property
+    def ascending(self) -> frozenset[str]:
+        """Which of :data:`UNITS` its newest round counts, and never counts back."""
+        counted = {
+            unit: [as_float(p.metrics[unit]) for p in self.points if unit in p.metrics] for unit in UNITS
+        }
+        return frozenset(
+            unit for unit, many in counted.items() if many and all(a <= b for a, b in pairwise(many))
+        )
+
+    @cached_property
+    def from_zero(self) -> frozenset[str]:
+        """Which of :data:`UNITS` the first of its rounds counts from 0."""
+        first = self.stretches[0].points if self.points else ()
+        counted = {unit: next((p.metrics[unit] for p in first if unit in p.metrics), None) for unit in UNITS}
+        return frozenset(unit for unit, many in counted.items() if many == 0)
 
     def add(self, round: int, point: Point) -> Series:
         """Take in one report."""

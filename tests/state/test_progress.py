@@ -1,6 +1,7 @@
 """How far a job is, and since when it has been still."""
 
 import math
+import sys
 from functools import reduce
 
 import pytest
@@ -163,3 +164,19 @@ def test_metrics_that_only_an_operator_was_told_stand_for_reports():
 
     assert [point.metrics["loss"] for point in job(*told).spoken.points] == [2.0, 1.0]
     assert latest(job(*told, *steps(1)).spoken) == {"step": 1.0, "steps": 10.0}
+
+
+def calls(world):
+    """Return how many functions are called to see how far a job is."""
+    state = job(*(fact for rank in range(world) for fact in steps(1, 2, 3, rank=rank)), world=world)
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(event == "call"))
+    try:
+        progress(state)
+    finally:
+        sys.setprofile(None)
+    return sum(seen)
+
+
+def test_how_far_a_job_is_takes_time_in_proportion_to_its_ranks():
+    assert calls(64) < 1.5 * 8 * calls(8)
