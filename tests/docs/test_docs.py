@@ -224,3 +224,11 @@ def test_every_package_has_its_line_in_the_architecture():
 
 def test_the_architecture_is_read_in_one_sitting():
     assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= 1500
+
+
+def test_the_glossary_is_short_and_defines_each_word_once():
+    words = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    defined = [word for word in words if word not in ("word", "---")]
+
+    assert 0 < len(defined) <= 60
+    assert len(set(defined)) == len(defined)
