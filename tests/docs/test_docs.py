@@ -232,3 +232,7 @@ def test_the_glossary_is_short_and_defines_each_word_once():
 
     assert 0 < len(defined) <= 60
     assert len(set(defined)) == len(defined)
+
+
+def test_the_readme_is_read_in_a_minute():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
