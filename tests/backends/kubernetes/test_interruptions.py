@@ -99,6 +99,30 @@ def test_a_suspension_is_no_preemption(stage, kind):
     assert spent(job.state) == [0, 0]
 
 
+LEAVES = """
+def leave(*_):
+    time.sleep(0.3)
+    log("; left")
+    os._exit(exits.CANCELLED)
+
+signal.signal(signal.SIGTERM, leave)
+begin()
+log("begun")
+sign("ready")
+wait("never")
+"""
+
+
+@kinds
+def test_what_a_rank_prints_as_it_is_suspended_is_kept_though_nobody_follows_it(stage, kind):
+    job = stage.submit(LEAVES, kind=kind)
+    until(lambda: (stage.signs / "ready").exists())
+    job.suspend()
+
+    until(lambda: not stage.pods())
+    assert job.logs(0) == "begun; left"
+
+
 def two_end(stage, *, peer_last, again):
     """Return the pod patch of two nodes of which one fails, and its peer with it (``parts/peers.py``)."""
     flags = {"PEER_LAST": str(int(peer_last)), "AGAIN": str(int(again))}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,10 +18,21 @@ from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
 from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import Pod
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.logs.decode import life
+from nbtorchjob.backends.kubernetes.logs.lines import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
+from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import shared, stores
-from nbtorchjob.errors import ApiError, DamagedError, NBTorchJobError, SpecError, ValueLostError
+from nbtorchjob.errors import (
+    ApiError,
+    ClusterError,
+    DamagedError,
+    NBTorchJobError,
+    NotFoundError,
+    SpecError,
+    ValueLostError,
+)
 from nbtorchjob.state import JobState
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE, Sent
@@ -29,17 +41,58 @@ from nbtorchjob.text.hints import hint
 
 async def save_logs(job: JobRef) -> None:
     """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
-    cache = job.cache
+    async with _saving(job):
+        pass
+
+
+@asynccontextmanager
+async def _saving(job: JobRef) -> AsyncGenerator[list[_Log]]:
+    """Cache the logs of the job's pods, and yield them for as long as nobody else here may write the cache.
+
+    Yields none where somebody here follows the job anyway.
+    """
+    cache, logs = job.cache, list[_Log]()
     if not cache.claim(await job.whole_info()):
+        yield logs
         return
     try:
         for node, pod in await job.pods():
-            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-            container = job.kind.container
-            async for lines in follow.read_all(job.session.client, job.scope.namespace, name, container):
-                cache.add(Pod(node, uid), lines)
+            log = _Log(job, node, pod, cache)
+            await log.save()
+            logs.append(log)
+        yield logs
     finally:
         cache.release()
+
+
+class _Log:
+    """The log of one of the job's pods, on its way into the cache."""
+
+    def __init__(self, job: JobRef, node: int, pod: Object, cache: JobCache) -> None:
+        self._job, self._cache, self._seen = job, cache, Seen()
+        self._name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        self._pod = Pod(node, uid)
+        self._place = job.session.client, job.scope.namespace, self._name, job.kind.container
+        self.grace_s = float((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 0)
+
+    async def save(self) -> None:
+        """Cache what there is."""
+        async for lines in follow.read_all(*self._place, seen=self._seen):
+            self._cache.add(self._pod, lines)
+
+    async def save_rest(self) -> None:
+        """Cache what comes until the pod has ended or is gone, or its log can't be had any more."""
+        with suppress(ClusterError):
+            async with aclosing(follow.follow(*self._place, ended=self._life, seen=self._seen)) as batches:
+                async for lines in batches:
+                    self._cache.add(self._pod, lines)
+
+    async def _life(self) -> follow.Life:
+        pod = None
+        with suppress(NotFoundError):
+            pod = await self._job.session.client.get(Target(PODS, self._job.scope.namespace, self._name))
+        same = pod is not None and pod["metadata"]["uid"] == self._pod.uid
+        return life(pod if same else None, self._job.kind.container)
 
 
 async def bring_home(job: JobRef, *, whole: bool) -> None:
@@ -124,10 +177,22 @@ def _halted(job: JobRef, said: JobState) -> bool:
 
 
 async def suspend(job: JobRef) -> None:
-    """Take the job's pods away. Raises ``SpecError`` for one that has ended."""
+    """Take the job's pods away; cache what they print until they are gone, unless somebody follows the job.
+
+    Raises ``SpecError`` for a job that has ended.
+    """
     await _check_alive(job, "suspend")
-    await save_logs(job)
-    await _set(job, suspended=True)
+    async with _saving(job) as logs:
+        await _set(job, suspended=True)
+        within = _PODS_GONE_S + max((log.grace_s for log in logs), default=0.0)
+        rest = [asyncio.ensure_future(log.save_rest()) for log in logs]
+        try:
+            if rest:
+                await asyncio.wait(rest, timeout=within)
+        finally:
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def resume(job: JobRef) -> None:

@@ -48,14 +48,16 @@ async def follow(
     ended: Callable[[], Awaitable[Life]],
     silence: float = SILENCE_SECONDS,
     tries: int = LAST_TRIES,
+    seen: Seen | None = None,
 ) -> AsyncGenerator[Lines, None]:
     """Yield the lines of a container and, after a restart in place, of the next one, until ``ended`` says so.
 
     Those of one read from the network at a time; while it isn't taken, no more is read. Waits for a pod that
     hasn't started yet. ``ended`` is asked before every request, and must know the pod by its uid: another
-    one may get its name. Raises ``ClusterError`` where the log may not be read, or the last of it can't.
+    one may get its name. ``seen`` are lines of an earlier call that aren't given again. Raises
+    ``ClusterError`` where the log may not be read, or the last of it can't.
     """
-    log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence)
+    log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or Seen())
     pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
     while not (life := await ended()).gone:
         heard = False
@@ -83,25 +85,31 @@ async def follow(
 
 
 def read_all(
-    client: Client, namespace: str, pod: str, container: str, *, restarts: int = 0
+    client: Client,
+    namespace: str,
+    pod: str,
+    container: str,
+    *,
+    restarts: int = 0,
+    seen: Seen | None = None,
 ) -> AsyncGenerator[Lines, None]:
     """Return the whole log of a container that has ended, and of the one before where it was restarted."""
 
     async def over() -> Life:
         return Life(restarts, ended=True)
 
-    return follow(client, namespace, pod, container, ended=over)
+    return follow(client, namespace, pod, container, ended=over, seen=seen)
 
 
 class _Log:
     """One container's log, of which no line is given twice."""
 
-    def __init__(self, client: Client, target: Target, container: str, silence: float) -> None:
+    def __init__(self, client: Client, target: Target, container: str, silence: float, seen: Seen) -> None:
         self._client = client
         self._target = target
         self._silence = silence
         self._query = {"container": container, "timestamps": "true"}
-        self._seen = Seen()
+        self._seen = seen
         self._blanks = 0  # batches with empty lines that were really empty
 
     async def before(self) -> AsyncGenerator[Lines, None]:
