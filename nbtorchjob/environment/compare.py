@@ -48,7 +48,7 @@ class Comparison(FrozenDataclass):
 
         A torch of another version isn't among them: the node says that.
         """
-        lacks = [_version(row.need) for row in self._of(LACKS)]
+        lacks = [f"{row.need.distribution} {row.need.version}" for row in self._of(LACKS)]
         has = self._platform() + [
             f"{row.need.distribution} {row.there} (here {row.need.version})"
             for row in self._of(DIFFERS)
@@ -202,7 +202,3 @@ def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
     if version == need.version:
         return Row(need, version, SAME)
     return Row(need, version, COMPATIBLE if compatible(version, need.version) else DIFFERS)
-
-
-def _version(need: Need) -> str:
-    return f"{need.distribution} {need.version}"

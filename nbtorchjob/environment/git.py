@@ -80,7 +80,7 @@ class Looker:
 
     def look(self, folder: Path, tell: Callable[[Checkout], object]) -> None:
         """Have ``tell`` told what is found, soon; not at all where there is nothing to be found."""
-        if folder in self._slow or not _is_checkout(folder):
+        if folder in self._slow or _root(folder) is None:
             return
         with self._lock:
             self._waiting.setdefault(folder, []).append(tell)
@@ -112,10 +112,6 @@ class Looker:
 
 
 looker = Looker()  # of this process
-
-
-def _is_checkout(folder: Path) -> bool:
-    return _root(folder) is not None
 
 
 def _root(folder: Path) -> Path | None:

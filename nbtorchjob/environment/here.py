@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -262,7 +262,11 @@ def reference(told: str) -> tuple[str, str]:
             vcs = found["vcs_info"]
             whole = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" + (f"#{below}" if below else "")
         else:
-            parts = [below, _hash(found.get("archive_info") or {})]
+            archive = found.get("archive_info") or {}
+            text = archive.get("hash") or next(
+                (f"{k}={v}" for k, v in (archive.get("hashes") or {}).items()), ""
+            )
+            parts = [below, text if _HASH.fullmatch(text) else ""]
             whole = url + ("#" + "&".join(filter(None, parts)) if any(parts) else "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "", "installed from somewhere that can't be told"
@@ -277,8 +281,3 @@ def _without_secrets(url: str) -> str:
     user, at, host = parts.netloc.rpartition("@")
     keeps = at and parts.scheme == "ssh" and ":" not in user
     return url if not at or keeps else urlunsplit(parts._replace(netloc=host))
-
-
-def _hash(archive: Mapping[str, Any]) -> str:
-    text = archive.get("hash") or next((f"{k}={v}" for k, v in (archive.get("hashes") or {}).items()), "")
-    return text if _HASH.fullmatch(text) else ""

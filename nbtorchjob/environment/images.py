@@ -49,7 +49,10 @@ def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Write down what a node of that image told, by the image's digest."""
     known = Contents(asked.image, digest or asked.image, fact.time, of(fact))
     with suppress(OSError, NBTorchJobError):  # a full disk: the next job tells it again
-        _expire()
+        # Forget images that no job has run for a long time.
+        for path in _folder().iterdir():
+            if time.time() - path.stat().st_mtime > _FORGET_S:
+                path.unlink(missing_ok=True)  # another kernel is as tidy
         _write(_contents(known.digest, asked), asdict(known))
         _write(_reference(asked), {"digest": known.digest})
 
@@ -88,13 +91,6 @@ def _hashed(*texts: str) -> str:
 
 def _folder() -> Path:
     return own(state_dir() / "images")
-
-
-def _expire() -> None:
-    """Forget images that no job has run for a long time."""
-    for path in _folder().iterdir():
-        if time.time() - path.stat().st_mtime > _FORGET_S:
-            path.unlink(missing_ok=True)  # another kernel is as tidy
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -33,19 +33,15 @@ def made(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
             return kept[_DIGEST:]
     data = make()
     with suppress(OSError):
-        _keep(path, data)
+        new = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
+        try:
+            new.write_bytes(hashlib.sha256(data).digest() + data)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+        for old in sorted(path.parent.iterdir(), key=lambda each: -each.stat().st_mtime)[_MOST:]:
+            old.unlink(missing_ok=True)
     return data
-
-
-def _keep(path: Path, data: bytes) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
-    try:
-        new.write_bytes(hashlib.sha256(data).digest() + data)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-    for old in sorted(path.parent.iterdir(), key=lambda each: -each.stat().st_mtime)[_MOST:]:
-        old.unlink(missing_ok=True)
 
 
 _COMPILED, _TEMPORARY = "compiled", "tmp"

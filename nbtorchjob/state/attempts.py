@@ -358,19 +358,6 @@ def _by_itself(life: Life) -> bool:
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:
     """Return what is known of one attempt alone; of what bears no number or round the newest has all."""
     numbered = known.info.retry_owner == US
-    return replace(
-        known,
-        nodes=_nodes(part, numbered=numbered),
-        errors=tuple(e for e in known.errors if known.base(e.round) in part.rounds),
-        exits=tuple(e for e in known.exits if known.base(e.round) in part.rounds),
-        agents=_agents(known, part),
-        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
-        waits=known.waits if newest else (),
-        lost=known.lost if newest else None,
-    )
-
-
-def _nodes(part: Part, *, numbered: bool) -> dict[int, Node]:
     nodes: dict[int, Node] = {}
     for unit in part.units:
         at = unit.node.index
@@ -379,7 +366,16 @@ def _nodes(part: Part, *, numbered: bool) -> dict[int, Node]:
         workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
-    return nodes
+    return replace(
+        known,
+        nodes=nodes,
+        errors=tuple(e for e in known.errors if known.base(e.round) in part.rounds),
+        exits=tuple(e for e in known.exits if known.base(e.round) in part.rounds),
+        agents=_agents(known, part),
+        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
+        waits=known.waits if newest else (),
+        lost=known.lost if newest else None,
+    )
 
 
 def _agents(known: Known, part: Part) -> tuple[ev.NodeFailed, ...]:

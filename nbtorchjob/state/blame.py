@@ -97,7 +97,7 @@ def culprit(known: Known) -> Failure | None:
     return (
         _first_told([*_told(known, ends, quiet)], known)
         or _agent(known)
-        or _lost(known)
+        or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
         or (quiet and quiet.found)
         or _stuck(known)
     )
@@ -250,7 +250,3 @@ def _agent(known: Known) -> Failure | None:
     event = known.agents[0]
     reason = failure.of_agent_error(event.code, event.error)
     return Failure(reason, event.time, node=event.node, error=event.error)
-
-
-def _lost(known: Known) -> Failure | None:
-    return None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time)

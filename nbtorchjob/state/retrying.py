@@ -62,14 +62,9 @@ def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: floa
     counts = {each.budget: each for each in spent(retry, attempts)}
     if budget is None or sum(attempt.budget is budget for attempt in attempts) > _limits(retry)[budget]:
         return None
-    return Next(tries + 1, ended + retry.delay(tries), budget, retry.on_demand_last and _last(counts))
-
-
-def _last(counts: dict[Budget, Spent]) -> bool:
-    """Whether the attempt to come is the last of a budget that had some."""
-    return any(each.used >= each.limit for each in counts.values() if 0 < each.limit < math.inf) or (
-        counts[Budget.PREEMPTIONS].limit == 0
-    )
+    used_up = any(spent.used >= spent.limit for spent in counts.values() if 0 < spent.limit < math.inf)
+    last = used_up or counts[Budget.PREEMPTIONS].limit == 0
+    return Next(tries + 1, ended + retry.delay(tries), budget, retry.on_demand_last and last)
 
 
 def first_on_demand(retry: Retry | None) -> bool:

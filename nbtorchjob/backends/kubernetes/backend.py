@@ -459,18 +459,14 @@ async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) ->
             await asyncio.gather(*tasks, return_exceptions=True)
             # The last ones first: else each one's end would have the next one start.
             for made in sorted(sent, key=lambda info: info.number, reverse=True):
-                await _taken_back(made)
+                try:
+                    await _delete(made.address)
+                except ClusterError as exc:
+                    # What is raised says why there is no group; this is only what was left of it.
+                    said = hint("delete", made.name)
+                    _log.warning("%s is left on the cluster (%s): delete it, %s", made.name, exc, said)
             raise
     return sorted(sent, key=lambda info: info.number)
-
-
-async def _taken_back(made: JobInfo) -> None:
-    try:
-        await _delete(made.address)
-    except ClusterError as exc:
-        # What is raised says why there is no group; this is only what was left of it.
-        said = hint("delete", made.name)
-        _log.warning("%s is left on the cluster (%s): delete it, %s", made.name, exc, said)
 
 
 def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:

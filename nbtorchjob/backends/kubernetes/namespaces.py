@@ -92,11 +92,7 @@ def remember(scope: Scope) -> None:
     partial = _file().with_suffix(".partial")
     partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
     partial.replace(_file())
-    _expire()
-
-
-def _expire() -> None:
-    """Forget jobs that nobody here has followed for a long time."""
+    # Forget jobs that nobody here has followed for a long time.
     for path in _root().glob("*/*.*"):
         with suppress(OSError):  # another kernel is as tidy
             if path.is_dir() and time.time() - path.stat().st_mtime > _FORGET_S:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.state import Attempt, Budget, Failure, JobState, Next, Node, Phase
+from nbtorchjob.state import Attempt, Budget, JobState, Next, Node, Phase
 from nbtorchjob.state.events import WorkersStarted
 from nbtorchjob.state.text import facts, labs, lifetime
 from nbtorchjob.state.text.tracebacks import frames_text, summarised
@@ -117,19 +117,15 @@ def exhausted(state: JobState) -> str:
     if state.missed is not None:
         return f"attempt {state.missed.number} would start after the deadline, so it isn't retried"
     if last.budget is None:
-        return _final(failed)
+        if failed.error is None or failed.rank is None:
+            return ""
+        what = line(failed.error.type.rpartition(".")[2], 80)
+        return f"not retried: {what} isn't a RecoverableError or named by --retry-on"
     spent = next(each for each in state.budgets if each.budget is last.budget)
     if spent.used < spent.limit:
         return ""
     what = "retries" if spent.budget is Budget.FAILURES else "preemptions"
     return f"no {what} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{what} is 0"
-
-
-def _final(failed: Failure) -> str:
-    if failed.error is None or failed.rank is None:
-        return ""
-    what = line(failed.error.type.rpartition(".")[2], 80)
-    return f"not retried: {what} isn't a RecoverableError or named by --retry-on"
 
 
 def past(state: JobState) -> list[str]:

@@ -16,7 +16,6 @@ from nbtorchjob.state.events import (
     RankExited,
     RankFailed,
     RankStops,
-    Waiting,
 )
 from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.hanging import hang, missed
@@ -243,7 +242,12 @@ def condition(node: Node, state: JobState) -> str:
         if state.phase.terminal:
             return "was running"
         return "forming the next round" if state.reforming else "ending" if state.next else "running"
-    return _starting(node, state)
+    if node.started is None:
+        return "starting"
+    if lifetime.installing(node, state):
+        return "installing packages"
+    up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
+    return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
 
 
 def _told_end(exit_: NodeExited, state: JobState) -> Reason:
@@ -254,31 +258,20 @@ def _told_end(exit_: NodeExited, state: JobState) -> Reason:
     return causes.of_end(exit_)
 
 
-def _starting(node: Node, state: JobState) -> str:
-    if node.started is None:
-        return "starting"
-    if lifetime.installing(node, state):
-        return "installing packages"
-    up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
-    return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
-
-
 def waiting(state: JobState) -> list[str]:
     """Explain why nodes don't run, and what to do about it; those that wait for the same, together."""
     groups: dict[tuple[str, str], list[int]] = {}
     queued = lifetime.waits(state)
     for wait in state.waiting:
         hint = causes.of_waiting(wait).hint
-        groups.setdefault((_wait(wait, state), hint), []).append(-1 if wait.node is None else wait.node)
+        text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
+        before = _before(state.nodes[wait.node]) if wait.node is not None else ""
+        groups.setdefault((f"{text} ({before})" if before else text, hint), []).append(
+            -1 if wait.node is None else wait.node
+        )
     lines = [_told(nodes, *told) for told, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
     return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
-
-
-def _wait(wait: Waiting, state: JobState) -> str:
-    text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
-    before = _before(state.nodes[wait.node]) if wait.node is not None else ""
-    return f"{text} ({before})" if before else text
 
 
 def _before(node: Node) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
-from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample
 from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
@@ -130,24 +130,17 @@ def blocks(found: Mapping[int, tuple[RankSample, float]], sources: Sources) -> I
     """Yield the lines of each block of ranks that are at one place in the same calls."""
     alike: dict[object, list[int]] = {}
     for rank, (sample, _) in found.items():
-        alike.setdefault(_key(sample), []).append(rank)
+        # Ranks with the same key share a block.
+        groups = tuple(
+            (group.name, group.ranks, *(replace(call, since=0.0) for call in _told(group)))
+            for group in sample.groups
+        )
+        alike.setdefault((sample.state, sample.threads, groups, sample.note), []).append(rank)
     shown = [*alike.values()][:_MOST_BLOCKS]
     for mine in shown:
         yield [*_block(mine, found, sources)]
     if len(alike) > len(shown):
         yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
-
-
-def _key(sample: RankSample) -> object:
-    """Return what ranks have in common that are shown together."""
-    groups = tuple(
-        (group.name, group.ranks, *(_bare(call) for call in _told(group))) for group in sample.groups
-    )
-    return sample.state, sample.threads, groups, sample.note
-
-
-def _bare(call: Collective) -> Collective:
-    return replace(call, since=0.0)
 
 
 def _told(group: Group) -> list[Collective]:
@@ -167,7 +160,16 @@ def _block(
             yield f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
     for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
         yield from [f"  thread {line(thread.name, 60)}:"] if number else []
-        yield from _frames(thread, sources)
+        folded: list[Frame] = []
+        for frame in thread.frames:
+            if library(frame, sources):
+                folded.append(frame)
+                continue
+            yield from _folded(folded)
+            folded = []
+            inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
+            yield line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE)
+        yield from _folded(folded)
 
 
 def _call(call: Collective, group: Group) -> str:
@@ -176,19 +178,6 @@ def _call(call: Collective, group: Group) -> str:
     name, *given = what(call).split(" ", 1)
     sizes = f", {given[0]}" if given else ""
     return f"{did} {name} #{call.seq} of {group_name(group, group.ranks)}{peer}{sizes}"
-
-
-def _frames(thread: Thread, sources: Sources) -> Iterator[str]:
-    folded: list[Frame] = []
-    for frame in thread.frames:
-        if library(frame, sources):
-            folded.append(frame)
-            continue
-        yield from _folded(folded)
-        folded = []
-        inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
-        yield line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE)
-    yield from _folded(folded)
 
 
 def _folded(frames: Sequence[Frame]) -> Iterator[str]:

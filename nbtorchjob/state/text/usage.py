@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from nbtorchjob.runtime.facts.usage import GpuUse
 from nbtorchjob.state import Failure, JobState, Phase
 from nbtorchjob.state.diagnosis.standing import DATA, standing
-from nbtorchjob.state.events import Used
 from nbtorchjob.state.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
@@ -193,12 +191,14 @@ def _row(node: int, use: Use) -> tuple[str, ...]:
     threads = [each.tasks for each in newest.uses]
     shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
     gpus = ", ".join(f"{_of(each.memory, each.limit)}" for each in newest.gpus[:8])
+    took = points[-1].time - points[0].time
+    spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
     cells = (
         str(node),
         _of(newest.memory, newest.limit),
         size(int(max(memory))),
         bars([each / newest.limit if newest.limit else 0.0 for each in memory]),
-        _busy(points, newest.cores),
+        f"{spent / took:.1f} of {_cores(newest.cores)}" if took > 0 and spent >= 0 else _cores(newest.cores),
         f"{sum(threads)} in {count(len(threads), 'rank')}",
         shm,
         gpus,
@@ -215,25 +215,15 @@ def _kinds(state: JobState) -> dict[str, list[int]]:
     """Return the nodes of each kind."""
     found: dict[str, list[int]] = {}
     for node, use in sorted(state.uses.items()):
-        found.setdefault(_kind(use.newest), []).append(node)
+        gpus = [f"{line(gpu.model, _MAX_CELL) or 'GPU'} of {size(gpu.limit)}" for gpu in use.newest.gpus]
+        cpu = (
+            f"{_cores(use.newest.cores)} of {line(use.newest.model, _MAX_CELL)}"
+            if use.newest.model
+            else _cores(use.newest.cores)
+        )
+        each = [f"{gpus.count(gpu)} {TIMES} {gpu}" for gpu in dict.fromkeys(gpus)]
+        found.setdefault(", ".join([cpu, size(use.newest.limit), *each]), []).append(node)
     return found
-
-
-def _kind(told: Used) -> str:
-    gpus = [_gpu(gpu) for gpu in told.gpus]
-    cpu = f"{_cores(told.cores)} of {line(told.model, _MAX_CELL)}" if told.model else _cores(told.cores)
-    each = [f"{gpus.count(gpu)} {TIMES} {gpu}" for gpu in dict.fromkeys(gpus)]
-    return ", ".join([cpu, size(told.limit), *each])
-
-
-def _gpu(told: GpuUse) -> str:
-    return f"{line(told.model, _MAX_CELL) or 'GPU'} of {size(told.limit)}"
-
-
-def _busy(points: Sequence[Point], cores: float) -> str:
-    took = points[-1].time - points[0].time
-    spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
-    return f"{spent / took:.1f} of {_cores(cores)}" if took > 0 and spent >= 0 else _cores(cores)
 
 
 def bars(parts: Sequence[float]) -> str:

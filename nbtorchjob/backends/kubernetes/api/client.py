@@ -111,19 +111,16 @@ class Client:
         doing = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([doing], timeout=_SILENT_S))[0]:
-                await self._look()
+                # A small question tells a slow server from one that is away.
+                request = Request("GET", "/version", whole=_SMALL_S)
+                async with self._connection.exchange(request) as answer:
+                    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                        target = Target(Api("", "", "version", ""))
+                        raise api_error("get", target, answer.status, await answer.read())
             return await doing
         finally:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
-
-    async def _look(self) -> None:
-        """Ask something small, which tells a slow server from one that is away."""
-        request = Request("GET", "/version", whole=_SMALL_S)
-        async with self._connection.exchange(request) as answer:
-            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                target = Target(Api("", "", "version", ""))
-                raise api_error("get", target, answer.status, await answer.read())
 
     async def get(self, target: Target) -> Object:
         """Return one object."""
@@ -284,7 +281,15 @@ class Client:
             except ClusterError as unanswered:
                 error = unanswered
             if doubt and isinstance(error, AlreadyExistsError) and request.body:
-                return await self._ours(target, request.body, error)
+                body = await self._body("get", target, Request("GET", target.path))
+                found = _object(_parsed(body), target.api)
+                for what in ("labels", "annotations"):
+                    if (
+                        not (request.body["metadata"].get(what) or {}).items()
+                        <= (found["metadata"].get(what) or {}).items()
+                    ):
+                        raise error
+                return body
             tried += 1
             pause = max(next(pauses), min(wait, _LONGEST_WAIT))
             over = tried == _TRIES or time.monotonic() + pause > until
@@ -302,14 +307,6 @@ class Client:
         if isinstance(error, ApiError):
             return error.server_error and "too large" not in error.said
         return isinstance(error, UnreachableError) and self.reached
-
-    async def _ours(self, target: Target, sent: Object, taken: AlreadyExistsError) -> bytes:
-        body = await self._body("get", target, Request("GET", target.path))
-        found = _object(_parsed(body), target.api)
-        for what in ("labels", "annotations"):
-            if not (sent["metadata"].get(what) or {}).items() <= (found["metadata"].get(what) or {}).items():
-                raise taken
-        return body
 
 
 @cache

@@ -143,27 +143,24 @@ async def log_in(context: str | None) -> Login:
     try:
         if not files:
             raise LookupError(f"no context {context!r}")
-        namespace = await _read_kubeconfig(config, files, context, settings)
+        with _complaints() as complaints:
+            loader = await config.load_kube_config(
+                os.pathsep.join(files),
+                context or _current_context(files),
+                client_configuration=settings,
+                persist_config=False,
+            )
+        if complaints and not settings.api_key and not settings.cert_file:
+            failure = _said(complaints[-1])
+            raise ClusterError(
+                f"the kubeconfig's login command failed: {failure}: run it by hand, or log in again"
+            )
+        namespace = loader.current_context["context"].get("namespace") or "default"
         return Login(client.ApiClient(settings), settings.host, namespace)
     except ClusterError:
         raise
     except Exception as error:  # the loader raises whatever a wrong file makes it stumble over
         raise _unusable(files, error) from error
-
-
-async def _read_kubeconfig(config: Any, files: list[str], context: str | None, settings: Any) -> str:
-    with _complaints() as complaints:
-        loader = await config.load_kube_config(
-            os.pathsep.join(files),
-            context or _current_context(files),
-            client_configuration=settings,
-            persist_config=False,
-        )
-    if complaints and not settings.api_key and not settings.cert_file:
-        raise ClusterError(
-            f"the kubeconfig's login command failed: {_said(complaints[-1])}: run it by hand, or log in again"
-        )
-    return loader.current_context["context"].get("namespace") or "default"
 
 
 def _said(complaint: str) -> str:

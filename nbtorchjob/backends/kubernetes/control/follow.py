@@ -165,13 +165,10 @@ class Follower:
             self._state = apply(self._state, event)
             self._cache.note(event)
         if isinstance(event, ev.EnvironmentTold):
-            self._learn(event)
+            asked = asked_images(self._info.asked)
+            if event.node < len(asked) and self._cache.ours:  # nobody else says what images have
+                images.learn(asked[event.node], self._state.image_of(event), event)
         return event
-
-    def _learn(self, event: ev.EnvironmentTold) -> None:
-        asked = asked_images(self._info.asked)
-        if event.node < len(asked) and self._cache.ours:  # nobody else says what images have
-            images.learn(asked[event.node], self._state.image_of(event), event)
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -329,7 +329,10 @@ class _Place:
                     lease = lease or Lease(here.client, self._scope.namespace, mine, self._who)
                     await self._tend(wanted=await self._may(lease))
                 except NBTorchJobError as exc:
-                    self._worry(str(exc))
+                    why = str(exc)
+                    if self.trouble != why:  # not each time
+                        LOG.warning("%s: %s", self._scope, why)
+                    self.trouble = why
                     await self._tend(wanted=False)
                     await asyncio.sleep(_AGAIN_S)
                 else:
@@ -370,8 +373,3 @@ class _Place:
             task.result()
         elif self._tender is not None and self._tender.listed:
             self.trouble = ""
-
-    def _worry(self, why: str) -> None:
-        if self.trouble != why:  # not each time
-            LOG.warning("%s: %s", self._scope, why)
-        self.trouble = why

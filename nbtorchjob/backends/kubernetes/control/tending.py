@@ -190,7 +190,13 @@ class Tender:
                 await asyncio.sleep(0)  # of thousands each takes a moment
             self._begin_due()
             soon = min((kept.due for kept in self._jobs.values() if kept.due is not None), default=None)
-            await _until(self._woken, soon if not self._unlisted else None)
+            # Wait until something changes, or a job is due.
+            when = soon if not self._unlisted else None
+            waits = None if when is None else max(0.0, when - time.time())
+            alarm = None if waits is None else asyncio.get_running_loop().call_later(waits, self._woken.set)
+            await self._woken.wait()
+            if alarm is not None:
+                alarm.cancel()
 
     def _due(self) -> Iterator[_Key]:
         now = time.time()
@@ -294,15 +300,6 @@ class Tender:
             newest = kept.attempts[-1:] or (job.object,)
             same = newest[0]["metadata"].get("resourceVersion") == version
             kept.closed = follower.state if same or follower.state.verdict is not None else None
-
-
-async def _until(woken: asyncio.Event, when: float | None) -> None:
-    """Wait until something has changed, or that time has come."""
-    waits = None if when is None else max(0.0, when - time.time())
-    alarm = None if waits is None else asyncio.get_running_loop().call_later(waits, woken.set)
-    await woken.wait()
-    if alarm is not None:
-        alarm.cancel()
 
 
 def _state(job: JobRef, kept: _Kept) -> JobState:

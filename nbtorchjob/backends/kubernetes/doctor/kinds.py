@@ -83,7 +83,12 @@ def each(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator
             yield _there(kind, minor, spec)
         else:
             wanted = spec.cluster.kind == kind.name or (needed and spec.cluster.kind is None)
-            yield _missing(kind, served, wanted=wanted)
+            others = fit.other_versions(kind, served)
+            seen = f"served only in {others}" if others else "not served"
+            operator = kind.operator or "Kubernetes itself"
+            text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
+            # Whoever doesn't need it shouldn't have to read how to install it.
+            yield Finding(not wanted, text, kind.install if wanted else "")
 
 
 def _there(kind: Kind, minor: int, spec: JobSpec) -> Finding:
@@ -96,15 +101,6 @@ def _there(kind: Kind, minor: int, spec: JobSpec) -> Finding:
     except SpecError as exc:
         return Finding(not asked, f"{text}, but it can't do this job: {exc}")
     return Finding(True, text)
-
-
-def _missing(kind: Kind, served: Served, *, wanted: bool) -> Finding:
-    others = fit.other_versions(kind, served)
-    seen = f"served only in {others}" if others else "not served"
-    operator = kind.operator or "Kubernetes itself"
-    text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
-    # Whoever doesn't need it shouldn't have to read how to install it.
-    return Finding(not wanted, text, kind.install if wanted else "")
 
 
 def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:

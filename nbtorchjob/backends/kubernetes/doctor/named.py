@@ -32,7 +32,7 @@ from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import Asked, Contents
+from nbtorchjob.environment.images import Asked
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
 from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.runtime import torch_versions
@@ -161,7 +161,16 @@ def _image_finding(asked: Asked, *, named: bool) -> Finding:
     known = images.known(asked)
     image = f"the image {asked.image}" if named or known is not None else "the image"
     if known is not None:
-        return _told(image, known)
+        there = known.environment
+        torch = there.distributions.get("torch")
+        has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
+        others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
+        ago = words.about(max(0.0, time.time() - known.told))
+        good = torch is not None and not torch_versions.too_old(torch)
+        needs = "" if good else f": a job needs torch {_TORCH} or later"
+        return Finding(
+            good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}"
+        )
     here = torch_version() or "none"
     text = (
         f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't started to "
@@ -169,17 +178,6 @@ def _image_finding(asked: Asked, *, named: bool) -> Finding:
         "torch ends at once with a line"
     )
     return Finding(True, text)
-
-
-def _told(image: str, known: Contents) -> Finding:
-    there = known.environment
-    torch = there.distributions.get("torch")
-    has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
-    others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
-    ago = words.about(max(0.0, time.time() - known.told))
-    good = torch is not None and not torch_versions.too_old(torch)
-    needs = "" if good else f": a job needs torch {_TORCH} or later"
-    return Finding(good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}")
 
 
 _TEXT = b"nbtorchjob doctor"

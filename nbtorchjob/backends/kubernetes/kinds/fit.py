@@ -90,24 +90,16 @@ def check(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> None:
         value = ask.value(spec)
         if value is not None and not _able(kind, ask.ability, minor):
             shape = Shape.VALUE if ask.otherwise else Shape.CONFLICT
-            raise SpecError(ask.field, value, _instead(kind, ask, minor), shape)
+            able = " or ".join(other.name for other in KINDS.values() if _able(other, ask.ability, minor))
+            needs = f" before Kubernetes 1.{kind.since[ask.ability]}" if ask.ability in kind.can else ""
+            raise SpecError(
+                ask.field,
+                value,
+                f"{ask.otherwise} for {kind.name}{needs}{ask.instead}; use --kind {able}".lstrip(),
+                shape,
+            )
     if _policy(spec).leave_before:
         raise SpecError("leave_before", _policy(spec).leave_before, _TOLD_AT_THE_END, Shape.CONFLICT)
-    _check_pods(kind, spec)
-    kind.check(spec)
-
-
-def _able(kind: Kind, ability: Ability, minor: int) -> bool:
-    return ability in kind.can and minor >= kind.since.get(ability, 0)
-
-
-def _instead(kind: Kind, ask: _Ask, minor: int) -> str:
-    able = " or ".join(other.name for other in KINDS.values() if _able(other, ask.ability, minor))
-    needs = f" before Kubernetes 1.{kind.since[ask.ability]}" if ask.ability in kind.can else ""
-    return f"{ask.otherwise} for {kind.name}{needs}{ask.instead}; use --kind {able}".lstrip()
-
-
-def _check_pods(kind: Kind, spec: JobSpec) -> None:
     for replica in replicas(spec):
         if kind.needs_image and not (replica.image or spec.cluster.image):
             raise SpecError("--image", None, _NEEDED_IMAGE, Shape.MISSING)
@@ -115,6 +107,11 @@ def _check_pods(kind: Kind, spec: JobSpec) -> None:
     for name in (*spec.env, *spec.secret_env):
         if name in RESERVED:
             raise SpecError("env", name, "another name: on a cluster this one says where the nodes meet")
+    kind.check(spec)
+
+
+def _able(kind: Kind, ability: Ability, minor: int) -> bool:
+    return ability in kind.can and minor >= kind.since.get(ability, 0)
 
 
 def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:

@@ -41,7 +41,9 @@ class Reader:
                 frame = self._parser.feed(line)
                 if frame is not None:
                     told += [(at, event) for event in self._of(stamp, frame)]
-                    if at == len(lines.logs) and not _looked(frame):
+                    if at == len(lines.logs) and not (
+                        isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
+                    ):
                         heard = [stamp]
         told += _chunks(lines)
         wrote = [ev.Wrote(_seconds(stamp)) for stamp in heard]
@@ -55,19 +57,16 @@ class Reader:
         elif isinstance(frame, frames.ValuePart):
             self._parts.add(frame)
         else:
-            yield from self._fact(frame)
-
-    def _fact(self, frame: frames.Fact) -> Iterator[ev.Event]:
-        event = ev.believed(frame.record)
-        if isinstance(event, ev.Sent) and event.ref.startswith(f"{LOG}#"):
-            data = self._parts.take(event)
-            if data is not None:
-                self._cache.put(event, data)
-        if isinstance(event, ev.WorkersStarted | ev.NodeFailed | ev.EnvironmentTold):
-            # Times of pods and of the API are too coarse to tell which of two pods it was.
-            event = replace(event, pod=self._pod.uid)
-        if event is not None:
-            yield event
+            event = ev.believed(frame.record)
+            if isinstance(event, ev.Sent) and event.ref.startswith(f"{LOG}#"):
+                data = self._parts.take(event)
+                if data is not None:
+                    self._cache.put(event, data)
+            if isinstance(event, ev.WorkersStarted | ev.NodeFailed | ev.EnvironmentTold):
+                # Times of pods and of the API are too coarse to tell which of two pods it was.
+                event = replace(event, pod=self._pod.uid)
+            if event is not None:
+                yield event
 
 
 def _chunks(lines: Lines) -> Iterator[tuple[int, ev.LogChunk]]:
@@ -113,10 +112,6 @@ def _times(ends: Sequence[int], stamps: Sequence[bytes]) -> tuple[tuple[int, flo
         at = max(at + 1, bisect_right(stamps, stamps[at][:_HUNDREDTHS] + _LAST, at))
         found.append((ends[at - 1], _seconds(stamps[at - 1])))
     return tuple(found)
-
-
-def _looked(frame: frames.Frame) -> bool:
-    return isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
 
 
 def _seconds(stamp: bytes) -> float:

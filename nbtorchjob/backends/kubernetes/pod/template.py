@@ -45,7 +45,12 @@ class Volume(NamedTuple):
 
 def payload(secrets: Sequence[str]) -> Volume:
     """Return the volume that holds all of the payload's Secrets in one folder."""
-    return _volume("payload", {"projected": {"sources": _sources(secrets)}}, PAYLOAD, readonly=True)
+    return _volume(
+        "payload",
+        {"projected": {"sources": [{"secret": {"name": name}} for name in secrets]}},
+        PAYLOAD,
+        readonly=True,
+    )
 
 
 def mounted(part: Any) -> list[str]:
@@ -75,10 +80,6 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
 def privileged(mounts: Iterable[Mount]) -> bool:
     """Return whether the container must be privileged: only then may it use a host's device."""
     return any(mount.type == "device" for mount in mounts)
-
-
-def _sources(secrets: Iterable[str]) -> list[dict[str, Any]]:
-    return [{"secret": {"name": name}} for name in secrets]
 
 
 def _source(mount: Mount) -> dict[str, Any]:
@@ -218,17 +219,15 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, value in {
             **home(sub.spec.cluster.user),
             **sub.spec.env,
-            **{name: _held(sub, name) for name in sub.spec.secret_env},
+            **{
+                name: {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": package.env_key(name)}}}
+                for name in sub.spec.secret_env
+            },
             **_OURS,
             **_told(sub),
             **env,
         }.items()
     ]
-
-
-def _held(sub: Submission, name: str) -> dict[str, Any]:
-    """Return where a variable's value is that is in no manifest: in the job's first Secret."""
-    return {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": package.env_key(name)}}}
 
 
 def _told(sub: Submission) -> dict[str, str]:

@@ -139,7 +139,8 @@ class Submitter:
             draft = await self._renamed(draft, _names(await self._others(draft)))
         for _ in range(_TRIES):
             try:
-                await self._store(draft)
+                if not self._packed.travels:
+                    await asyncio.to_thread(self._packed.store, self._url(draft.info))
                 uid = await self._create(draft)
             except AlreadyExistsError as taken:
                 others = await self._others(draft)
@@ -242,10 +243,6 @@ class Submitter:
 
     def _url(self, info: JobInfo) -> str:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
-
-    async def _store(self, draft: Draft) -> None:
-        if not self._packed.travels:
-            await asyncio.to_thread(self._packed.store, self._url(draft.info))
 
     async def _unstore(self, draft: Draft) -> None:
         if self._packed.travels:

@@ -262,7 +262,15 @@ class Follower:
             if not isinstance(event, ev.Closed):
                 yield event
             if isinstance(event, ev.WorkersStarted) and (self._turn is None or self._turn.wants(event)):
-                self._open(event)
+                for rank in event.ranks:
+                    rounds = self._logs.get(rank, {})
+                    if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
+                        continue  # of these nobody has as many
+                    path = self._job.rank_log(event.node, event.round, rank)
+                    known = None if self._since is None else self._since.get((rank, event.round), 0)
+                    self._logs.setdefault(rank, {})[event.round] = LogFile(
+                        self._job, path, rank, event.round, known
+                    )
         to_end, more = to_end or self._over, True
         while more:
             more = False
@@ -288,15 +296,6 @@ class Follower:
                         break
         if wrote:
             yield ev.Wrote(wrote)
-
-    def _open(self, event: ev.WorkersStarted) -> None:
-        for rank in event.ranks:
-            rounds = self._logs.get(rank, {})
-            if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
-                continue  # of these nobody has as many
-            path = self._job.rank_log(event.node, event.round, rank)
-            known = None if self._since is None else self._since.get((rank, event.round), 0)
-            self._logs.setdefault(rank, {})[event.round] = LogFile(self._job, path, rank, event.round, known)
 
 
 def _full(event: ev.Event) -> bool:

@@ -94,12 +94,9 @@ class Attempt:
         for index in range(most):
             self._fork(index)
         if self._listener is not None:
-            self._open_store(self._listener)
-
-    def _open_store(self, listener: socket.socket) -> None:
-        # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
-        # threads, so it is opened when there is nothing left to fork.
-        self._store = listening.store(listener, "127.0.0.1")
+            # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
+            # threads, so it is opened when there is nothing left to fork.
+            self._store = listening.store(self._listener, "127.0.0.1")
 
     def _fork(self, index: int) -> None:
         self._job.node(index).mkdir(exist_ok=True)

@@ -63,7 +63,11 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         die_with_parent()
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _redirect(job.node(index) / "agent.log")
+        log = job.node(index) / "agent.log"
+        with open(os.devnull, "rb") as null, open(log, "ab") as file:
+            os.dup2(null.fileno(), 0)
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
         os.chdir(request["cwd"])
         os.umask(request["umask"])
         processes.take(request["limits"])
@@ -91,13 +95,6 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _redirect(log: Path) -> None:
-    with open(os.devnull, "rb") as null, open(log, "ab") as file:
-        os.dup2(null.fileno(), 0)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
 
 
 def _needs_fresh_interpreter(env: dict[str, str]) -> bool:

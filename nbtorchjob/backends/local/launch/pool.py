@@ -210,7 +210,10 @@ def main(folder: str) -> None:
     paths.environment()  # a warden asks for it
     node_process.import_program()
     node.plain_logging()
-    _start_resource_tracker()
+    # Each agent would start one of its own, a whole Python process: a forkserver hands it to what it forks.
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
     gc.freeze()  # a job may wait: what garbage there is, a megabyte, is looked for when there is time
     gc.enable()
     stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)), list(_WHEN_IDLE))
@@ -221,20 +224,6 @@ def main(folder: str) -> None:
         stopper.close()
     else:
         cache.thin_out()
-
-
-def _share() -> None:
-    # What is here stays as it is, so that forks share its memory.
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
-def _start_resource_tracker() -> None:
-    # Each agent would start one of its own, a whole Python process: a forkserver hands it to what it forks.
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()
 
 
 def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> socket.socket | None:
@@ -250,7 +239,10 @@ def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> soc
             continue
         request: dict[str, Any] | None = None
         with suppress(OSError, ValueError):
-            request = _read(connection)
+            connection.settimeout(10)
+            with connection.makefile("rb") as file:
+                line = file.readline()
+            request = json.loads(line) if line.strip() else None
         if request and request.get("stop"):
             return connection
         if request and request.get("import"):
@@ -258,7 +250,9 @@ def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> soc
         elif request:  # without one, somebody only had a pool started
             _fork(request, listener, connection)
         connection.close()
-        _reap()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _import(names: list[str], count: int) -> None:
@@ -269,24 +263,15 @@ def _import(names: list[str], count: int) -> None:
                 importlib.import_module(name)
     del names[:count]
     node.plain_logging()
-    _reseed_in_forks()
-    _share()
-    processes.merge()
-
-
-def _reseed_in_forks() -> None:
-    """Have each fork draw numbers of its own, as Python sees to for ``random`` itself (sympy makes three)."""
+    # Each fork draws numbers of its own: Python reseeds only ``random`` itself (sympy makes three more).
     for each in gc.get_objects():
         if type(each) is random.Random:
             os.register_at_fork(after_in_child=each.seed)
-
-
-def _read(connection: socket.socket) -> dict[str, Any] | None:
-    connection.settimeout(10)
-    with connection.makefile("rb") as file:
-        line = file.readline()
-    found: dict[str, Any] | None = json.loads(line) if line.strip() else None
-    return found
+    # What is here stays as it is, so that forks share its memory.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    processes.merge()
 
 
 def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
@@ -321,9 +306,3 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _reap() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -46,21 +46,17 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
+    # The one way to read it without setting it, which other threads would notice.
+    status = Path("/proc/self/status").read_text()
     return {
         "python": sys.executable,
         "env": {**env, **secrets},
         "cwd": str(working()),
         "path": [entry for entry in sys.path if entry],
-        "umask": _umask(),
+        "umask": int(status.partition("Umask:")[2].split()[0], 8),
         "cpus": sorted(os.sched_getaffinity(0)),
         "limits": processes.of_this_process(),
     }
-
-
-def _umask() -> int:
-    # The one way to read it without setting it, which other threads would notice.
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("Umask:")[2].split()[0], 8)
 
 
 _made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
@@ -69,7 +65,11 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 def put_down(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
-    digest, data = _told()
+    # The file is made once per content.
+    found = here.environment(), here.origins()
+    if not _made or _made[0][:2] != found:
+        _made[:] = [(*found, *_make(*found))]
+    digest, data = _made[0][2:]
     with suppress(OSError, NotOwnError):
         shared = paths.environments_dir() / digest
         try:
@@ -82,14 +82,6 @@ def put_down(job: JobDirectory) -> None:
                 os.link(job.environment, shared)
         except OSError:  # file systems without links, or with no more of them
             job.environment.write_bytes(data)
-
-
-def _told() -> tuple[str, bytes]:
-    """Return the file's name and content, made once for all that say the same."""
-    found = here.environment(), here.origins()
-    if not _made or _made[0][:2] != found:
-        _made[:] = [(*found, *_make(*found))]
-    return _made[0][2:]
 
 
 def _make(found: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:

@@ -55,10 +55,6 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job and its Service."""
     head = {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata}
-    return [{**head, "spec": _spec(sub)}, _service(sub)]
-
-
-def _spec(sub: Submission) -> dict[str, Any]:
     env: dict[str, Any] = {
         "NBTORCHJOB_DOMAIN": sub.domain,
         "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.domain}:{PORT}",
@@ -77,7 +73,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "ttlSecondsAfterFinished": sub.ttl_s,
         "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, subdomain=sub.domain),
     }
-    return {key: value for key, value in spec.items() if value is not None}
+    return [{**head, "spec": {key: value for key, value in spec.items() if value is not None}}, _service(sub)]
 
 
 # What a pod learns of its index's earlier failures, where the index has a limit.

@@ -67,9 +67,19 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
 
 def _spec(sub: Submission) -> dict[str, Any]:
     launch = sub.spec.launch
+    policy, cluster = sub.policy, sub.spec.cluster
+    scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
+    found = {
+        "cleanPodPolicy": _clean_pod_policy(sub).value,
+        "ttlSecondsAfterFinished": sub.ttl_s,
+        "activeDeadlineSeconds": sub.deadline_s,
+        "backoffLimit": policy.backoff_limit,
+        # Read only where the operator schedules gangs.
+        "schedulingPolicy": {key: value for key, value in scheduling.items() if value} or None,
+    }
     spec: dict[str, Any] = {
         "nprocPerNode": str(launch.nproc_per_node),
-        "runPolicy": _run_policy(sub),
+        "runPolicy": {key: value for key, value in found.items() if value is not None},
     }
     if isinstance(launch, Elastic):
         if launch.max_nodes > 1:
@@ -85,20 +95,6 @@ def _spec(sub: Submission) -> dict[str, Any]:
     if launch.worker.replicas:
         roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
     return {**spec, "pytorchReplicaSpecs": roles}
-
-
-def _run_policy(sub: Submission) -> dict[str, Any]:
-    policy, cluster = sub.policy, sub.spec.cluster
-    scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
-    found = {
-        "cleanPodPolicy": _clean_pod_policy(sub).value,
-        "ttlSecondsAfterFinished": sub.ttl_s,
-        "activeDeadlineSeconds": sub.deadline_s,
-        "backoffLimit": policy.backoff_limit,
-        # Read only where the operator schedules gangs.
-        "schedulingPolicy": {key: value for key, value in scheduling.items() if value} or None,
-    }
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _clean_pod_policy(sub: Submission) -> CleanPodPolicy:

@@ -123,9 +123,17 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RESTARTED}}}
     pod = template(sub, CONTAINER, replicas(sub.spec)[0], env)
     runtime = sub.runtime or OURS.default
+    container = pod["spec"]["containers"][0]
+    launch = sub.spec.launch
+    trainer = {
+        "numNodes": launch.max_nodes,
+        "numProcPerNode": launch.nproc_per_node,
+        **{key: container.get(key) for key in _TRAINER},
+        "resourcesPerNode": container.get("resources"),
+    }
     spec: dict[str, Any] = {
         "runtimeRef": {"apiGroup": API.group, "kind": runtime.kind, "name": runtime.name},
-        "trainer": _trainer(sub, pod["spec"]["containers"][0]),
+        "trainer": {key: value for key, value in trainer.items() if value},
         "runtimePatches": [_patch(runtime.job, pod)],
     }
     if sub.deadline_s:
@@ -164,17 +172,6 @@ def _beyond(patch: Mapping[str, Any]) -> Iterator[str]:
             yield "spec.containers other than its own"
         known = ("name", "resources", *_TRAINER, *_PATCHED)
         yield from (f"spec.containers[].{key}" for key in container if key not in known)
-
-
-def _trainer(sub: Submission, container: Mapping[str, Any]) -> dict[str, Any]:
-    launch = sub.spec.launch
-    trainer = {
-        "numNodes": launch.max_nodes,
-        "numProcPerNode": launch.nproc_per_node,
-        **{key: container.get(key) for key in _TRAINER},
-        "resourcesPerNode": container.get("resources"),
-    }
-    return {key: value for key, value in trainer.items() if value}
 
 
 def _patch(job: str, pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,10 +53,6 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
 
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job; Volcano makes the Service and the NetworkPolicy itself."""
-    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": _spec(sub)}]
-
-
-def _spec(sub: Submission) -> dict[str, Any]:
     launch, cluster = sub.spec.launch, sub.spec.cluster
     restarts = _restarts(sub)
     spec = {
@@ -72,7 +68,14 @@ def _spec(sub: Submission) -> dict[str, Any]:
         "ttlSecondsAfterFinished": sub.ttl_s,
         "tasks": [_task(sub)],
     }
-    return {key: value for key, value in spec.items() if value is not None}
+    return [
+        {
+            "apiVersion": API.group_version,
+            "kind": API.kind,
+            "metadata": sub.metadata,
+            "spec": {key: value for key, value in spec.items() if value is not None},
+        }
+    ]
 
 
 def _restarts(sub: Submission) -> int:
