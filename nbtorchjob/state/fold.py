@@ -3,8 +3,9 @@
 The law of this package: a state is what a set of facts says, so any order and any repetition of the
 same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
 is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``merged``. What there may be many of is bounded, and the same ones stay:
-a state takes no more memory than so many facts, whatever a job tells.
+whichever came first: see ``merged``. ``_APPLY`` says of each kind of fact what it changes. What there may
+be many of is bounded, and the same ones stay: a state takes no more memory than so many facts, whatever a
+job tells.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.runtime.api import displays
@@ -126,15 +127,14 @@ def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
 
 
 def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
+    def worth(event: ev.NodeExited) -> tuple[Any, ...]:
+        # The kubelet adds the pod's reason a second or two after the container's code.
+        return failure.tells(event), event.code is not None, len(event.text), event.time
+
     def add(life: Life) -> Life:
-        return replace(life, exits=merged(life.exits, event, lambda e: e.run, _of_use))
+        return replace(life, exits=merged(life.exits, event, lambda e: e.run, worth))
 
     return _life(state, event, add)
-
-
-def _of_use(event: ev.NodeExited) -> tuple[Any, ...]:
-    # The kubelet adds the pod's reason a second or two after the container's code.
-    return (failure.tells(event), event.code is not None, len(event.text), event.time)
 
 
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
@@ -211,64 +211,8 @@ def _without(node: Node, round_: int) -> Node:
     return replace(node, workers=tuple(worker for worker in node.workers if worker.round != round_))
 
 
-def _turn_ended(state: JobState, event: ev.TurnEnded) -> JobState:
-    def slot(each: ev.TurnEnded) -> tuple[int, int]:
-        return each.round, each.node
-
-    return replace(state, turns_over=merged(state.turns_over, event, slot, lambda e: -e.time, _MOST))
-
-
-def _lab_ends(state: JobState, event: ev.LabEnds) -> JobState:
-    return replace(state, lab_ends=_newer(state.lab_ends, event, lambda e: -e.time))
-
-
-def _installs(state: JobState, event: ev.Installing | ev.Installed) -> JobState:
-    def age(each: ev.Installing | ev.Installed) -> tuple[float, bool, tuple[str, ...]]:
-        return each.time, isinstance(each, ev.Installed), each.packages
-
-    newest = max(state.installs.get(event.node, event), event, key=age)
-    return replace(state, installs=bounded(state.installs, event.node, newest))
-
-
 def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
     return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
-
-
-def _checkout_told(state: JobState, event: ev.CheckoutTold) -> JobState:
-    return replace(state, checkout=_newer(state.checkout, event, lambda e: e.time))
-
-
-def _environment_told(state: JobState, event: ev.EnvironmentTold) -> JobState:
-    newest = _newer(state.environments.get(event.node), event, lambda e: e.time)
-    return replace(state, environments=bounded(state.environments, event.node, newest))
-
-
-def _rank_began(state: JobState, event: ev.RankBegan) -> JobState:
-    known = state.began.get(event.rank, event)
-    newest = max(known, event, key=lambda each: (each.round, each.time))
-    return replace(state, began=bounded(state.began, event.rank, newest))
-
-
-def _node_leaves(state: JobState, event: ev.NodeLeaves) -> JobState:
-    return replace(state, leaves=merged(state.leaves, event, lambda e: e.round, lambda e: -e.time))
-
-
-def _rank_left(state: JobState, event: ev.RankLeft) -> JobState:
-    # Of frameworks only rank 0 reports.
-    return replace(
-        state, left=merged(state.left, event, lambda e: e.round, lambda e: (len(e.metrics), -e.time))
-    )
-
-
-def _rank_stops(state: JobState, event: ev.RankStops) -> JobState:
-    event = replace(event, function=event.function[:_MAX_NAME], filename=event.filename[:_MAX_PATH])
-    newest = _newer(state.stops.get(event.rank), event, lambda e: (e.round, e.time))
-    return replace(state, stops=bounded(state.stops, event.rank, newest))
-
-
-def _rank_goes_on(state: JobState, event: ev.RankGoesOn) -> JobState:
-    newest = _newer(state.goes_on.get(event.rank), event, lambda e: (e.round, e.time))
-    return replace(state, goes_on=bounded(state.goes_on, event.rank, newest))
 
 
 def _in_full(error: Error) -> tuple[int, int]:
@@ -291,11 +235,6 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     return replace(state, errors=merged(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
-def _rank_exited(state: JobState, event: ev.RankExited) -> JobState:
-    exits = merged(state.exits, event, lambda e: (e.time, e.rank, e.round), lambda e: e.time, _MOST)
-    return replace(state, exits=exits)
-
-
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
     event = replace(event, error=event.error.bare()) if event.error.told else event
     agents = merged(
@@ -310,16 +249,6 @@ def _reported(state: JobState, event: ev.Reported) -> JobState:
     return replace(state, series=bounded(state.series, event.rank, series))
 
 
-def _trainer_status(state: JobState, event: ev.TrainerStatus) -> JobState:
-    told = merged(state.trainer_told, event, lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS)
-    return replace(state, trainer_told=told)
-
-
-def _sampled(state: JobState, event: ev.Sampled) -> JobState:
-    newest = _newer(state.samples.get(event.node), event, lambda e: (e.round, e.time))
-    return replace(state, samples=bounded(state.samples, event.node, newest, _MOST_SAMPLES))
-
-
 def _used(state: JobState, event: ev.Used) -> JobState:
     use = state.uses.get(event.node, Use(event)).add(event)
     return replace(state, uses=bounded(state.uses, event.node, use, _MOST_SAMPLES))
@@ -330,104 +259,104 @@ def _log(state: JobState, event: ev.LogChunk) -> JobState:
     return replace(state, logs=bounded(state.logs, event.rank, tail))
 
 
-def _wrote(state: JobState, event: ev.Wrote) -> JobState:
-    known = event.time if state.wrote is None else max(state.wrote, event.time)
-    return state if known == state.wrote else replace(state, wrote=known)
-
-
-def _value_ready(state: JobState, event: ev.ValueReady) -> JobState:
-    known = state.values.get(event.rank)
-    if known is not None and known.round >= event.round:
-        return state
-    return replace(state, values=bounded(state.values, event.rank, event))
-
-
-def _artifacts_ready(state: JobState, event: ev.ArtifactsReady) -> JobState:
-    of = (event.attempt, event.node)
-    newest = _newer(state.artifacts.get(of), event, lambda e: e.time)
-    return replace(state, artifacts=bounded(state.artifacts, of, newest))
-
-
-def _displayed(state: JobState, event: ev.Displayed) -> JobState:
-    def slot(each: ev.Displayed) -> tuple[int, int]:
-        return each.round, each.seq
-
-    if event.rank != 0:
-        return state
-    return replace(state, displays=merged(state.displays, event, slot, lambda e: -e.time, displays.MOST))
-
-
-def _notice(state: JobState, event: ev.Notice) -> JobState:
-    return replace(state, notices=merged(state.notices, event, lambda n: (n.time, n.text), lambda n: n.time))
-
-
-def _refused(state: JobState, event: ev.Refused) -> JobState:
-    refused = merged(state.refused, event, lambda e: e.digest, lambda e: e.why, _MOST_REFUSED)
-    return replace(state, refused=refused)
-
-
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
     new = event.time, event.early[:_MAX_EARLY]
     time, early = new if state.cancelled is None else min(new, (state.cancelled, state.early))
     return replace(state, cancelled=time, early=early)
 
 
-def _deadline_exceeded(state: JobState, event: ev.DeadlineExceeded) -> JobState:
-    return replace(state, deadline=_newer(state.deadline, event, lambda e: -e.time))
-
-
-def _verdict(state: JobState, event: ev.Verdict) -> JobState:
-    # An attempt that we ended is aborted, or terminated, by its operator then.
-    verdicts = merged(state.verdicts, event, lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time))
-    return replace(state, verdicts=verdicts)
-
-
 def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
     return replace(state, begun=tuple(sorted({*state.begun, event.attempt}))[-_MOST_TIMES:])
 
 
-def _attempt_paid(state: JobState, event: ev.AttemptPaid) -> JobState:
-    event = replace(event, text=event.text[:_MAX_PATH])
-    paid = merged(state.paid, event, lambda e: e.attempt, lambda e: -e.time)
-    return replace(state, paid=paid)
+# What most facts do: of several that say the same thing one stays, whichever came first.
+_Rule: TypeAlias = Callable[[JobState, Any], JobState]
+_Key: TypeAlias = Callable[[Any], Any]
 
 
-def _suspended(state: JobState, event: ev.Suspended) -> JobState:
-    # Within one second a job that is created suspended may be resumed; hardly the other way round.
-    # A run's turn is awaited, then maybe held, and then it has come.
-    pauses = merged(
-        state.pauses, event, lambda e: (e.time, not e.suspended), lambda e: (not e.turn, e.turn == ev.HELD)
-    )
-    return replace(state, pauses=pauses)
+def _one(name: str, worth: _Key) -> _Rule:
+    """Return the rule that a field holds the worthiest of all such facts."""
+
+    def rule(state: JobState, event: Any) -> JobState:
+        return replace(state, **{name: _newer(getattr(state, name), event, worth)})
+
+    return rule
 
 
-def _queued(state: JobState, event: ev.Queued) -> JobState:
-    return replace(state, queue=_newer(state.queue, event, lambda e: e.age))
+def _one_each(name: str, key: _Key, worth: _Key, most: int = _MOST) -> _Rule:
+    """Return the rule that a mapping holds the worthiest fact of each key."""
+
+    def rule(state: JobState, event: Any) -> JobState:
+        known = getattr(state, name)
+        best = _newer(known.get(key(event)), event, worth)
+        return replace(state, **{name: bounded(known, key(event), best, most)})
+
+    return rule
 
 
-def _standing(state: JobState, event: ev.Standing) -> JobState:
-    return replace(state, standing=_newer(state.standing, event, lambda e: e.time))
+def _sorted(name: str, slot: _Key, worth: _Key, most: int = _MOST_TIMES) -> _Rule:
+    """Return the rule that a tuple, sorted by slot, holds the worthiest fact of each slot."""
+
+    def rule(state: JobState, event: Any) -> JobState:
+        return replace(state, **{name: merged(getattr(state, name), event, slot, worth, most)})
+
+    return rule
 
 
-def _evicted(state: JobState, event: ev.Evicted) -> JobState:
-    evictions = merged(state.evictions, event, lambda e: (e.time, e.reason), lambda e: e.text)
-    return replace(state, evictions=evictions)
+def _time(name: str, choose: Callable[[float, float], float]) -> _Rule:
+    """Return the rule that a field holds the first or the last time of such facts."""
+
+    def rule(state: JobState, event: Any) -> JobState:
+        known = getattr(state, name)
+        time = event.time if known is None else choose(known, event.time)
+        return state if time == known else replace(state, **{name: time})
+
+    return rule
 
 
-def _removed(state: JobState, event: ev.Removed) -> JobState:
-    return replace(state, removed=event.time if state.removed is None else min(state.removed, event.time))
+def _cut(rule: _Rule, **most: int) -> _Rule:
+    """Return the rule for facts whose texts are cut to so many characters first."""
+
+    def of_cut(state: JobState, event: Any) -> JobState:
+        texts = {name: getattr(event, name)[:length] for name, length in most.items()}
+        return rule(state, replace(event, **texts))
+
+    return of_cut
 
 
-def _lost(state: JobState, event: ev.Lost) -> JobState:
-    return replace(state, lost=_newer(state.lost, event, lambda e: -e.time))
+def _of_rank_0(rule: _Rule) -> _Rule:
+    """Return the rule for facts of which only rank 0's count."""
+    return lambda state, event: rule(state, event) if event.rank == 0 else state
 
 
-def _closed(state: JobState, event: ev.Closed) -> JobState:
-    last = event.time if state.closed is None else max(state.closed, event.time)
-    return replace(state, closed=last)
+def _time_of(event: Any) -> Any:
+    return event.time
 
 
-_APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
+def _first(event: Any) -> Any:
+    return -event.time
+
+
+def _round(event: Any) -> Any:
+    return event.round
+
+
+def _round_and_time(event: Any) -> Any:
+    return event.round, event.time
+
+
+def _node_index(event: Any) -> Any:
+    return event.node
+
+
+def _rank(event: Any) -> Any:
+    return event.rank
+
+
+_INSTALLS = _one_each("installs", _node_index, lambda e: (e.time, isinstance(e, ev.Installed), e.packages))
+
+_APPLY: dict[type, _Rule] = {
+    # The lives of nodes.
     ev.NodeStarted: _node_started,
     ev.NodeExited: _node_exited,
     ev.NodeDisrupted: _node_disrupted,
@@ -435,43 +364,52 @@ _APPLY: dict[type, Callable[[JobState, Any], JobState]] = {
     ev.NodeFailed: _node_failed,
     ev.NodeOutput: _node_output,
     ev.Waiting: _waiting,
-    ev.TurnTaken: _turn_taken,
-    ev.TurnEnded: _turn_ended,
-    ev.LabEnds: _lab_ends,
-    ev.Installing: _installs,
-    ev.Installed: _installs,
+    ev.Installing: _INSTALLS,
+    ev.Installed: _INSTALLS,
     ev.NodeMeets: _node_meets,
-    ev.CheckoutTold: _checkout_told,
-    ev.EnvironmentTold: _environment_told,
-    ev.WorkersStarted: _workers_started,
-    ev.RankBegan: _rank_began,
-    ev.NodeLeaves: _node_leaves,
-    ev.RankLeft: _rank_left,
-    ev.RankFailed: _rank_failed,
-    ev.RankStops: _rank_stops,
-    ev.RankGoesOn: _rank_goes_on,
-    ev.RankExited: _rank_exited,
-    ev.Reported: _reported,
-    ev.TrainerStatus: _trainer_status,
-    ev.Sampled: _sampled,
+    ev.NodeLeaves: _sorted("leaves", _round, _first),
+    ev.EnvironmentTold: _one_each("environments", _node_index, _time_of),
+    ev.Sampled: _one_each("samples", _node_index, _round_and_time, _MOST_SAMPLES),
     ev.Used: _used,
+    # What ranks do.
+    ev.WorkersStarted: _workers_started,
+    ev.RankBegan: _one_each("began", _rank, _round_and_time),
+    # Of frameworks only rank 0 reports.
+    ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
+    ev.RankFailed: _rank_failed,
+    ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
+    ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
+    ev.RankExited: _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST),
+    ev.Reported: _reported,
     ev.LogChunk: _log,
-    ev.Wrote: _wrote,
-    ev.ValueReady: _value_ready,
-    ev.ArtifactsReady: _artifacts_ready,
-    ev.Displayed: _displayed,
-    ev.Notice: _notice,
-    ev.Refused: _refused,
+    ev.Wrote: _time("wrote", max),
+    ev.ValueReady: _one_each("values", _rank, _round),
+    ev.ArtifactsReady: _one_each("artifacts", lambda e: (e.attempt, e.node), _time_of),
+    ev.Displayed: _of_rank_0(_sorted("displays", lambda e: (e.round, e.seq), _first, displays.MOST)),
+    # A lab's turns.
+    ev.TurnTaken: _turn_taken,
+    ev.TurnEnded: _sorted("turns_over", lambda e: (e.round, e.node), _first, _MOST),
+    ev.LabEnds: _one("lab_ends", _first),
+    # The job as a whole.
+    ev.CheckoutTold: _one("checkout", _time_of),
+    ev.TrainerStatus: _sorted("trainer_told", lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS),
+    ev.Notice: _sorted("notices", lambda e: (e.time, e.text), _time_of),
+    ev.Refused: _sorted("refused", lambda e: e.digest, lambda e: e.why, _MOST_REFUSED),
     ev.CancelRequested: _cancel_requested,
-    ev.DeadlineExceeded: _deadline_exceeded,
-    ev.Verdict: _verdict,
+    ev.DeadlineExceeded: _one("deadline", _first),
+    # An attempt that we ended is aborted, or terminated, by its operator then.
+    ev.Verdict: _sorted("verdicts", lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time)),
     ev.AttemptBegan: _attempt_began,
-    ev.AttemptPaid: _attempt_paid,
-    ev.Suspended: _suspended,
-    ev.Queued: _queued,
-    ev.Standing: _standing,
-    ev.Evicted: _evicted,
-    ev.Removed: _removed,
-    ev.Lost: _lost,
-    ev.Closed: _closed,
+    ev.AttemptPaid: _cut(_sorted("paid", lambda e: e.attempt, _first), text=_MAX_PATH),
+    # Within one second a job that is created suspended may be resumed; hardly the other way round.
+    # A run's turn is awaited, then maybe held, and then it has come.
+    ev.Suspended: _sorted(
+        "pauses", lambda e: (e.time, not e.suspended), lambda e: (not e.turn, e.turn == ev.HELD)
+    ),
+    ev.Queued: _one("queue", lambda e: e.age),
+    ev.Standing: _one("standing", _time_of),
+    ev.Evicted: _sorted("evictions", lambda e: (e.time, e.reason), lambda e: e.text),
+    ev.Removed: _time("removed", min),
+    ev.Lost: _one("lost", _first),
+    ev.Closed: _time("closed", max),
 }
