@@ -36,7 +36,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.runtime.lab.lab import ANEW, ELSEWHERE, NOT_YET
-from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
@@ -225,7 +225,7 @@ class Lab:
         there = self._there()
         if there is not None:
             found += self._differences(call, there)
-        if self.info.backend != "local":
+        if PLACES[self.info.backend].remote:
             from nbtorchjob.capture import opened  # late: on this machine they are there
 
             found += opened.not_shipped(call, working(), self._spec.ship)
@@ -439,7 +439,7 @@ class Lab:
         here = capture.PYTHON
         if state.phase.terminal:
             raise self._ended(state)
-        if self.info.backend == "local" and self.info.python not in ("", here):
+        if not PLACES[self.info.backend].remote and self.info.python not in ("", here):
             raise SubmitError(f"{self.name} runs Python {self.info.python}, and this is Python {here}")
         if state.suspended:
             raise SubmitError(f"{self.name} is suspended: {hint('resume', self.name)} first")

@@ -189,7 +189,7 @@ def send_runs(
     spec, chosen = sub.plan.spec, sub.plan.backend
     with interrupts.told(interrupts.NOTHING):
         call = _provided(sub.call, spec)
-        sourced = call.sourced and spec.backend != "local"
+        sourced = call.sourced and spec.remote
         pickles = [varying.pickled(row, sourced=sourced) for row in rows]
         own = call.given
         shared = tuple(ship for ship in call.ships if ship.name not in own)
@@ -379,13 +379,13 @@ def _with_files(call: Call, plan: Plan) -> Call:
         return call
     from nbtorchjob.capture import shipped
 
-    limit, remote = plan.backend.most_shipped(spec), spec.backend != "local"
+    limit, remote = plan.backend.most_shipped(spec), spec.remote
     return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=remote))
 
 
 def missing_files(call: Call, spec: JobSpec) -> tuple[str, ...]:
     """Return a note on the files beside the notebook that a call opens and its ranks won't have."""
-    if spec.backend == "local":
+    if not spec.remote:
         return ()
     from nbtorchjob.capture import opened
 

@@ -25,27 +25,37 @@ _CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and
 class Row(FrozenDataclass):
     """What is known of a backend without its module, whose ``create`` makes it.
 
-    ``form`` says what its jobs' addresses look like, ``address`` is that as a regular expression. One that
-    isn't ``here`` may take long to answer, and is asked less often. ``used`` tells whether this user may
-    have jobs there.
+    ``form`` says what its jobs' addresses look like, and ``address`` is a regular expression for them.
+    ``warmed_by`` is a module whose ``warm_up`` shortens the first job's start. ``suspends`` and ``tends`` are
+    whether its jobs can be suspended, and whether something has to look after them. ``used`` tells whether
+    this user may have jobs there. What a spec depends on is in ``spec.jobspec.PLACES``.
     """
 
     module: str
     form: str
     address: str
     example: str
-    here: bool = False
+    warmed_by: str = ""
+    suspends: bool = False
+    tends: bool = False
     used: Callable[[], bool] = lambda: True
 
 
-# Their names are a choice of an option, too, which lies below: ``spec.jobspec.BACKENDS``.
 ROWS = {
-    "local": Row("nbtorchjob.backends.local.backend", "NAME", f"{_LABEL}{_TURN}", "train-2222", here=True),
+    "local": Row(
+        "nbtorchjob.backends.local.backend",
+        "NAME",
+        f"{_LABEL}{_TURN}",
+        "train-2222",
+        warmed_by="nbtorchjob.backends.local.launch.pool",
+    ),
     "kubernetes": Row(
         "nbtorchjob.backends.kubernetes.backend",
         "CONTEXT/NAMESPACE/NAME",
         f"(?:{_CONTEXT}/)?{_LABEL}/{_LABEL}{_TURN}",
         "ml/train-2222",
+        suspends=True,
+        tends=True,
         used=lambda: bool(namespaces.looked_at()),
     ),
 }
@@ -55,8 +65,19 @@ FORMS = " or ".join(f"{name}:{row.form}" for name, row in ROWS.items())  # of jo
 @cache
 def backend(name: str) -> Backend:
     """Return the backend of that name (one of ``spec.BACKENDS``)."""
-    found: Backend = importlib.import_module(ROWS[name].module).create()
-    return found
+    created: Backend = importlib.import_module(ROWS[name].module).create()
+    return created
+
+
+def tended() -> Backend:
+    """Return the backend whose jobs need something that looks after them."""
+    return backend(next(name for name, row in ROWS.items() if row.tends))
+
+
+def warm_up(name: str) -> None:
+    """Prepare that backend for its first job, where that shortens its start."""
+    if ROWS[name].warmed_by:
+        importlib.import_module(ROWS[name].warmed_by).warm_up()
 
 
 def backend_of(name: str, address: str) -> Backend:

@@ -206,9 +206,9 @@ def provided(call: Call, spec: JobSpec) -> Call:
     wanted = Wanted(
         _lines(call.text, spec, asked),
         tuple(map(wheels.wheel, asked.paths)),
-        installer=wheels.installer() if spec.cluster.storage and spec.backend != "local" else None,
+        installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
-    if asked.like_here and spec.backend != "local":  # which has what is here
+    if asked.like_here and spec.remote:  # which has what is here
         return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call
 

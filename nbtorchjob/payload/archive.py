@@ -29,7 +29,7 @@ def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
 
     Big buffers go from the captured objects to the file without a copy in between.
     """
-    size, buffers = _buffers(file, call, far=spec.backend != "local")
+    size, buffers = _buffers(file, call, far=spec.remote)
     archive = _archive(call, spec, buffers, key)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
@@ -40,7 +40,7 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
     ``asked`` is the lab's spec, with what was requested of the turn; ``push`` are the names whose values are
     laid over those that the ranks have.
     """
-    far = asked.backend != "local"
+    far = asked.remote
     size, buffers = _buffers(file, call, far=far)
     header = {
         "format": wire.FORMAT,
@@ -99,7 +99,7 @@ def _shipped(call: Call, spec: JobSpec) -> dict[str, bytes]:
             content.write(file.data)
         elif spec.cluster.storage:
             at = stored(spec.cluster.storage, file.sha256)
-        when = None if spec.backend != "local" else file.mtime
+        when = None if spec.remote else file.mtime
         rows.append([file.path, file.executable, file.size, file.sha256, when, at])
     return {wire.SHIPPED: json.dumps(rows).encode(), wire.CONTENT: content.getvalue()} if rows else {}
 
@@ -124,7 +124,7 @@ def _told(call: Call) -> dict[str, str]:
 
 
 def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes) -> bytes:
-    far = spec.backend != "local"
+    far = spec.remote
     import cloudpickle  # late, as in ``program.modules``
 
     header = json.dumps(
@@ -172,12 +172,12 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     """
     if not call.wanted:
         return None
-    here = spec.backend == "local"
+    stored_remotely = spec.remote and bool(spec.cluster.storage)
     return {
         **call.wanted.header,
         "uv": _uv(call, spec),
-        "kept": str(folders.cache_dir() / "packages") if here else "",
-        "stock": stock.hidden(folders.secret("packages"), key) if spec.cluster.storage and not here else "",
+        "kept": "" if spec.remote else str(folders.cache_dir() / "packages"),
+        "stock": stock.hidden(folders.secret("packages"), key) if stored_remotely else "",
     }
 
 
@@ -193,13 +193,13 @@ def _uv(call: Call, spec: JobSpec) -> dict[str, Any] | None:
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``)."""
     wants = {
-        "environment": spec.backend != "local" or bool(call.wanted),
-        "needs": spec.backend != "local" and _needs(call, spec),
-        "strict": spec.backend != "local" and spec.strict,
+        "environment": spec.remote or bool(call.wanted),
+        "needs": spec.remote and _needs(call, spec),
+        "strict": spec.remote and spec.strict,
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "mirror": "://" in (spec.cluster.checkpoints or ""),
-        "trainer status": spec.backend != "local" and (_may_report(call) or spec.lab),
+        "trainer status": spec.remote and (_may_report(call) or spec.lab),
         "ship": call.shipped,
         "runs": call.given,
         "process": call.lays or spec.lab,

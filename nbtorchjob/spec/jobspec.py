@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.described import has_password, is_secret
@@ -32,7 +32,16 @@ from nbtorchjob.spec.validation import (
 
 T = TypeVar("T")
 
-BACKENDS = ("local", "kubernetes")
+
+class Place(NamedTuple):
+    """What a spec depends on where it runs; the rest of a backend's row is in ``backends.ROWS``."""
+
+    remote: bool = False  # its nodes are other machines, which have neither this one's files nor its packages
+    has_pods: bool = False  # options for pods mean something there
+
+
+PLACES = {"local": Place(), "kubernetes": Place(remote=True, has_pods=True)}
+BACKENDS = (*PLACES,)
 GRACE_S = 45
 _TOKENIZERS = "TOKENIZERS_"  # in front of settings of Hugging Face's tokenizers: no secret's name
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
@@ -234,7 +243,7 @@ class JobSpec:
         if not isinstance(self.launch, Elastic | PyTorch):
             raise SpecError("launch", self.launch, "an Elastic or a PyTorch")
         if self.backend in _COLLECTIVES:
-            ours = "'local' or 'kubernetes', where the job runs"
+            ours = f"{' or '.join(map(repr, BACKENDS))}, where the job runs"
             torchs = f"torch's is chosen by init_process_group({self.backend!r})"
             raise SpecError("backend", self.backend, f"{ours}; {torchs}, without GPUs 'gloo'")
         one_of("backend", self.backend, BACKENDS)
@@ -270,6 +279,16 @@ class JobSpec:
             raise SpecError("hold", self.hold, stays, Shape.CONFLICT)
         if self.retry is not None:
             _check_retry(self.retry, self.launch)
+
+    @property
+    def remote(self) -> bool:
+        """Whether its nodes are other machines than this one."""
+        return PLACES[self.backend].remote
+
+    @property
+    def in_pods(self) -> bool:
+        """Whether its nodes are pods, so that options for pods count."""
+        return PLACES[self.backend].has_pods
 
     @property
     def idle_s(self) -> float:

@@ -66,7 +66,7 @@ class Site:
 
     def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         """See the function of that name."""
-        found = self._filled(spec if spec.backend == "kubernetes" else self._podless(spec, environ))
+        found = self._filled(spec if spec.in_pods else self._podless(spec, environ))
         for option in self._locked:
             given, locked = _asked(option, found), _asked(option, self.base)
             if given != locked and _counts(option, found):
@@ -118,7 +118,7 @@ class Site:
 
 def _counts(option: Option, spec: JobSpec) -> bool:
     of_pods = option.home == CLUSTER or (option.home == POLICY and option.name in _OF_PODS)
-    return spec.backend == "kubernetes" or not of_pods
+    return spec.in_pods or not of_pods
 
 
 def _asked(option: Option, spec: JobSpec) -> Any:

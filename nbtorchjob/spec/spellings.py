@@ -99,7 +99,7 @@ def ranks(word: str, spec: JobSpec) -> int:
 
     Raises ``SpecError``.
     """
-    here = spec.backend == "local"
+    here = not spec.remote
     gpus = devices.gpus() if here else spec.cluster.gpu or 0
     cores = devices.cores() if here else digits(spec.cluster.cpu) or 0
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]

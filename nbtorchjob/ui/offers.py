@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends import ROWS
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState
 
@@ -17,7 +18,7 @@ ENDED: Condition = {"terminal": [True]}
 KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 SUSPENDABLE: Condition = {
-    "backend": ["kubernetes"],
+    "backend": [name for name, row in ROWS.items() if row.suspends],
     "status": [
         *("SUBMITTED", "QUEUED", "PENDING", "RUNNING", "CANCELLING"),
         *("HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"),

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtorchjob.backends import backend
+from nbtorchjob.backends import tended
 from nbtorchjob.commands import completion
 from nbtorchjob.commands.table import HELP, JSON
 from nbtorchjob.errors import (
@@ -39,14 +39,14 @@ LOG = "nbtorchjob.tending"
 def tend(options: Mapping[str, Any]) -> None:
     """Look after jobs until SIGTERM or Ctrl-C; or print what has a cluster do it."""
     if "manifests" in options:
-        output.answer(backend("kubernetes").tenders(options.get("namespace", ()), options.get("image")))
+        output.answer(tended().tenders(options.get("namespace", ()), options.get("image")))
         return
     listen = _address(options.get("listen"))
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     _log()
-    tending = backend("kubernetes").tend(
+    tending = tended().tend(
         "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
     )
     output.beside(f"looking after jobs; it says how it is at {listen}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob import api
+from nbtorchjob import api, backends
 from nbtorchjob.commands import running, runs, verbs
 from nbtorchjob.commands.front import Answer, Asked, AskedLog
 from nbtorchjob.errors import (
@@ -157,8 +157,10 @@ class Terminal:
         from nbtorchjob.frontends.cli.script import Target  # late: only `run` reads a script
 
         target = Target.parse(alone[0])
-        if spec.backend == "local" and not asked.dry_run:
-            threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+        if not asked.dry_run:
+            threading.Thread(
+                target=_warm_up, args=(spec.backend,), name="nbtorchjob-warm-up", daemon=True
+            ).start()
         on = running.ask_lab(asked, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
             call, rows = target.call(behind, lambda look_up: runs.rows(asked, look_up, self))
@@ -293,8 +295,6 @@ def _record(state: JobState) -> dict[str, Any]:
     return record(state, time.time())
 
 
-def _warm_up() -> None:
-    from nbtorchjob.backends.local.launch import pool
-
+def _warm_up(name: str) -> None:
     with suppress(NBTorchJobError, OSError):  # the submission runs into it again, and reports it
-        pool.warm_up()
+        backends.warm_up(name)

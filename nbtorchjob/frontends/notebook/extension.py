@@ -82,14 +82,12 @@ def unload(shell: Any) -> None:
 
 
 def _warm_up() -> None:
+    from nbtorchjob import backends
     from nbtorchjob.errors import NBTorchJobError
     from nbtorchjob.spec import profiles
 
     with suppress(NBTorchJobError, OSError):  # the first job runs into it again, and reports it
-        if profiles.default().backend == "local":
-            from nbtorchjob.backends.local.launch import pool
-
-            pool.warm_up()
+        backends.warm_up(profiles.default().backend)
 
 
 def _matcher(context: Any) -> Any:

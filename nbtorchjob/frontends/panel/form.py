@@ -20,7 +20,7 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
-from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line, parse
 from nbtorchjob.spec.overlay import (
     CLUSTER,
@@ -119,7 +119,7 @@ def entry(o: Option, value: Any) -> Entry:
 def shows(o: Option, held: Entries) -> bool:
     """Whether the option can be set beside the other entries."""
     if o.home == CLUSTER:
-        return held["backend"] == "kubernetes"
+        return PLACES[str(held["backend"])].has_pods
     if o.home in (ELASTIC, WORKER):
         return held[LAUNCH] == (Elastic if o.home == ELASTIC else PyTorch).__name__
     return True

@@ -28,7 +28,7 @@ from nbtorchjob.frontends.panel.actions import Actions, Latest
 from nbtorchjob.frontends.panel.fields import Copyable, Field, Fold, help_text, show, style
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -234,7 +234,7 @@ class Window:
         wrong = {"context", "namespace"} & self.verdict.errors.keys()
         # A half-typed name leads nowhere.
         known = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if target[0] != "kubernetes" or target == self._asked or wrong or target[1] not in known:
+        if not PLACES[target[0]].has_pods or target == self._asked or wrong or target[1] not in known:
             return
         self._asked = target
         where = Cluster(context=target[1] or None, namespace=target[2] or None)

@@ -32,6 +32,7 @@ from nbtorchjob.frontends.server.handlers import Lanes, installed
 from nbtorchjob.frontends.server.routes import table
 from nbtorchjob.frontends.server.routes.table import ROUTES
 from nbtorchjob.frontends.server.watch import Changes, Watch
+from nbtorchjob.spec.jobspec import PLACES
 
 SCHEMA_ID = "https://events.nbtorchjob.dev/jobs/v1"
 SCHEMA = Path(__file__).with_name("events.yaml")
@@ -101,7 +102,7 @@ class TorchJobApp(ExtensionApp):
         server.event_logger.register_event_schema(SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
         self.roots = _roots(server.contents_manager)
-        every = {name: self.here_s if row.here else self.clusters_s for name, row in ROWS.items()}
+        every = {name: self.clusters_s if PLACES[name].remote else self.here_s for name in ROWS}
         self.watch = Watch(self.lanes, every, self._tell, self.roots)
         self.document = table.document(ROUTES, server.base_url)
         if self.tend:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from nbtorchjob.backends import ROWS, backend
+from nbtorchjob.backends import backend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import JobId, Lanes, installed
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.spec.jobspec import PLACES
 from nbtorchjob.state import JobState
 from nbtorchjob.ui.record import Record, as_of, record
 
@@ -281,7 +282,7 @@ class Watch:
 
     async def _caught_up(self, name: str) -> None:
         with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-            patience = None if ROWS[name].here else self._patience
+            patience = self._patience if PLACES[name].remote else None
             await asyncio.wait_for(self._all_caught_up(name), patience)
 
     async def _all_caught_up(self, name: str) -> None:
