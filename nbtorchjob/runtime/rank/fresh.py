@@ -18,8 +18,11 @@ import signal
 import sys
 import tempfile
 import weakref
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Any
+
+from nbtorchjob.runtime.facts.injected import FOLDER
 
 # CPython keeps no name for it: this is the class of the process that imports this first, the agent, or a
 # rank that hasn't been told yet what it is.
@@ -30,6 +33,8 @@ def start() -> None:
     """Forget what this process was forked from."""
     _reset_signals()
     _be_main_process()
+    if FOLDER in os.environ:
+        keep_sockets(os.environ[FOLDER])
     _own_tracker()
     _own_files()
     _leave_libraries()
@@ -64,6 +69,25 @@ def _be_main_process() -> None:
         process._children = set()
         process._process_counter = itertools.count(1)
     process.ORIGINAL_DIR = os.getcwd()
+
+
+def keep_sockets(folder: str) -> None:
+    """Have multiprocessing make its sockets in ``folder``, the node's own, which goes with the job.
+
+    Its own choice, a folder ``pymp-…`` among the machine's temporary files, stays there for ever where the
+    process is killed. It is left the choice where the path is too long for a socket's, or can't be made.
+    """
+    place = os.path.join(folder, "mp")
+    if len(os.fsencode(place)) > _LONGEST:
+        return
+    with suppress(OSError):
+        os.makedirs(place, 0o700, exist_ok=True)
+        current: Any = multiprocessing.current_process()
+        if hasattr(current, "_config"):  # private to CPython (3.8 to 3.14); what it starts inherits it
+            current._config["tempdir"] = place
+
+
+_LONGEST = 107 - len("/listener-12345678")  # bytes; a socket's path has at most 107 (Linux)
 
 
 def _own_tracker() -> None:

@@ -161,9 +161,10 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     from nbtorchjob.runtime.look.lookout import Lookout
     from nbtorchjob.runtime.node import template
     from nbtorchjob.runtime.node.agent import PEER_LOST, NodeAgent
-    from nbtorchjob.runtime.rank import worker
+    from nbtorchjob.runtime.rank import fresh, worker
 
     gc.enable()
+    fresh.keep_sockets(folder)
     plain_logging()
     launch = injected.launch(payload.header["launch"])
     _notice_versions(payload)

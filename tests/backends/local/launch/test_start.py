@@ -3,6 +3,8 @@
 import gzip
 import inspect
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import signal
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -17,6 +20,7 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.backends.local.launch import pool
+from nbtorchjob.runtime.rank import fresh
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -313,6 +317,39 @@ def test_no_shared_memory_outlives_a_job(folder, how):
     while {*made} & {*os.listdir("/dev/shm")}:  # torch's own program takes two seconds
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["returns", "is killed"])
+def test_the_sockets_of_multiprocessing_go_with_the_job(folder, monkeypatch, how):
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+    def work():
+        import multiprocessing
+
+        address = multiprocessing.Manager().address
+        (folder / "address").write_text(address)
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job = submit(work, spec=Elastic())
+    job.wait(LIMIT)
+    address = Path((folder / "address").read_text())
+    left = [*folder.glob("pymp-*")]
+    job.delete()
+
+    assert left == []
+    assert not address.parent.exists()
+
+
+def test_a_folder_that_is_too_deep_for_a_socket_leaves_multiprocessing_its_own(folder, monkeypatch):
+    config = vars(multiprocessing.current_process())["_config"]
+    monkeypatch.delitem(config, "tempdir", raising=False)
+    for name, kept in (("x" * (107 - len(f"{folder}//mp/listener-12345678")), True), ("x" * 99, False)):
+        config.pop("tempdir", None)
+        fresh.keep_sockets(str(folder / name))
+        assert ("tempdir" in config) == kept
+        if kept:
+            multiprocessing.connection.Listener(family="AF_UNIX").close()
 
 
 def test_what_is_said_on_stderr_is_out_at_the_end_of_its_line():
