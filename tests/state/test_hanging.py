@@ -82,6 +82,17 @@ def test_ranks_that_wait_for_one_that_saves_or_compiles_do_not_hang(file):
     assert hang(found, 160.0) is None
 
 
+@pytest.mark.parametrize("file", ["torch/serialization.py", "torch/_dynamo/convert_frame.py"])
+def test_a_checkpoint_that_goes_through_the_users_own_file_is_no_hang(file):
+    below = (
+        Frame(f"/usr/lib/python3/site-packages/{file}", 1, "save"),
+        Frame("<cell>", 9, "write", "time.sleep(60)"),
+    )
+    found = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, rank(1, below=below))))
+
+    assert hang(found, 160.0) is None
+
+
 def test_names_who_was_missing_when_a_collective_gave_up():
     failed = state(sampled("timeout"), *gave_up())
 

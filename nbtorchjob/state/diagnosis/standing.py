@@ -26,10 +26,14 @@ MEETS = "init_process_group"
 MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
 _POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
-# What a library's frame below the user's says of a rank that waits in it: the file's end and the function.
+# What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
+# the user's own, and code that is compiled runs without the compiler.
+_ENDS_BY_ITSELF = (
+    (r"torch/_dynamo/convert_frame\.py", COMPILES),
+    (r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py|/safetensors/torch\.py", SAVES),
+)
+# And what one below the user's frame says of a rank that waits in it: the file's end and the function.
 _WAITS = (
-    (r"torch/_dynamo/convert_frame\.py", r".*", COMPILES),  # what is compiled runs without it
-    (r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py", r".*", SAVES),
     (r"asyncio/(?!runners|base_events).*\.py", r".*", "waits in an await"),
     (r"torch/utils/data/dataloader\.py", r".*", DATA),
     (r"torch/distributed/rendezvous\.py", r".*", "waits for a store"),
@@ -215,6 +219,10 @@ def _operation(thread: Thread) -> str:
 
 
 def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
+    for frame in frames:
+        for file, told in _ENDS_BY_ITSELF:
+            if library(frame, sources) and re.search(rf"(?:{file})$", frame.filename):
+                return told
     own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
