@@ -93,8 +93,11 @@ class TorchJobMagics:
 
     @property
     def _label(self) -> str:
-        # What `ipython some.ipynb` runs isn't counted.
-        return f"Cell In[{self._count}]" if self._count else "Cell"
+        # What `ipython some.ipynb` runs isn't counted: IPython 8 gives it the number of the next cell, which
+        # its history doesn't have yet.
+        history = self.shell.history_manager
+        counted = self._count > 0 and (history is None or self._count < len(history.input_hist_raw))
+        return f"Cell In[{self._count}]" if counted else "Cell"
 
     def _expand(self, line: str, depth: int = 4) -> str:
         """Expand ``{name}`` and ``$name`` by the notebook's values; the user is ``depth`` frames up."""
