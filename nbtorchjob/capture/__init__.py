@@ -54,8 +54,8 @@ _HOMES = {
     "LocalFile": "modules",
     "Ship": "report",
     "Theirs": "lookup",
-    "Need": "needs",
-    "of_notebook": "needs",
+    "Need": "packages",
+    "of_notebook": "packages",
 }  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

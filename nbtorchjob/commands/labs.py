@@ -15,7 +15,7 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime.lab.lab import TEXT
+from nbtorchjob.runtime.lab.lead import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import JobState, turns

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends import inspection
+from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import debugging, labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, Given
@@ -190,7 +190,7 @@ _ROWS = (
         "[NAME]",
         "show what each rank of a job does now, and whom the others wait for",
         answers=verbs.stacks,
-        change=inspection.look,
+        change=stacks.look,
         offer=Offer(
             "Stacks",
             "Show Stacks of Torch Job…",

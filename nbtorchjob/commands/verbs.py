@@ -132,7 +132,7 @@ def profile(given: Given, find: Find) -> Answers:
         seconds = float(asked)
     except ValueError:
         raise LineError(f"{hint('profile')}: --seconds needs a number, got {asked!r}") from None
-    from nbtorchjob.backends import inspection as profiles  # late: most lines profile nothing
+    from nbtorchjob.backends import profiles  # late: most lines profile nothing
 
     profiles.check(seconds, Path(given.options.get("folder", ".")))
     what = "memory of " if memory else ""

@@ -1,7 +1,4 @@
-"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown.
-
-A job on a terminal, or in the log of a CI run: its own log on stdout, its status on stderr.
-"""
+"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +25,10 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
-from nbtorchjob.job import Job
 from nbtorchjob.spec.options import CellOptions, apart
-from nbtorchjob.state import JobState, Origin, Phase
-from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
-from nbtorchjob.state.logs import LogLine, Splitter
+from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.card import render
 from nbtorchjob.ui.card.sending import Output, said
-from nbtorchjob.ui.card.view import Stops
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
@@ -45,75 +37,6 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
     from nbtorchjob.ui.runs import view as view_runs
-
-_RANK_0 = AskedLog()
-
-
-class Stream:
-    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
-
-    The log is written in the thread that follows the job, so that a slow reader slows that down and
-    nothing piles up here.
-    """
-
-    tells = False
-
-    def __init__(
-        self,
-        job: Job[Any],
-        *,
-        write: Callable[[bytes], object],
-        tell: Callable[[str], object],
-        asked: AskedLog = _RANK_0,
-    ) -> None:
-        self._write = write
-        self._tell = tell
-        self._asked = asked
-        self._splitters: dict[int, Splitter] = {}  # by rank
-        self._there: set[tuple[int, int]] = set()  # of the node that was asked for: rank and round
-        self._line_open = False
-        self._phase: Phase | None = None
-        self._stops = Stops()
-        job.listen(self._heard)
-
-    def _heard(self, event: Event) -> None:
-        if isinstance(event, Closed | Lost):
-            self._put(line for splitter in self._splitters.values() for line in splitter.end())
-        if isinstance(event, WorkersStarted) and event.node == self._asked.node:
-            self._there |= {(rank, event.round) for rank in event.ranks}
-        if not isinstance(event, LogChunk) or not self._is_asked(event):
-            return
-        if self._asked.as_written:
-            self._write(event.data)
-            self._line_open = not event.data.endswith(b"\n")
-        else:
-            self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
-
-    def _is_asked(self, chunk: LogChunk) -> bool:
-        if self._asked.node is not None:
-            return (chunk.rank, chunk.round) in self._there
-        return self._asked.rank in (None, chunk.rank)
-
-    def _put(self, lines: Iterable[LogLine]) -> None:
-        if shown := b"".join(map(self._asked.shown, filter(self._asked.wanted.has, lines))):
-            self._write(shown)
-
-    def draw(self, state: JobState) -> None:
-        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
-        if state.phase is not self._phase and not state.phase.terminal:
-            self._phase = state.phase
-            self._say(state)
-        if told := self._stops.new(state):
-            self._tell(told.rstrip("\n"))
-
-    def close(self, state: JobState, value: str = "") -> None:
-        """Print how the job ended, or its status when it is left."""
-        self._say(state)
-
-    def _say(self, state: JobState) -> None:
-        # A progress bar leaves the line open.
-        self._tell(("\n" if self._line_open else "") + render.last_line(state, time.time()))
-        self._line_open = False
 
 
 class Terminal:
@@ -198,7 +121,7 @@ class Terminal:
     def log(self, job: Job[Any], asked: AskedLog) -> None:
         """Write the log's bytes as they are."""
         if asked.follow:
-            # late, as what draws a card is
+            from nbtorchjob.frontends.cli.shown import Stream  # late, as what draws a card is
 
             Stream(job, write=output.log, tell=self.say, asked=asked)
             job.wait()
@@ -214,7 +137,7 @@ class Terminal:
 
     def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
         """Write the log as it comes, and a line for each phase."""
-        # late: most verbs show no job that goes on
+        from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
         from nbtorchjob.ui.card import view
 
         # A program that reads the JSON has no use for the log, but a person may.
