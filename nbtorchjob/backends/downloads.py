@@ -124,7 +124,12 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
         (
             f"{state.info.name}/rank-{rank}.log",
             PLAIN,
-            filter(None, _stamped(backend, state, rank) if times else backend.log(state.info.address, rank)),
+            filter(
+                None,
+                (line.shown(time=True, rank=False) for line in lines(backend, state, rank=rank))
+                if times
+                else backend.log(state.info.address, rank),
+            ),
         )
         for rank in _all_ranks(state)
     )
@@ -135,10 +140,6 @@ def _all_ranks(state: JobState) -> list[int]:
     info = state.info
     told = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
     return sorted({*range(info.nodes[1] * info.nproc_per_node), *told})
-
-
-def _stamped(backend: Backend, state: JobState, rank: int) -> Iterator[bytes]:
-    return (line.shown(time=True, rank=False) for line in lines(backend, state, rank=rank))
 
 
 # How a zip file ends that has no comment: where the numbers of a bigger one are, and then its own: of disks,

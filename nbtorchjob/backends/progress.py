@@ -40,14 +40,11 @@ class Telling:
             if line.startswith(USED):
                 self._use(line)
             else:
-                self._report(line)
-
-    def _report(self, line: bytes) -> None:
-        found = _rank(line)
-        rank = found[1] if found else b""
-        kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
-        if rank in kept or len(kept) < _MOST_RANKS:
-            kept.setdefault(rank, deque(maxlen=most)).append(line)
+                found = _rank(line)
+                rank = found[1] if found else b""
+                kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
+                if rank in kept or len(kept) < _MOST_RANKS:
+                    kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     def _use(self, line: bytes) -> None:
         found = _node(line)

@@ -269,7 +269,13 @@ class Conversation:
                     raise WireError("it isn't a message")
                 if not self._asked and "number" in message:
                     return self._ask(message["number"])
-                self._take(message)
+                if isinstance(end := message.get("end"), str):
+                    self.said = True
+                    self.end(end)
+                elif self._asked and isinstance(message.get("record"), dict):
+                    self._records.append(message["record"])
+                else:
+                    raise WireError("it isn't a message")
         except WireError as exc:
             self.end(f"what answers isn't a node of this job: {exc}")
         return b""
@@ -284,15 +290,6 @@ class Conversation:
         except WireError as exc:
             self.end(f"the question is too long: {exc}")
             return b""
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if isinstance(end := message.get("end"), str):
-            self.said = True
-            self.end(end)
-        elif self._asked and isinstance(message.get("record"), dict):
-            self._records.append(message["record"])
-        else:
-            raise WireError("it isn't a message")
 
     def say(self, content: Mapping[str, Any] | bytes) -> bytes:
         """Return what says it to the node; raises ``WireError`` where that is too long."""

@@ -186,7 +186,10 @@ def _as_paid(known: Known, part: Part, seen: Failure) -> Failure:
 def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
     born = min((unit.life.since for unit in part.units), default=known.info.created)
     start = max(born, before[-1].end or born) if before else born
-    hosts = _hosts(known, part)
+    lives = [unit.life for unit in part.units]
+    for node in known.nodes.values():
+        lives += [node.life_of(worker) for worker in node.workers if worker.round in part.rounds]
+    hosts = tuple(sorted({life.start.host for life in lives if life.start and life.start.host}))
     left = next((each for each in reversed(known.left) if each.round in part.rounds), None)
     if failure is None:
         return Attempt(part.number, start, known.ended, hosts=hosts, left=left)
@@ -198,13 +201,6 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
         # A pod may outlive the job: its deadline, or its operator's word.
         end = max(start, min(end, known.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines, left)
-
-
-def _hosts(known: Known, part: Part) -> tuple[str, ...]:
-    lives = [unit.life for unit in part.units]
-    for node in known.nodes.values():
-        lives += [node.life_of(worker) for worker in node.workers if worker.round in part.rounds]
-    return tuple(sorted({life.start.host for life in lives if life.start and life.start.host}))
 
 
 def _units(known: Known) -> Iterator[_Unit]:

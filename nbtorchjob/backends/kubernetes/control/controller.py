@@ -89,7 +89,10 @@ class JobController:
                 await self._halt(state, labelling.CANCELLED, labelling.wish(state.cancelled, state.early))
         elif state.next is not None:
             if self._late(state):
-                return await self._give_up(state)
+                # The deadline comes before the next attempt.
+                due = state.deadline_at or time.time()
+                await self._halt(state, labelling.STOPPED, labelling.mark(due, failure.DEADLINE_EXCEEDED))
+                return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
             if self._ready(state, reading=reading):
                 return await self._begin(state, state.next)
         elif state.removed is None:
@@ -189,12 +192,6 @@ class JobController:
     def _waited(self, what: str, attempt: int) -> float:
         now = time.monotonic()
         return now - self._seen.setdefault((what, attempt), now)
-
-    async def _give_up(self, state: JobState) -> list[ev.Event]:
-        """End a job whose deadline came before its next attempt."""
-        due = state.deadline_at or time.time()
-        await self._halt(state, labelling.STOPPED, labelling.mark(due, failure.DEADLINE_EXCEEDED))
-        return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
 
     async def _halt(self, state: JobState, mark: str, text: str) -> None:
         """End the newest attempt for good."""

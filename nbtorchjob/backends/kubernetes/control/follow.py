@@ -409,7 +409,9 @@ class Follower:
             return False
         self._decided = self._decided or now
         if not conclusive(self._state):
-            return now - self._decided > _grace(self._state)
+            # The facts that are still missing have so many seconds to come.
+            said = self._state.verdict is not None or self._state.removed is not None
+            return now - self._decided > (_VERDICT_GRACE_S if said else math.inf)
         self._concluded = self._concluded or now
         return not self._reading or now - self._concluded > _log_grace(self._state)
 
@@ -428,12 +430,6 @@ def sound(state: JobState) -> bool:
     if any(each is not None for each in asked):
         return False
     return state.all_over if state.suspended else state.working and not losses(state)
-
-
-def _grace(state: JobState) -> float:
-    """Seconds for the facts that are still missing."""
-    said = state.verdict is not None or state.removed is not None
-    return _VERDICT_GRACE_S if said else math.inf
 
 
 def _log_grace(state: JobState) -> float:

@@ -61,22 +61,18 @@ class Hosts:
         """Tell the job's nodes of notices, until this user is found not to be permitted to read them."""
         with suppress(ForbiddenError):
             while True:
-                hosts = self._hosts()
+                # The hosts, and by node the uids of the pods on each that haven't been told.
+                state, hosts = self._state(), dict[str, dict[int, str]]()
+                for node in state.nodes.values() if state.phase is Phase.RUNNING else ():
+                    life = node.life
+                    if life.running and node.host and self._asked[life.pod] < _MOST:
+                        hosts.setdefault(node.host, {})[node.index] = life.pod
                 for host, nodes in hosts.items():
                     if why := await self._notice(host):
                         await self._tell(nodes, why)
                     await asyncio.sleep(max(_APART_S, EVERY_S / len(hosts)))
                 if not hosts:
                     await asyncio.sleep(EVERY_S)
-
-    def _hosts(self) -> dict[str, dict[int, str]]:
-        """Return the hosts, with the uids of those of the job's pods that are to be told, by node."""
-        state, found = self._state(), dict[str, dict[int, str]]()
-        for node in state.nodes.values() if state.phase is Phase.RUNNING else ():
-            life = node.life
-            if life.running and node.host and self._asked[life.pod] < _MOST:
-                found.setdefault(node.host, {})[node.index] = life.pod
-        return found
 
     async def _notice(self, host: str) -> str:
         """Return its notice, as another job here may have just asked for it: many run on one host."""

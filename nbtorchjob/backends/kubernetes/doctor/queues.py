@@ -88,7 +88,9 @@ async def _fits(here: Session, local: Object, spec: JobSpec) -> list[Finding]:
     if found is None:
         said = f"it isn't known how much it has, because reading {whole} isn't permitted"
         return [Finding(True, f"{text}: {said}")]
-    wanted = _wanted(spec)
+    # What all nodes request, by resource.
+    requests = ((key.partition("."), need) for key, need in asked(spec).items())
+    wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
     if not _short(wanted, workloads.quota(found)):
         return [Finding(True, f"{text} has enough in all for the job")]
     cohort = workloads.cohort(found)
@@ -118,12 +120,6 @@ async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None
     except ClusterError:
         return None
     return [each for each in items if workloads.cohort(each) == cohort and each["metadata"]["name"] != name]
-
-
-def _wanted(spec: JobSpec) -> dict[str, float]:
-    """Return what all nodes request, by resource."""
-    requests = ((key.partition("."), need) for key, need in asked(spec).items())
-    return {name: need for (kind, _, name), need in requests if kind == "requests"}
 
 
 def _short(wanted: Mapping[str, float], has: Mapping[str, float]) -> list[str]:

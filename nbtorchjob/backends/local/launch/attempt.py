@@ -92,20 +92,17 @@ class Attempt:
         if most > 1:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=2 * most)
         for index in range(most):
-            self._fork(index)
+            self._job.node(index).mkdir(exist_ok=True)
+            pid = os.fork()
+            if pid == 0:
+                node_process.become(self._job, self._request, self._environment(index), index)
+            self._nodes[pid] = _Node(index, pid)
+            where = {"host": socket.gethostname(), "pod": self._pod, "attempt": self._number}
+            self._job.emit("NodeStarted", node=index, pid=pid, **where)
         if self._listener is not None:
             # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
             # threads, so it is opened when there is nothing left to fork.
             self._store = listening.store(self._listener, "127.0.0.1")
-
-    def _fork(self, index: int) -> None:
-        self._job.node(index).mkdir(exist_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            node_process.become(self._job, self._request, self._environment(index), index)
-        self._nodes[pid] = _Node(index, pid)
-        where = {"host": socket.gethostname(), "pod": self._pod, "attempt": self._number}
-        self._job.emit("NodeStarted", node=index, pid=pid, **where)
 
     def _environment(self, index: int) -> dict[str, str]:
         own = {

@@ -69,8 +69,11 @@ def _spec(sub: Submission) -> dict[str, Any]:
     launch = sub.spec.launch
     policy, cluster = sub.policy, sub.spec.cluster
     scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
+    asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
+    # The remaining nodes of a failed attempt would hold what the next one needs.
+    cleaned = CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
     found = {
-        "cleanPodPolicy": _clean_pod_policy(sub).value,
+        "cleanPodPolicy": cleaned.value,
         "ttlSecondsAfterFinished": sub.ttl_s,
         "activeDeadlineSeconds": sub.deadline_s,
         "backoffLimit": policy.backoff_limit,
@@ -95,12 +98,6 @@ def _spec(sub: Submission) -> dict[str, Any]:
     if launch.worker.replicas:
         roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
     return {**spec, "pytorchReplicaSpecs": roles}
-
-
-def _clean_pod_policy(sub: Submission) -> CleanPodPolicy:
-    asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
-    # The remaining nodes of a failed attempt would hold what the next one needs.
-    return CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
 
 
 def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any]) -> dict[str, Any]:
