@@ -79,11 +79,11 @@ class Tending(Protocol):
 
 
 class Backend(ABC):
-    """What runs payloads. Each verb but ``submit`` and ``retry`` may be repeated, and then changes nothing.
+    """What runs payloads. Each verb but ``submit`` and ``retry`` is idempotent.
 
-    A new one begins with the six abstract verbs. The rest is made of these, or refuses in one line, until
-    it does better. Verbs that take a name, which is a job's ``JobInfo.address``, raise ``JobNotFoundError``
-    where there is no such job.
+    A new backend begins with the six abstract verbs. The other methods are built on these, or refuse in one
+    line, until the backend does better. A name is a job's ``JobInfo.address``; verbs that take one raise
+    ``JobNotFoundError`` for a job that doesn't exist.
     """
 
     has_images: ClassVar[bool] = False  # what its nodes can import isn't what this process can
@@ -91,15 +91,15 @@ class Backend(ABC):
 
     @abstractmethod
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Send the job, and return what is written down of it; that may be a job that runs already.
+        """Send the job and return its record, which may be that of a job that runs already.
 
-        A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
-        ``NameTakenError`` where a given name is another running job's. One that is interrupted takes back
-        what it made, or says in an ``Interrupted`` what there is.
+        A name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind, and
+        ``NameTakenError`` for the name of another running job. An interrupted call removes what it made, or
+        raises an ``Interrupted`` that describes what is left.
         """
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
-        """Send a call as the runs of a group: one job each, under its own name, with what it is given.
+        """Send a call as the runs of a group: one job for each, with its own name and parameters.
 
         Raises as :meth:`submit` does, with nothing left behind.
         """
@@ -121,42 +121,42 @@ class Backend(ABC):
         since: Mapping[tuple[int, int], int] | None = None,
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Report the job's facts from its beginning on, until it is closed or lost.
+        """Yield the job's facts from its beginning until it is closed or lost.
 
-        With a ``turn``, of a lab only what its view needs has to come, until it is over.
+        With a ``turn``, at least the facts that its view needs are yielded, until the turn is over.
 
-        Of a log come the newest bytes, as many as can be shown, some perhaps twice. With ``since``, how many
-        bytes are known already by (rank, round), every byte after those comes exactly once, and no more
-        is read than is taken.
+        Of each log the newest bytes are yielded, as many as can be shown, and some perhaps twice. ``since``
+        maps (rank, round) to the bytes that the caller has: then every later byte is yielded exactly once, and
+        nothing is read ahead of the caller.
         """
 
     @abstractmethod
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
-        """Return what is known of all jobs now, oldest first, without their logs; others' too if asked.
+        """Return the states of all jobs, oldest first, without their logs; with ``everyone`` other users' too.
 
-        Those of one of its ``scopes``, or of all, where one that refuses is a warning.
+        ``scope`` is one of :meth:`scopes`; without it all are listed, and one that refuses is a warning.
         """
 
     @abstractmethod
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
-        """Ask for the job's end; its record stays. A job that has ended stays as it is.
+        """Request the job's end and keep its record; an ended job stays as it is.
 
-        ``gently``, its ranks have the time to save of which ``leaving()`` tells them. ``early`` is why a run
-        is stopped early, by what it reported; that changes nothing once somebody else has asked.
+        With ``gently`` its ranks get time to save, which ``leaving()`` reports to them. ``early`` is why a run
+        is stopped early, judged by its metrics; it has no effect on a job that is being cancelled already.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """End the job if it runs, and remove all that is kept of it."""
+        """End the job if it runs, and remove everything that is stored of it."""
 
     @abstractmethod
     def fetch(self, name: str, value: ValueReady) -> Fetched:
-        """Bring a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
+        """Download a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
 
     # What follows from those.
 
     def check(self, spec: JobSpec) -> list[str]:
-        """Raise ``SpecError`` for what this backend can't honour; return what works, but not well."""
+        """Raise ``SpecError`` for options that this backend can't honour; return warnings about others."""
         no_cluster(spec)
         for name, asked in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
             if asked is not None:
@@ -164,29 +164,29 @@ class Backend(ABC):
         return []
 
     def most_shipped(self, spec: JobSpec) -> int | None:
-        """Return how many bytes of shipped files a job's payload may hold; None: big ones lie elsewhere."""
+        """Return the limit, in bytes, of shipped files in a payload; None if big files travel apart from it."""
         return None
 
     def ours(self, name: str) -> bool:
-        """Whether the job was submitted from here, so that nobody else has chosen what it shows."""
+        """Whether the job was submitted from this machine, so that nobody else chose its outputs."""
         return True
 
     def scopes(self) -> list[str]:
-        """Return the scopes of jobs, to be listed one by one: what an address has before the job's name."""
+        """Return the prefixes of addresses, such as ``context/namespace``, whose jobs are listed together."""
         return [""]
 
     def summaries(
         self, make: Callable[[JobState, float], Summary], *, everyone: bool = False
     ) -> list[Summary]:
-        """Return what ``make`` makes of each job now; of one that has ended, maybe what it made before.
+        """Return ``make(state, now)`` of each job; for an ended job that may be an earlier result.
 
-        It is a function of a module, of an ended job it makes the same at any time, and all of it is JSON.
+        ``make`` is a module's function, returns JSON, and depends only on the state once a job has ended.
         """
         now = time.time()
         return [make(state, now) for state in self.jobs(everyone=everyone)]
 
     def names(self) -> list[str]:
-        """Return the names of all jobs, oldest first, as cheaply as can be: one may be just gone."""
+        """Return the names of all jobs, oldest first, as cheaply as possible: a job may have just been deleted."""
         return [state.info.name for state in self.jobs()]
 
     def snapshot(self, name: str) -> JobState:

@@ -81,7 +81,7 @@ def _records(
         raise _refused(rank, ", ".join(filter(None, (STATES.get(sample.state, sample.state), sample.note))))
     question = {"question": "profile", "rank": rank, "seconds": seconds, "memory": memory}
     (answer,) = backend.ask(state.info.address, question, nodes=[node], timeout=seconds + _SPARE_S)
-    for trouble in (*(each.get("trouble") for each in answer.records), answer.trouble):
+    for trouble in (*(record.get("trouble") for record in answer.records), answer.trouble):
         if trouble:
             where = _where(sample, state) if str(trouble).startswith(AWAY) else ""
             raise _refused(rank, f"{trouble}{where}")
@@ -95,7 +95,7 @@ def _found(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSampl
     for answer in backend.ask(
         state.info.address, {"question": "sample"}, nodes=known or None, timeout=_LOOK_S
     ):
-        facts = [fact for each in answer.records if isinstance(fact := believed(each), Sampled)]
+        facts = [fact for record in answer.records if isinstance(fact := believed(record), Sampled)]
         for sample in (sample for fact in facts for sample in fact.samples if sample.rank == rank):
             return answer.node, sample
         troubles += [f"node {answer.node}: {answer.trouble}"] if answer.trouble else []

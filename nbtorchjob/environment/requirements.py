@@ -123,7 +123,7 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
     dependencies = table.get("dependencies", [])
     if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
         raise SpecError(f"{where}, dependencies", dependencies, "a list of texts")
-    return tuple(_checked(f"{where}, dependencies", each) for each in dependencies)
+    return tuple(_checked(f"{where}, dependencies", dependency) for dependency in dependencies)
 
 
 def _table(content: str, where: str) -> Mapping[str, Any]:
@@ -230,12 +230,12 @@ class Wanted(FrozenDataclass):
     @property
     def names(self) -> frozenset[str]:
         """The normalised names of the distributions that are asked for."""
-        return names((*self.requirements, *self.exactly)) | {each.distribution for each in self.wheels}
+        return names((*self.requirements, *self.exactly)) | {wheel.distribution for wheel in self.wheels}
 
     @property
     def digest(self) -> str:
         """What tells it from others."""
-        wheels = [(each.name, each.digest) for each in self.wheels]
+        wheels = [(wheel.name, wheel.digest) for wheel in self.wheels]
         parts = self.requirements, self.constraints, self.exactly, wheels
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -244,7 +244,7 @@ class Wanted(FrozenDataclass):
         """What ``runtime/install/packages`` reads of it in a payload."""
         return {
             "requirements": self.requirements,
-            "wheels": {each.name: each.digest for each in self.wheels},
+            "wheels": {wheel.name: wheel.digest for wheel in self.wheels},
             "constraints": self.constraints,
             "exactly": self.exactly,
         }

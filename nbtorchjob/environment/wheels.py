@@ -63,7 +63,7 @@ class Wheel(FrozenDataclass):
         """The oldest GNU C library that it runs with, where its name says so (PEP 600)."""
         platforms = self.name.removesuffix(".whl").rpartition("-")[2].split(".")
         newer = [(int(each[1]), int(each[2])) for each in map(_GLIBC, platforms) if each]
-        older = [_LEGACY[name] for each in platforms if (name := each.partition("_")[0]) in _LEGACY]
+        older = [_LEGACY[name] for platform in platforms if (name := platform.partition("_")[0]) in _LEGACY]
         return min(newer + older, default=None)
 
     @property
@@ -135,7 +135,7 @@ def installed(name: str) -> Wheel:
         raise SubmitError(f"--package like-here: nothing tells what {name} consists of")
     with suppress(OSError):
         text = (info / "WHEEL").read_text() if (info / "WHEEL").exists() else _WHEEL
-        fits = {str(each) for each in tags.sys_tags()}
+        fits = {str(tag) for tag in tags.sys_tags()}
         tag = next((each for each in re.findall(r"(?m)^Tag: (\S+)", text) if each in fits), "py3-none-any")
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -179,7 +179,7 @@ def _check_python(path: Path) -> None:
         made = parse_wheel_filename(path.name)[3]
     except InvalidWheelFilename:  # the installer says what it thinks of that
         return
-    fits = {(each.interpreter, each.abi) for each in tags.sys_tags()}
+    fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
     if not any(
         (each.interpreter, each.abi) in fits and ("linux" in each.platform or each.platform == "any")
         for each in made

@@ -61,7 +61,7 @@ class Judge:
 
     def _read(self, states: Sequence[JobState]) -> dict[str, _Track]:
         """Return how far each run came that reports, and with what."""
-        series = {each.info.address: each.series[min(each.series)] for each in states if each.series}
+        series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
         by = self._early.by or self._unit(series)
         for address, each in series.items():
             known = self._tracks.get(address)

@@ -52,10 +52,10 @@ def missed(state: JobState, failure: Failure) -> Diagnosis | None:
 
 
 def _samples(state: JobState) -> list[Sampled]:
-    return [each for each in state.samples.values() if each.round == state.round]
+    return [sample for sample in state.samples.values() if sample.round == state.round]
 
 
 def _reported(state: JobState, samples: list[Sampled]) -> bool:
     """Whether a rank has reported since the job was looked at."""
-    last = max(each.time for each in samples)
+    last = max(sample.time for sample in samples)
     return any(s.round == state.round and s.points[-1].time > last for s in state.series.values())

@@ -103,7 +103,7 @@ class Known(FrozenDataclass):
         told = self.environment
         if told is None or told.installed:
             return told
-        named = (text for each in self.installs.values() for text in getattr(each, "packages", ()))
+        named = (text for install in self.installs.values() for text in getattr(install, "packages", ()))
         installed = {name: version for name, _, version in (text.rpartition(" ") for text in named)}
         return replace(told, installed=installed) if installed else told
 
@@ -227,7 +227,7 @@ class Known(FrozenDataclass):
         if took is None or took.reason != ev.DELETED:
             return None
         # Times are whole seconds, and a job's pods go once it was suspended for the eviction.
-        before = [each for each in self.evictions if each.time <= took.time + 1.0]
+        before = [eviction for eviction in self.evictions if eviction.time <= took.time + 1.0]
         if not before:
             return None
         begun = [p.time for p in self.pauses if not p.suspended and p.time > before[-1].time]

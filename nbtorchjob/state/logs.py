@@ -200,7 +200,9 @@ class LogTail(FrozenDataclass):
     @property
     def newest(self) -> LogTail:
         """What it holds of the newest round alone."""
-        return LogTail(tuple(each for each in self.pieces if each.round == self.pieces[-1].round), self.cap)
+        return LogTail(
+            tuple(piece for piece in self.pieces if piece.round == self.pieces[-1].round), self.cap
+        )
 
     def text(self) -> str:
         """The tail as text, from its first whole line on; gaps and earlier rounds marked by a line."""

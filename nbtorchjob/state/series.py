@@ -98,7 +98,7 @@ class Series(FrozenDataclass):
             return Series(round, (point,), (*self.earlier, *before)[-_EARLIER:], self.most)
         known = {stretch.round: stretch.points for stretch in self.earlier}
         known[round] = _added(known.get(round, ()), point, _EARLIER_POINTS)
-        earlier = tuple(Stretch(*each) for each in sorted(known.items()))
+        earlier = tuple(Stretch(*item) for item in sorted(known.items()))
         return replace(self, earlier=earlier[-_EARLIER:])
 
 
@@ -148,13 +148,13 @@ class Use(FrozenDataclass):
 
 def point(event: ev.Used) -> Point:
     """Return what is kept of each time; CPU seconds and the GPUs' only grow."""
-    gpus = [each for each in event.gpus if each.memory >= _GPU_BYTES]
+    gpus = [gpu for gpu in event.gpus if gpu.memory >= _GPU_BYTES]
     told = {
         "memory": event.memory,
         "limit": event.limit,
         "shm": event.shm,
         "cores": event.cores,
-        "cpu": sum(each.cpu for each in event.uses),
+        "cpu": sum(use.cpu for use in event.uses),
         "running": sum(each.running for each in event.uses),
         "busy": sum(each.busy for each in gpus),
         "watched": sum(each.watched for each in gpus),

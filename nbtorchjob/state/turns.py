@@ -136,7 +136,7 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
     for at in reversed(range(len(lab.turns))):
         if lab.turns[at].id == known_as:
-            again = [each.id for each in lab.turns[:at]].count("") - 1
+            again = [turn.id for turn in lab.turns[:at]].count("") - 1
             return at + 1 - max(0, again), lab.turns[at]
     return None
 

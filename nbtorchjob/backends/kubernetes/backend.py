@@ -330,7 +330,7 @@ class KubernetesBackend(Backend):
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
     ) -> Background:
         """Watch the namespaces, and look after the jobs in them."""
-        given = [namespaces.Scope.parse(each) for each in scopes]
+        given = [namespaces.Scope.parse(scope) for scope in scopes]
         service = Service(lambda: given or namespaces.looked_at(), who, everyone=everyone)
         return Background(service, listen)
 
@@ -338,7 +338,7 @@ class KubernetesBackend(Backend):
         """Return a Deployment, its account and what that is permitted."""
         if not scopes:
             raise SpecError("namespace", None, "where jobs are, also several times; the first has the tender")
-        named = [namespaces.Scope.parse(each).namespace for each in scopes]
+        named = [namespaces.Scope.parse(scope).namespace for scope in scopes]
         return deployment.manifests(named, image or deployment.IMAGE)
 
     def leftovers(self) -> list[Leftover]:

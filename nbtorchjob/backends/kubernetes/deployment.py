@@ -61,7 +61,7 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
     shared = rights.rights(rights.TENDING_CLUSTERWIDE)
     parts = [
         _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
-        *(grant(account, each, rights.tended(), NAME) for each in namespaces),
+        *(grant(account, namespace, rights.tended(), NAME) for namespace in namespaces),
         grant(account, None, shared, NAME),
         *map(_yaml, secrets),
         _yaml(_deployment(namespaces, image, secrets)),
@@ -88,7 +88,7 @@ def _deployment(
             {
                 "name": "program",
                 "projected": {
-                    "sources": [{"secret": {"name": each["metadata"]["name"]}} for each in secrets]
+                    "sources": [{"secret": {"name": secret["metadata"]["name"]}} for secret in secrets]
                 },
             },
             {"name": "tmp", "emptyDir": {}},
@@ -182,7 +182,7 @@ def _closure(names: Iterable[str]) -> set[str]:
             found.add(name)
             needs = map(Requirement, metadata.requires(name) or ())
             todo += [
-                each.name for each in needs if each.marker is None or each.marker.evaluate({"extra": ""})
+                need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
             ]
     return found
 

@@ -128,8 +128,8 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     ``over`` says that the ranks are no longer there.
     """
     sources = known.info.sources
-    sampled = [each for each in known.samples.values() if known.base(each.round) == known.round]
-    raised = {each.rank: each.error.frames for each in known.errors if each.round == known.round}
+    sampled = [sample for sample in known.samples.values() if known.base(sample.round) == known.round]
+    raised = {error.rank: error.error.frames for error in known.errors if error.round == known.round}
     stands = [
         standing(rank, each.time, sources, raised.get(rank.rank, ()))
         for each in sampled

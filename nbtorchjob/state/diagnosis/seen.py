@@ -73,7 +73,7 @@ class Seen(FrozenDataclass):
     @cached_property
     def ended(self) -> Mapping[int, str]:
         """How ranks had ended when the samples were taken."""
-        last, now = max(each.time for each in self.standings), self.known.round
+        last, now = max(standing.time for standing in self.standings), self.known.round
         ended = {each.rank: _end(each.note) for each in self.of.values() if each.state == ENDED}
         for gone in self.known.exits:
             if gone.round == now and gone.time <= last:
@@ -113,7 +113,9 @@ class Seen(FrozenDataclass):
 
         The newest first, as far back as it always was, by more than a moment.
         """
-        begun = {each: {c.seq: c.since for c in self.made(each, wait.group.name)} for each in wait.waiters}
+        begun = {
+            waiter: {c.seq: c.since for c in self.made(waiter, wait.group.name)} for waiter in wait.waiters
+        }
         mine = {call.seq: call.since for call in self.made(rank, wait.group.name)}
         found: list[float] = []
         for seq in range(wait.call.seq - 1, 0, -1):
@@ -142,7 +144,7 @@ class Seen(FrozenDataclass):
         return next((wait for wait in each if wait.absent or wait.unknown), each[0])
 
     def _numbered(self, calls: Iterable[tuple[int, Group, Collective]], seq: int) -> Wait:
-        mine = [each for each in calls if each[2].seq == seq]
+        mine = [call for call in calls if call[2].seq == seq]
         _, group, first = min(mine, key=lambda each: each[2].since)
         waiters = tuple(sorted({rank for rank, _, _ in mine}))
         there = {
@@ -211,4 +213,4 @@ class Seen(FrozenDataclass):
         if stand is None or stand.call is None or not stand.held:
             return None
         name = stand.call[0].name
-        return next((each for each in self.waits if each.group.name == name and rank in each.waiters), None)
+        return next((wait for wait in self.waits if wait.group.name == name and rank in wait.waiters), None)

@@ -160,7 +160,7 @@ def _in_backward(threads: Sequence[Thread]) -> bool:
     """
     frames = [frame for thread in threads for frame in thread.frames]
     ends = [thread.frames[-1] for thread in threads if thread.frames]
-    engine = any(each.name == "_engine_run_backward" and each.filename.endswith(_AUTOGRAD) for each in ends)
+    engine = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
     return engine and not any("torch/distributed/" in frame.filename for frame in frames)
 
 

@@ -44,7 +44,7 @@ def pending(state: JobState, now: float) -> list[str]:
 
 def use(attempt: Attempt, state: JobState) -> str:
     """Return ``preemption 1 of 3``: what the attempt's end used; empty where it used nothing."""
-    spent = next((each for each in state.budgets if each.budget is attempt.budget), None)
+    spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
     tried = (each for each in state.attempts if each.number <= attempt.number)
@@ -121,7 +121,7 @@ def exhausted(state: JobState) -> str:
             return ""
         what = line(failed.error.type.rpartition(".")[2], 80)
         return f"not retried: {what} isn't a RecoverableError or named by --retry-on"
-    spent = next(each for each in state.budgets if each.budget is last.budget)
+    spent = next(row for row in state.budgets if row.budget is last.budget)
     if spent.used < spent.limit:
         return ""
     what = "retries" if spent.budget is Budget.FAILURES else "preemptions"
@@ -159,7 +159,7 @@ def lines(state: JobState) -> list[str]:
         out = [facts.heading(failure, state)]
         if failure.error is not None and not summarised(failure.error):
             frames = frames_text(failure.error, state.info.sources.get).split("\n")
-            out += fit([clip(each, LINE) for each in frames], MOST_BYTES)
+            out += fit([clip(frame, LINE) for frame in frames], MOST_BYTES)
         out += [f"  {line}" for line in facts.output(state)]
         out += [facts.cause(failure, state), exhausted(state), labs.lost(state)]
     label = "Also: " if failure else "So far: "

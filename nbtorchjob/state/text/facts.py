@@ -326,7 +326,7 @@ def cause(failure: Failure, state: JobState) -> str:
     if missing and missing.sure:  # its line has answered what the hint asks
         hint = table.KNOWN.get(hint, hint)
     words = (told, hint, usage.before(failure, state), again)
-    return line(" ".join(each for each in words if each), _MAX_TEXT)
+    return line(" ".join(word for word in words if word), _MAX_TEXT)
 
 
 def _whose(failure: Failure, state: JobState, *, certain: bool) -> str:

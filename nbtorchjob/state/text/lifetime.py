@@ -197,7 +197,7 @@ def installing(node: Node, state: JobState) -> ev.Installing | None:
 
 
 def _installs(packages: Iterable[ev.Installing]) -> str:
-    most = max((each.packages for each in packages), key=len)
+    most = max((installed.packages for installed in packages), key=len)
     some = ", ".join(line(each, _MOST_NAME) for each in most[:_NAMED])
     some += " and others" if len(most) > _NAMED else ""
     return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
@@ -216,7 +216,7 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     info = state.info
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
-    installed = [each for each in state.installs.values() if isinstance(each, ev.Installed)]
+    installed = [install for install in state.installs.values() if isinstance(install, ev.Installed)]
     ends = (
         ("submitting, and waiting for nodes", state.started),
         (_what(installed), _last(each.time for each in installed)),

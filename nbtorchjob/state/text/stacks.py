@@ -243,10 +243,10 @@ class Profile(FrozenDataclass):
         return part != ACCELERATOR or self.spent.busy is not None
 
     def _operations(self) -> Iterator[tuple[str, float, str]]:
-        for each in self.spent.operations[:_MOST_OPERATIONS]:
-            where = f"mostly in {each.place}" if each.place else ""
-            name = f"{line(each.name, _MAX_NAME)}, {count(each.count, 'call')}"
-            yield name, each.seconds, where
+        for operation in self.spent.operations[:_MOST_OPERATIONS]:
+            where = f"mostly in {operation.place}" if operation.place else ""
+            name = f"{line(operation.name, _MAX_NAME)}, {count(operation.count, 'call')}"
+            yield name, operation.seconds, where
 
     def _table(self, rows: Sequence[tuple[str, float, str]]) -> list[str]:
         shown = [(f"  {self._share(seconds):>5}", name, more) for name, seconds, more in rows]

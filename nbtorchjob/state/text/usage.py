@@ -104,9 +104,11 @@ def _waiting(state: JobState) -> str:
     Who waits for data comes first: the others then wait for that rank.
     """
     since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
-    found = [each for each in state.samples.values() if each.round == state.round and each.time >= since]
+    found = [
+        sample for sample in state.samples.values() if sample.round == state.round and sample.time >= since
+    ]
     stands = [standing(rank, each.time, state.info.sources) for each in found for rank in each.samples]
-    loading = [each.rank for each in stands if each.waits == DATA]
+    loading = [stand.rank for stand in stands if stand.waits == DATA]
     inside = {each.inside: [e.rank for e in stands if e.inside == each.inside] for each in stands}
     inside.pop("", None)
     waits = {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
@@ -190,7 +192,7 @@ def _row(node: int, use: Use) -> tuple[str, ...]:
     memory = [point.metrics["memory"] for point in points]
     threads = [each.tasks for each in newest.uses]
     shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
-    gpus = ", ".join(f"{_of(each.memory, each.limit)}" for each in newest.gpus[:8])
+    gpus = ", ".join(f"{_of(gpu.memory, gpu.limit)}" for gpu in newest.gpus[:8])
     took = points[-1].time - points[0].time
     spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
     cells = (

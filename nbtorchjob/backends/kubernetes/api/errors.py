@@ -141,7 +141,7 @@ def _details(found: Any) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         return {}
     causes = found.get("causes")
-    good = isinstance(causes, list) and all(isinstance(each, dict) for each in causes)
+    good = isinstance(causes, list) and all(isinstance(cause, dict) for cause in causes)
     return {**found, "causes": causes if good else []}
 
 

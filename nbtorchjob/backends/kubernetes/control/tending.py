@@ -343,7 +343,7 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     if state.ended is not None:
         return 0.0 if _untidy(job, state, kept) else cleanup.expires(job, state)
     wishes = (state.verdict, state.cancelled, state.next)
-    if any(each is not None for each in wishes) or _ends(state) - kept.ends:
+    if any(wish is not None for wish in wishes) or _ends(state) - kept.ends:
         return 0.0
     if info.start_within_s is not None and not state.suspended and not _all_run(state):
         return 0.0

@@ -119,7 +119,7 @@ async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None
                 return None
     except ClusterError:
         return None
-    return [each for each in items if workloads.cohort(each) == cohort and each["metadata"]["name"] != name]
+    return [item for item in items if workloads.cohort(item) == cohort and item["metadata"]["name"] != name]
 
 
 def _short(wanted: Mapping[str, float], has: Mapping[str, float]) -> list[str]:

@@ -108,7 +108,7 @@ async def _places(here: Session, namespace: str, name: str) -> dict[str, int]:
 async def _local(here: Session, namespace: str, name: str) -> Object | None:
     api = await here.newest(LOCAL_QUEUES)
     items = (await here.client.list(api, namespace)).items if api is not None else []
-    return next((each for each in items if each["metadata"]["name"] == name), None)
+    return next((item for item in items if item["metadata"]["name"] == name), None)
 
 
 async def cluster_queue(here: Session, name: str) -> Object | None:

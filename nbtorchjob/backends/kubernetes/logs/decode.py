@@ -160,7 +160,7 @@ def life(pod: Object | None, container: str) -> Life:
         return Life(ended=True, gone=True)
     status = reading.status(pod)
     statuses: list[Object] = status.get("containerStatuses") or []
-    found = next((each for each in statuses if each.get("name") == container), {})
+    found = next((status for status in statuses if status.get("name") == container), {})
     never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
     terminated = (found.get("state") or {}).get("terminated") is not None
     over = status.get("phase") in ("Succeeded", "Failed")

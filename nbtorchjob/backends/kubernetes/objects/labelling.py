@@ -252,7 +252,7 @@ def owned(obj: Object, owner: Object) -> bool:
 def is_pod(controls: Controls, pod: Object, attempts: Iterable[Object]) -> bool:
     """Whether a pod is one of these attempts' of a job."""
     controllers = [each for each in _owners(pod) if each.get("controller")]
-    return any(controls(each, obj) for each in controllers for obj in attempts)
+    return any(controls(controller, obj) for controller in controllers for obj in attempts)
 
 
 def attempts(items: Iterable[Object]) -> list[tuple[Object, ...]]:

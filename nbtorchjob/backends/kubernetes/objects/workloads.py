@@ -141,7 +141,7 @@ def _why(workload: Object) -> tuple[str, str, float]:
     if not _active(workload.get("spec") or {}):
         return (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
     checks = reading.status(workload).get("admissionChecks") or ()
-    open_ = [each for each in checks if each.get("state") != "Ready"]
+    open_ = [check for check in checks if check.get("state") != "Ready"]
     words = "; ".join(f"{each.get('name')}: {each.get('message') or each.get('state')}" for each in open_)
     said = f"an admission check of its queue isn't through: {words}" if words else ""
     return ("AdmissionChecks" if words else "", said, 0.0)

@@ -82,7 +82,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     draft = await _draft(job, packed, info.sent_again())
     policies = [] if info.asked.cluster.network_policy else [submission.policy(draft.submission)]
     namespace = {"namespace": draft.scope.namespace}
-    parts = [{**each, "metadata": {**each["metadata"], **namespace}} for each in draft.secrets[1:]]
+    parts = [{**secret, "metadata": {**secret["metadata"], **namespace}} for secret in draft.secrets[1:]]
     return [*policies, *parts, *_in_order(draft)]
 
 

@@ -65,7 +65,7 @@ async def check(session: Session, name: str | None) -> None:
         names: list[str] = []
         with suppress(ClusterError):
             listing = await session.client.list(api, None, bare=True)
-            names = sorted(each["metadata"]["name"] for each in listing.items)
+            names = sorted(item["metadata"]["name"] for item in listing.items)
         known = ", ".join(names) or "none"
         said = f"workload_priority: there is no {api.kind} {name!r} on the cluster (there are: {known})"
         raise NotFoundError(f"{said}: choose one with --workload-priority") from exc

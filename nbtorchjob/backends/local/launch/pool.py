@@ -264,9 +264,9 @@ def _import(names: list[str], count: int) -> None:
     del names[:count]
     node.plain_logging()
     # Each fork draws numbers of its own: Python reseeds only ``random`` itself (sympy makes three more).
-    for each in gc.get_objects():
-        if type(each) is random.Random:
-            os.register_at_fork(after_in_child=each.seed)
+    for item in gc.get_objects():
+        if type(item) is random.Random:
+            os.register_at_fork(after_in_child=item.seed)
     # What is here stays as it is, so that forks share its memory.
     gc.unfreeze()
     gc.collect()

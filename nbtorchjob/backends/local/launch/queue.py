@@ -162,7 +162,7 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
             _write(folder / "running", each)
             if each.name in waiting:
                 (folder / "waiting" / each.name).unlink(missing_ok=True)
-        begun = {each.name for each in starts}
+        begun = {start.name for start in starts}
         for each in new:
             if each.name not in begun:
                 _write(folder / "waiting", each)

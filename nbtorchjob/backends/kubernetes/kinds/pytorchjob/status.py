@@ -50,4 +50,4 @@ def node(pod: Object) -> int | None:
 def _has_master(pod: Object) -> bool:
     # The operator makes a worker wait for its master, and for nothing where there is none.
     waits = (pod.get("spec") or {}).get("initContainers") or ()
-    return any(each.get("name") == "init-pytorch" for each in waits)
+    return any(wait.get("name") == "init-pytorch" for wait in waits)

@@ -48,7 +48,9 @@ def runs(runtime: Object) -> str:
     for name in ("spec", "template", "spec"):
         pod = (pod or {}).get(name)
     containers = (pod or {}).get("containers") or ()
-    image = next((each.get("image") for each in containers if each.get("name") == _CONTAINER), None)
+    image = next(
+        (container.get("image") for container in containers if container.get("name") == _CONTAINER), None
+    )
     nodes = words.count(int(_policy(runtime).get("numNodes") or 1), "node")
     return ", ".join(filter(None, [made_for(runtime) or "torch", nodes, image]))
 

@@ -26,7 +26,7 @@ def node(pod: Object) -> int | None:
     containers = (pod.get("spec") or {}).get("containers") or ()
     # Older servers have the index only as an annotation (the label came with Kubernetes 1.28).
     index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
-    trains = any(each.get("name") == _CONTAINER for each in containers)
+    trains = any(container.get("name") == _CONTAINER for container in containers)
     return index if trains else None
 
 
