@@ -1,6 +1,6 @@
-"""What a backend can do: six verbs that every one has, and defaults for the rest.
+"""The interface of a backend: six verbs that each has, and defaults for the rest.
 
-Who enforces one of a job's policies or budgets.
+Also who enforces one of a job's policies or budgets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Summary = TypeVar("Summary", bound=Mapping[str, Any])
 
 
 class Finding(FrozenDataclass):
-    """One thing that a doctor looked at; ``remedy`` is what to do, or what to hand to an administrator."""
+    """The result of one of the doctor's checks; ``remedy`` is what to do, or to hand to an administrator."""
 
     good: bool
     text: str
@@ -40,7 +40,7 @@ class Finding(FrozenDataclass):
 
 
 class Leftover(FrozenDataclass):
-    """Something that an ended, or never begun, job left behind; ``age`` is in seconds."""
+    """Something left behind by a job that has ended or never began; ``age`` is in seconds."""
 
     name: str
     what: str
@@ -49,14 +49,14 @@ class Leftover(FrozenDataclass):
 
 
 class Choice(FrozenDataclass):
-    """A value that an option can be given here; ``note`` is what else is known of it, in a few words."""
+    """A value to choose for an option; ``note`` describes it in a few words."""
 
     value: str
     note: str = ""
 
 
 class Tended(FrozenDataclass):
-    """Who looks after a job now, in a few words ("": nobody), since when, and when last heard of."""
+    """Who tends a job now, in a few words ("" for nobody), since when, and its last sign of life."""
 
     who: str = ""
     since: float = 0.0
@@ -64,7 +64,7 @@ class Tended(FrozenDataclass):
 
 
 class NodeAnswer(FrozenDataclass):
-    """What a node answered to a question; ``trouble`` is why there isn't more, in one line."""
+    """A node's answer to a question; ``trouble`` says in one line why it is incomplete."""
 
     node: int
     records: tuple[dict[str, Any], ...]
@@ -72,7 +72,7 @@ class NodeAnswer(FrozenDataclass):
 
 
 class Tending(Protocol):
-    """What looks after jobs in the background."""
+    """A background tender of jobs."""
 
     def stop(self) -> None:
         """End it, and wait until it has given back what it held."""
@@ -126,13 +126,13 @@ class Backend(ABC):
         With a ``turn``, at least the facts that its view needs are yielded, until the turn is over.
 
         Of each log the newest bytes are yielded, as many as can be shown, and some perhaps twice. ``since``
-        maps (rank, round) to the bytes that the caller has: then every later byte is yielded exactly once, and
-        nothing is read ahead of the caller.
+        maps (rank, round) to the bytes that the caller has: then every later byte is yielded exactly once,
+        and nothing is read ahead of the caller.
         """
 
     @abstractmethod
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
-        """Return the states of all jobs, oldest first, without their logs; with ``everyone`` other users' too.
+        """Return the states of all jobs, oldest first, without logs; with ``everyone`` other users' too.
 
         ``scope`` is one of :meth:`scopes`; without it all are listed, and one that refuses is a warning.
         """
@@ -141,8 +141,8 @@ class Backend(ABC):
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Request the job's end and keep its record; an ended job stays as it is.
 
-        With ``gently`` its ranks get time to save, which ``leaving()`` reports to them. ``early`` is why a run
-        is stopped early, judged by its metrics; it has no effect on a job that is being cancelled already.
+        With ``gently`` its ranks get time to save, which ``leaving()`` reports to them. ``early`` is why a
+        run is stopped early, judged by its metrics; it has no effect on a job that is being cancelled.
         """
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Backend(ABC):
         return []
 
     def most_shipped(self, spec: JobSpec) -> int | None:
-        """Return the limit, in bytes, of shipped files in a payload; None if big files travel apart from it."""
+        """Return the most bytes of shipped files in a payload; None if big files travel apart from it."""
         return None
 
     def ours(self, name: str) -> bool:
@@ -186,40 +186,40 @@ class Backend(ABC):
         return [make(state, now) for state in self.jobs(everyone=everyone)]
 
     def names(self) -> list[str]:
-        """Return the names of all jobs, oldest first, as cheaply as possible: a job may have just been deleted."""
+        """Return the names of all jobs, oldest first, as cheaply as possible: one may be deleted already."""
         return [state.info.name for state in self.jobs()]
 
     def snapshot(self, name: str) -> JobState:
-        """Return all that is known of one job now."""
+        """Return a job's full state."""
         for state in self.jobs():
             if state.info.address == name:
                 return state
         raise JobNotFoundError(f"there is no job named {name!r} on {self.where}")
 
     def known(self, name: str) -> JobState:
-        """Return what is known of one job now, as cheaply as can be: maybe without logs and sources."""
+        """Return a job's state as cheaply as possible: maybe without logs and sources."""
         return self.snapshot(name)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
-        """Return what is known of several jobs now, as :meth:`known` does, in their order."""
+        """Return the states of several jobs, in the order of their names, as :meth:`known` does."""
         return [self.known(name) for name in names]
 
     def mark(self, name: str) -> int | None:
-        """Return where the job's facts end now, for a view of a turn that begins there; maybe None."""
+        """Return the present end of the job's facts, where a new turn's view begins; None if unknown."""
         return None
 
     def info(self, name: str) -> JobInfo:
-        """Return what was written down at submission."""
+        """Return the record that was made at submission."""
         return self.snapshot(name).info
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
-        """Describe what ``submit`` would start, and start nothing."""
+        """Describe what ``submit`` would start, without starting it."""
         fewest, most = info.nodes
         nodes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         return f"{info.backend}: {nodes} node(s) × {info.nproc_per_node} rank(s) on {self.where}"
 
     def leftovers(self) -> list[Leftover]:
-        """Return the jobs that have ended, and what belongs to no job."""
+        """Return ended jobs, and objects that belong to no job."""
         now = time.time()
         ended = [(state, state.ended) for state in self.jobs()]
         return [
@@ -229,50 +229,50 @@ class Backend(ABC):
         ]
 
     def clear(self, leftover: Leftover) -> None:
-        """Remove it for good, its value kept on this machine if it has one."""
+        """Remove it for good; a job's value is saved on this machine first."""
         self.delete(leftover.name)
 
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:
-        """Write down what only this machine knows of a job that was sent from it."""
+        """Record a fact that only the submitting machine knows."""
         return
 
     def tend(
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
     ) -> Tending | None:
-        """Begin to look after jobs in the background, as whoever follows them would; None where nobody need.
+        """Start to tend jobs in the background, as their followers would; None if jobs need no tending.
 
-        It is this user's jobs, or ``everyone``'s, in such ``scopes``, or in all of this user's. ``who`` says
-        in a few words what looks after them; at ``listen``, HOST:PORT or a path, it says how it is.
+        It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all that this user has.
+        ``who`` names the tender in a few words; it reports its health at ``listen``, HOST:PORT or a path.
         """
         return None
 
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
-        """Return manifests that have the cluster itself look after everybody's jobs in such scopes."""
+        """Return manifests of a deployment that tends everybody's jobs in these scopes."""
         raise SpecError("tend", "--manifests", f"for a cluster: jobs on {self.where} need nobody")
 
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Return who enforces each policy and budget of such a job, by the name of its field.
+        """Return who enforces each of a job's policies and budgets, by field name.
 
         Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
         """
         return {}
 
     def tended(self, info: JobInfo) -> Tended | None:
-        """Return who looks after such a job; None where nobody need, or it can't be told."""
+        """Return who tends a job; None if it needs no tending, or if that is unknown."""
         return None
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
-        """Look at all that a job of ``spec`` would need."""
+        """Check everything that a job of ``spec`` would need."""
         return []
 
     def there(self, spec: JobSpec) -> list[Contents]:
-        """Return what the images of such a job are known to have, the lead's first, if that is a question."""
+        """Return the known contents of a job's images, the lead's first; empty if it has no images."""
         return []
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-        """Return what can be chosen here, by the option's key; what can't be listed is left out."""
+        """Return the values to choose from, by the option's key; those that can't be listed are absent."""
         return {}
 
     # What is refused with ``SpecError`` where a backend can't do it.
@@ -303,34 +303,34 @@ class Backend(ABC):
         nodes: Sequence[int] | None = None,
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
-        """Ask nodes of a job that runs, all or these; yield their answers as they come, one each.
+        """Ask all nodes of a running job, or these; yield one answer of each node as it comes.
 
-        ``question["question"]`` names it. Why a node doesn't answer, or not within ``timeout`` seconds, is
-        its answer's ``trouble``. Raises ``JobEndedError`` where no node is left.
+        ``question["question"]`` names the question. The answer of a node that can't answer within ``timeout``
+        seconds says why in its ``trouble``. Raises ``JobEndedError`` if no node is left.
         """
         self._refuse("ask", name)
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
-        """Begin a conversation with a node of a job that runs, both ways.
+        """Begin a two-way conversation with a node of a running job.
 
-        Raises ``AskError`` with why that node doesn't take the question within ``timeout`` seconds, and
+        Raises ``AskError`` if the node doesn't take the question within ``timeout`` seconds, and
         ``JobEndedError``.
         """
         self._refuse("talk", name)
 
     def key(self, name: str) -> bytes:
-        """Return the key that what a job runs is signed with; raises ``AskError`` where it can't be had."""
+        """Return the key that signs what a job runs; raises ``AskError`` if it is unavailable."""
         self._refuse("key", name)
 
     def retry(self, name: str) -> JobInfo:
-        """Send what an ended job ran once more, as a new job; each time another one, under a new name.
+        """Submit an ended job's payload again as a new job with a new name.
 
-        Nothing is unpickled. Raises as ``submit`` does, also where the payload is no longer kept.
+        Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone.
         """
         self._refuse("retry", name)
 
     def suspend(self, name: str) -> None:
-        """Take the job's nodes away and keep the job."""
+        """Remove the job's nodes and keep the job."""
         self._refuse("suspend", name)
 
     def resume(self, name: str) -> None:
@@ -338,15 +338,15 @@ class Backend(ABC):
         self._refuse("resume", name)
 
     def begin(self, name: str) -> None:
-        """Start a run that waits, suspended since it was sent; one that no longer does is left alone."""
+        """Start a run that was submitted suspended; one that has started already is left alone."""
         self._refuse("begin", name)
 
     def export(self, name: str, folder: Path) -> list[Path]:
-        """Write what runs the job again without a notebook to ``folder``; return the files."""
+        """Write files to ``folder`` that run the job again without a notebook; return them."""
         self._refuse("export", name)
 
     def manifests(self, name: str) -> str:
-        """Return the YAML of ``export``, without Secrets: they hold the payload and the job's key."""
+        """Return the YAML of ``export`` without Secrets, which hold the payload and the job's key."""
         self._refuse("manifests", name)
 
     def _refuse(self, verb: str, name: str) -> NoReturn:
@@ -355,7 +355,7 @@ class Backend(ABC):
 
 
 def no_cluster(spec: JobSpec) -> None:
-    """Raise ``SpecError`` for what only a cluster has, or its pods."""
+    """Raise ``SpecError`` for options of a cluster or its pods."""
     for name in given(spec.cluster):
         where = f"on the {spec.backend} backend: it is for --backend kubernetes"
         raise SpecError(name, getattr(spec.cluster, name), where, Shape.CONFLICT)
@@ -368,7 +368,7 @@ def no_cluster(spec: JobSpec) -> None:
 
 
 class Enforced(FrozenDataclass):
-    """Who enforces one policy: each text says how, or why, and is empty for whoever has no part in it."""
+    """Who enforces one policy: each text says how, or why not; an empty one has no part in it."""
 
     natively: str = ""
     by_us: str = ""
