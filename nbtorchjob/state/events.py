@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, field, is_dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
@@ -678,44 +679,42 @@ UNREADABLE = (
     ArithmeticError,
 )
 
-# What each number may be at most, and at least where that isn't 0. A fact comes from what runs in a job,
-# which may be somebody else's: one that says more would take memory of whoever looks, or break a drawing.
-_MOST: Mapping[str, float] = {
-    "time": 1e11,  # the year 5138
-    "since": 1e11,
-    "node": 1 << 20,
-    "rank": 1 << 20,
-    **dict.fromkeys(("ranks", "nodes", "failed"), 1 << 20),
-    "world_size": 1 << 20,
-    "attempt": 10**9,
-    "run": 10**9,
-    "restart": 10**9,
-    **dict.fromkeys(("round", "base"), 10**12),  # in pods they count from the clock
-    "seq": 10**15,
-    "size": 1 << 62,
-    "total": 1 << 62,
-    "files": 1 << 20,
-    "pid": 1 << 32,
-    "code": 1 << 32,
-    "signal": 1 << 31,
-    "seconds": 10**18,
-    "lineno": 1 << 32,
-    "percent": 100,
-    "left": 1 << 31,
-    "timeout": 1e18,
-    "sizes": 1 << 62,
-    "peer": 1 << 20,
-    "call": 1 << 62,
-    "more": 1 << 30,
-    "cores": 1 << 20,
-    "index": 1 << 20,
-    "tasks": 1 << 22,  # the kernel's own bound
-    "running": 1 << 22,
-    "worked": 1 << 22,
-    **dict.fromkeys(("cpu", "busy", "watched"), 1e15),
-    **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), 1 << 62),
+
+class _Bound(NamedTuple):
+    """The range of a field's numbers, and how many of them there may be."""
+
+    most: float = math.inf
+    least: float = 0
+    items: int | None = None
+
+
+# Bounds by a field's name. A fact comes from what runs in a job, which may be somebody else's: one that says
+# more would take memory of whoever looks, or break a drawing.
+_BOUNDS: Mapping[str, _Bound] = {
+    **dict.fromkeys(("time", "since"), _Bound(1e11)),  # the year 5138
+    **dict.fromkeys(("node", "rank", "peer", "index", "cores", "files"), _Bound(1 << 20)),
+    **dict.fromkeys(("ranks", "nodes", "failed"), _Bound(1 << 20, items=4096)),  # of one node
+    "world_size": _Bound(1 << 20, least=1),
+    "attempt": _Bound(10**9, least=1),
+    **dict.fromkeys(("run", "restart"), _Bound(10**9)),
+    **dict.fromkeys(("round", "base"), _Bound(10**12)),  # in pods they count from the clock
+    "seq": _Bound(10**15),
+    "code": _Bound(1 << 32, least=-(1 << 31)),
+    **dict.fromkeys(("pid", "lineno"), _Bound(1 << 32)),
+    **dict.fromkeys(("signal", "left"), _Bound(1 << 31)),
+    "seconds": _Bound(10**18),
+    "timeout": _Bound(1e18),
+    "percent": _Bound(100),
+    "more": _Bound(1 << 30),
+    **dict.fromkeys(("tasks", "running", "worked"), _Bound(1 << 22)),  # the kernel's own bound
+    **dict.fromkeys(("cpu", "busy", "watched"), _Bound(1e15)),
+    **dict.fromkeys(("size", "total", "sizes", "call"), _Bound(1 << 62)),
+    **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), _Bound(1 << 62)),
+    **dict.fromkeys(("pushed", "changed", "packages", "samples", "uses"), _Bound(items=4096)),
+    **dict.fromkeys(("gpus", "metrics"), _Bound(items=1024)),
+    **dict.fromkeys(("distributions", "installed", "modules"), _Bound(items=8192)),
+    "data": _Bound(items=16),
 }
-_LEAST: Mapping[str, float] = {"code": -(1 << 31), "attempt": 1, "world_size": 1}
 # What a fact says nothing without: its readers take the first or the least of it, or look it up.
 _NEEDED: Mapping[type, tuple[str, ...]] = {
     WorkersStarted: ("ranks",),
@@ -731,25 +730,13 @@ _NEEDED: Mapping[type, tuple[str, ...]] = {
     CheckoutTold: ("commit",),
     EnvironmentTold: ("python",),
 }
-# Of one node, of one report.
-_MOST_ITEMS: Mapping[str, int] = {
-    "ranks": 4096,
-    "nodes": 4096,
-    "failed": 4096,
-    "pushed": 4096,
-    "changed": 4096,
-    "samples": 4096,
-    "uses": 4096,
-    "gpus": 1024,
-    "metrics": 1024,
-    "data": 16,
-    "distributions": 8192,
-    "installed": 8192,
-    "modules": 8192,
-    "packages": 4096,
+# Fields that are lists in JSON, with the class of their items where that is one.
+_SEQUENCES: Mapping[str, type | None] = {
+    **dict.fromkeys(("ranks", "nodes", "failed", "pushed", "modules", "packages", "changed")),
+    "samples": RankSample,
+    "uses": RankUse,
+    "gpus": GpuUse,
 }
-_TUPLES = {"ranks", "nodes", "failed", "pushed", "modules", "packages", "changed"}
-_PARTS: Mapping[str, type] = {"samples": RankSample, "uses": RankUse, "gpus": GpuUse}
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160
 
@@ -764,12 +751,13 @@ def from_json(record: dict[str, Any]) -> Event:
     if "error" in fields:
         # Without a time of its own it is another one each time it is read.
         fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
-    for name in _TUPLES & fields.keys():
-        fields[name] = tuple(fields[name])
+    for name in _SEQUENCES.keys() & fields.keys():
+        part = _SEQUENCES[name]
+        fields[name] = tuple(
+            item if part is None else _sane_parts(built(part, item)) for item in fields[name]
+        )
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
-    for name in _PARTS.keys() & fields.keys():
-        fields[name] = tuple(_sane_parts(built(_PARTS[name], each)) for each in fields[name])
     known = checked(type_, fields)
     for name, value in known.items():
         sane(name, value)
@@ -819,12 +807,13 @@ def _refused(line: bytes, why: str) -> Refused:
 
 def sane(name: str, value: T) -> T:
     """Return the value of a fact's field; raises ``ValueError`` for a number that makes no sense."""
-    if name in _MOST and value is not None:
-        least, most = _LEAST.get(name, 0), _MOST[name]
-        for number in _numbers(value):
-            if not least <= number <= most:  # nor is NaN
-                raise ValueError(f"its {name} is {number!r:.40}")
-    if isinstance(value, tuple | Mapping) and len(value) > _MOST_ITEMS.get(name, len(value)):
+    bound = _BOUNDS.get(name)
+    if bound is None or value is None:
+        return value
+    for number in _numbers(value) if bound.most < math.inf else ():
+        if not bound.least <= number <= bound.most:  # nor is NaN
+            raise ValueError(f"its {name} is {number!r:.40}")
+    if bound.items is not None and isinstance(value, tuple | Mapping) and len(value) > bound.items:
         raise ValueError(f"it has {len(value):,} {name}")
     return value
 
