@@ -159,7 +159,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LATE]
+    return sorted([*__all__, "__version__"])
 
 
 def load_ipython_extension(shell: Any) -> None:

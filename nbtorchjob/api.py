@@ -105,7 +105,7 @@ def lab(name: str, *, trust: bool = False) -> Lab:
     if info.name == _spelled(name) and (info.lab is None or Lab(chosen, info).state.phase.terminal):
         info = chosen.info(submission.newest_run(chosen, info.name).info.address)
     if info.lab is None:
-        raise SpecError("on", name, "a lab, as --keep NAME starts it: this job's ranks don't stay")
+        raise SpecError("on", name, "a lab, started with --keep NAME; this is an ordinary job")
     return Lab(chosen, info, trust=trust)
 
 
@@ -121,11 +121,13 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
 
     asked, _, address = name.partition(":")
     # All of them: an address may lead where this user never sent a job.
-    doors = [(asked, address)] if asked in BACKENDS else [(each, name) for each in BACKENDS]
-    for each, known_as in dict.fromkeys([*doors, *((each, _spelled(known_as)) for each, known_as in doors)]):
+    doors = [(asked, address)] if asked in BACKENDS else [(kind, name) for kind in BACKENDS]
+    for kind, address_there in dict.fromkeys(
+        [*doors, *((kind, _spelled(address_there)) for kind, address_there in doors)]
+    ):
         try:
-            there = backend_of(each, known_as)
-            return Job(there, there.info(known_as), trust=trust)
+            there = backend_of(kind, address_there)
+            return Job(there, there.info(address_there), trust=trust)
         except JobNotFoundError:
             continue
     import difflib  # late: a name that is known needs none
@@ -134,7 +136,7 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
     others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
     if name in known:  # and not where the settings say
-        others = "there is one in another namespace than that of the settings, called NAMESPACE/NAME."
+        others = "another namespace has one: use NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
 
 
@@ -160,10 +162,10 @@ def snapshot(name: str) -> JobState:
 
 def job_names() -> list[str]:
     """Return every job's name, oldest first on each backend; warns as :func:`jobs` does."""
-    found: list[str] = []
-    for each in backends.used():
-        found += _asked(each.names)
-    return found
+    names: list[str] = []
+    for candidate in backends.used():
+        names += _asked(candidate.names)
+    return names
 
 
 def jobs(*, everyone: bool = False) -> list[JobState]:
@@ -171,10 +173,10 @@ def jobs(*, everyone: bool = False) -> list[JobState]:
 
     A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
     """
-    found: list[JobState] = []
-    for each in backends.used():
-        found += _asked(each.jobs, everyone=everyone)
-    return sorted(found, key=lambda state: state.info.created)
+    states: list[JobState] = []
+    for candidate in backends.used():
+        states += _asked(candidate.jobs, everyone=everyone)
+    return sorted(states, key=lambda state: state.info.created)
 
 
 def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = False) -> list[Summary]:
@@ -182,10 +184,10 @@ def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = Fa
 
     Of jobs that have ended it may be what was made before (``Backend.summaries``).
     """
-    found: list[Summary] = []
-    for each in backends.used():
-        found += _asked(each.summaries, make, everyone=everyone)
-    return sorted(found, key=lambda summary: summary["created"])
+    made: list[Summary] = []
+    for candidate in backends.used():
+        made += _asked(candidate.summaries, make, everyone=everyone)
+    return sorted(made, key=lambda summary: summary["created"])
 
 
 def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
@@ -203,7 +205,7 @@ def profile(name: str) -> JobSpec:
 
 def leftovers() -> list[tuple[Backend, Leftover]]:
     """Return the jobs that have ended and what belongs to no job, with the backend that can clear it."""
-    return [(each, left) for each in backends.used() for left in each.leftovers()]
+    return [(candidate, left) for candidate in backends.used() for left in candidate.leftovers()]
 
 
 def enforcement(info: JobInfo) -> Mapping[str, str]:
@@ -223,11 +225,11 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
     """
     checked = site.admitted(JobSpec.of(spec))
     chosen = backend(checked.backend)
-    found = chosen.doctor(checked)
+    findings = chosen.doctor(checked)
     for rows in submission.images_of(checked, needs):
         if rows.rows:
-            found.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
-    return found
+            findings.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))
+    return findings
 
 
 def probe(spec: JobSpec | Launch | None = None) -> None:
@@ -239,7 +241,7 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
 
     asked = JobSpec.of(spec)
     if not backend(asked.backend).has_images:
-        raise SpecError("probe", asked.backend, "a backend with images: jobs here run this very Python")
+        raise SpecError("probe", asked.backend, "a backend with images; local jobs use this Python")
     call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
     for image in asked.images:
         plan = submission.check(probing.small(asked, image))
@@ -256,7 +258,7 @@ def dry_run(
 
 def map(
     fn: Callable[..., T],
-    given: Iterable[Mapping[str, Any]],
+    parameters: Iterable[Mapping[str, Any]],
     /,
     *,
     spec: JobSpec | Launch | None = None,
@@ -283,7 +285,7 @@ def map(
     largest = (largest,) if isinstance(largest, str) else tuple(largest)
     early = Early(stop_when=stop_when, halve=halve, by=by, factor=factor, at_least=at_least, largest=largest)
     plan = submission.check(JobSpec.of(spec))
-    rows = submission.checked_rows(given, at_once)
+    rows = submission.checked_rows(parameters, at_once)
     with interrupts.told(interrupts.NOTHING):
         call = capture.from_function(fn, root=working(), given=rows[0])
         sub = submission.prepare(call, plan)
@@ -310,18 +312,18 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
     from nbtorchjob.job import Job  # late, as above
 
     name = _spelled(name)
-    for each in backends.used():
-        infos = [each.info(known) for known in each.names() if naming.is_in_group(known, name)]
-        found: list[Job[Any]] = [Job(each, info, trust=trust) for info in infos if info.group == name]
-        ours = [job for job in found if trust or each.ours(job.info.address)]
-        if ours and len(ours) < len(found):
-            others = ", ".join(sorted({job.name for job in found} - {job.name for job in ours})[:_NAMED])
+    for candidate in backends.used():
+        infos = [candidate.info(known) for known in candidate.names() if naming.is_in_group(known, name)]
+        members: list[Job[Any]] = [Job(candidate, info, trust=trust) for info in infos if info.group == name]
+        ours = [job for job in members if trust or candidate.ours(job.info.address)]
+        if ours and len(ours) < len(members):
+            others = ", ".join(sorted({job.name for job in members} - {job.name for job in ours})[:_NAMED])
             warnings.warn(
-                f"{others}: not submitted from here, so left out of {name}; --trust takes them in",
+                f"{others}: not submitted from here, so omitted from {name}; --trust includes them",
                 stacklevel=3,
             )
-        if found:
-            return ours or found
+        if members:
+            return ours or members
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
 
 
@@ -341,9 +343,9 @@ class TorchJobFunction(Generic[P, T]):
         """Run as a job and return its handle at once."""
         return _submit(self.fn, args, kwargs, self.spec)
 
-    def map(self, given: Iterable[Mapping[str, Any]], **more: Any) -> Runs[T]:
+    def map(self, parameters: Iterable[Mapping[str, Any]], **more: Any) -> Runs[T]:
         """Run as a job for each of ``given``, as :func:`nbtorchjob.map` does, which takes the same."""
-        return map(self.fn, given, spec=self.spec, **more)
+        return map(self.fn, parameters, spec=self.spec, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)

@@ -1,37 +1,37 @@
 """What can go wrong, as one tree.
 
     NBTorchJobError
-    ├── LineError                       a verb's line, or the command's, isn't understood
-    ├── SpecError (ValueError)          a launch config, option or profile holds a wrong value
-    ├── CaptureError                    the cell or function can't travel
+    ├── LineError                       a command line or magic can't be parsed
+    ├── SpecError (ValueError)          a launch config, option or profile has an invalid value
+    ├── CaptureError                    the cell or function can't be sent
     │   └── CellSyntaxError             the cell isn't Python
-    ├── SubmitError                     the backend refused the job, nothing was started
+    ├── SubmitError                     the backend refused the job; nothing was started
     │   ├── NameTakenError              a job of that name is still running
     │   └── LackingError                its image is known to lack what the call imports
-    ├── ClusterError                    the cluster said no; a SubmitError, too, where a job was to be created
-    │   ├── UnreachableError            it couldn't be asked, or didn't answer
-    │   ├── AnswerTooLargeError         it answered more than is read
-    │   ├── PayloadGoneError            what another attempt would run was deleted
-    │   ├── UnheededError               a job's operator doesn't do what it was asked to
-    │   └── ApiError                    its API answered with an error
+    ├── ClusterError                    the cluster refused; also a SubmitError while submitting
+    │   ├── UnreachableError            it couldn't be reached, or didn't answer
+    │   ├── AnswerTooLargeError         its answer exceeds the limit
+    │   ├── PayloadGoneError            the payload of another attempt was deleted
+    │   ├── UnheededError               a job's operator doesn't act on a request
+    │   └── ApiError                    its API returned an error
     │       ├── UnauthorizedError       it doesn't accept the credentials
     │       ├── ForbiddenError          a permission is missing; a quota or a webhook refuses it
     │       ├── NotFoundError           the object, the namespace or the kind isn't there
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
-    ├── JobEndedError                   the job has ended: there is nobody left to be asked
-    ├── AskError                        a node can't be asked, or refuses
+    ├── JobEndedError                   the job has ended, and the request needs a running one
+    ├── AskError                        a node can't be reached, or refuses
     ├── ProfileError                    a rank of a running job can't be profiled
-    ├── DamagedError                    what is kept of a job can't be read; it can be deleted
-    ├── JobFailedError                  the job ran and failed; also of the type that its rank raised
-    │   └── JobCancelledError           somebody cancelled it
-    │       └── JobStoppedError         it was stopped early, by what it reported
-    ├── ResultError                     the job succeeded, but its value can't come home
-    │   └── ValueLostError              and never will: it is damaged, or gone
+    ├── DamagedError                    a job's record can't be read; the job can be deleted
+    ├── JobFailedError                  the job failed; also of the type that its rank raised
+    │   └── JobCancelledError           it was cancelled
+    │       └── JobStoppedError         its reports met a condition for early stopping
+    ├── ResultError                     the job succeeded, but its value can't be loaded
+    │   └── ValueLostError              the value is damaged or gone
     ├── NotOwnError (PermissionError)   a folder can't be trusted: others may have written there
     ├── UnwritableError                 the command's output can't be written
-    ├── MalformedError                  Jupyter Server: a part of a URL can't be what it stands for
-    ├── NoAnswerError                   Jupyter Server: a backend takes too long
+    ├── MalformedError                  Jupyter Server: a part of a URL is malformed
+    ├── NoAnswerError                   Jupyter Server: a backend timed out
     └── NotInstalledError               a package of an extra is missing, or too old
 
 A message is one line: what was wrong, what was seen, what to do.
@@ -53,7 +53,7 @@ from nbtorchjob.text.words import clean
 
 
 class NBTorchJobError(Exception):
-    """Anything that nbtorchjob itself raises."""
+    """Base of all errors that nbtorchjob raises."""
 
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
@@ -69,29 +69,29 @@ def _minimal() -> bool:
     return getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"
 
 
-def _end_where_ours_begin(found: TracebackType | None) -> None:
+def _end_where_ours_begin(trace: TracebackType | None) -> None:
     """Cut a traceback to the user's frames, among which ``%debug`` then begins."""
-    last = found  # the last one that isn't ours, nor of what called us
-    while found is not None:
-        home = str(found.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    last = trace  # the last one that isn't ours, nor of what called us
+    while trace is not None:
+        home = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if home == __package__:
             break
         if home != "IPython":
-            last = found
-        found = found.tb_next
-    if found is not None and last is not None:
+            last = trace
+        trace = trace.tb_next
+    if trace is not None and last is not None:
         last.tb_next = None
 
 
 class LineError(NBTorchJobError):
-    """What was typed behind a verb isn't understood."""
+    """A command line or magic can't be parsed."""
 
 
 class Shape(Enum):
     """What a ``SpecError`` says: which field it is about, and what is wrong with it."""
 
     VALUE = "{field}: ", "got {value!r}, but it must be {allowed}"
-    NO_VALUE = "{field} ", "needs a value: {allowed}"
+    NO_VALUE = "{field} ", "expects a value: {allowed}"
     MISSING = "{field} is ", "required: {allowed}"
     CONFLICT = "{field} ", "can't be given {allowed}"
     UNKNOWN = "", "unknown {field} {word}; {allowed}"
@@ -100,10 +100,10 @@ class Shape(Enum):
 
 
 class SpecError(NBTorchJobError, ValueError):
-    """A field has a value that isn't allowed.
+    """A field has an invalid value.
 
-    ``field`` is what its owner calls it, ``allowed`` what it may be, or what to do; ``problem`` is the
-    message without the field, for who shows it beside that.
+    ``field`` is its name, ``allowed`` describes the valid values or what to do, and ``problem`` is the
+    message without the field's name.
     """
 
     def __init__(self, field: str, value: object, allowed: str, shape: Shape = Shape.VALUE) -> None:
@@ -123,12 +123,12 @@ class SpecError(NBTorchJobError, ValueError):
         return type(self), (self.field, self.value, self.allowed, self.shape)
 
     def about(self, field: str) -> SpecError:
-        """Return the same error of a field by another name."""
+        """Return the same error under another field name."""
         return type(self)(field, self.value, self.allowed, self.shape)
 
 
 class CaptureError(NBTorchJobError):
-    """The cell or function, or something it reads, can't be taken along."""
+    """The cell or function, or a value that it reads, can't be sent."""
 
 
 class CellSyntaxError(CaptureError):
@@ -143,21 +143,21 @@ class CellSyntaxError(CaptureError):
 
 
 class SubmitError(NBTorchJobError):
-    """The backend couldn't take the job; nothing of it is left behind."""
+    """The backend refused the job; nothing was started."""
 
 
 class NameTakenError(SubmitError):
-    """A job of that name exists already, and runs something else."""
+    """Another job of that name is still running."""
 
 
 class LackingError(SubmitError):
-    """The job's image is known to lack what the call imports; nothing was sent."""
+    """The job's image lacks a package that the call imports; nothing was sent."""
 
 
 class ClusterError(NBTorchJobError):
-    """The cluster said no, or couldn't be asked.
+    """The cluster refused a request, or couldn't be reached.
 
-    Where a permission is missing, ``grant`` is the YAML of the Role and RoleBinding to ask for.
+    If a permission is missing, ``grant`` is the YAML of the Role and RoleBinding to request.
     """
 
     def __init__(self, message: str, *, grant: str = "") -> None:
@@ -170,26 +170,26 @@ class ClusterError(NBTorchJobError):
 
 
 class UnreachableError(ClusterError):
-    """No answer came from the cluster, or it broke off in the middle."""
+    """The cluster didn't answer, or the connection broke."""
 
 
 class AnswerTooLargeError(ClusterError):
-    """An answer is bigger than any that is looked for."""
+    """The cluster's answer exceeds the size limit."""
 
 
 class PayloadGoneError(ClusterError):
-    """There is nothing left that another attempt could run."""
+    """The job's payload was deleted, so that no further attempt can run."""
 
 
 class UnheededError(ClusterError):
-    """A job's operator didn't do in time what it was asked to, and may never do it."""
+    """A job's operator didn't act on a request in time."""
 
 
 class ApiError(ClusterError):
-    """The cluster's API answered with an error.
+    """The cluster's API returned an error.
 
-    ``status`` is the HTTP code, 0 where we found out ourselves; ``reason`` the API's word for it
-    ("Forbidden", "Expired", "NotFound", …; may be empty); ``said`` the server's own message.
+    ``status`` is the HTTP code, or 0 if nbtorchjob detected the error itself; ``reason`` is the API's reason
+    ("Forbidden", "Expired", "NotFound", …; may be empty); ``said`` is the server's own message.
     """
 
     def __init__(
@@ -202,27 +202,27 @@ class ApiError(ClusterError):
 
     @property
     def bad_request(self) -> bool:
-        """Whether the request makes no sense to it, now or ever."""
+        """Whether the request is malformed."""
         return self.status == HTTPStatus.BAD_REQUEST
 
     @property
     def conflict(self) -> bool:
-        """Whether the object isn't what it was thought to be."""
+        """Whether the object has changed in the meantime."""
         return self.status == HTTPStatus.CONFLICT
 
     @property
     def expired(self) -> bool:
-        """Whether what was asked to go on has been forgotten: begin anew."""
+        """Whether the resource version has expired: list again."""
         return self.status == HTTPStatus.GONE
 
     @property
     def too_many(self) -> bool:
-        """Whether it turned the request away before looking at it."""
+        """Whether the server throttled the request."""
         return self.status == HTTPStatus.TOO_MANY_REQUESTS
 
     @property
     def server_error(self) -> bool:
-        """Whether the trouble is its own."""
+        """Whether the server itself failed."""
         return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -231,37 +231,37 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """The cluster forbids it: a permission is missing, or a quota or a webhook refuses it."""
+    """A permission is missing, or a quota or a webhook refused the request."""
 
 
 class NotFoundError(ApiError):
-    """What was asked for isn't on the cluster: the object, its namespace, or its kind."""
+    """The object, its namespace or its kind doesn't exist on the cluster."""
 
 
 class AlreadyExistsError(ApiError, NameTakenError):
-    """An object of that name is on the cluster already."""
+    """An object of that name already exists on the cluster."""
 
 
 class JobNotFoundError(NBTorchJobError, LookupError):
-    """There is no job of that name."""
+    """No job has that name."""
 
 
 class JobEndedError(NBTorchJobError):
-    """The job has ended, and what was wanted needs one that runs."""
+    """The job has ended, and the request needs a running one."""
 
 
 class AskError(NBTorchJobError):
-    """A node can't be asked, or refuses; the message says why. ``said`` is whether the node itself did."""
+    """A node can't be reached, or refuses the request. ``said`` is whether the node itself refused."""
 
     said = False
 
 
 class ProfileError(NBTorchJobError):
-    """A rank of a running job can't be profiled, now or at all; the job goes on as before."""
+    """A rank of a running job can't be profiled; the job continues."""
 
 
 class DamagedError(NBTorchJobError):
-    """What is kept of a job can't be read; to delete it is all that can be done."""
+    """A job's record can't be read; the job can still be deleted."""
 
     def __init__(self, backend: str, name: str, what: str, why: str) -> None:
         delete = hint("delete", name)
@@ -276,11 +276,11 @@ class DamagedError(NBTorchJobError):
 
 
 class JobFailedError(NBTorchJobError):
-    """The job ran and didn't succeed; the message holds the first failing rank's traceback.
+    """The job failed; the message contains the first failing rank's traceback.
 
-    ``error`` is that exception as data (``nbtorchjob.runtime.facts.errors.Error``), if one ended the job: its
-    type, message and frames, each with its ``variables``, described. ``drawn`` says that a card has shown
-    all that, so that a notebook needn't do so once more.
+    ``error`` is that exception as data (``nbtorchjob.runtime.facts.errors.Error``), or None: its type,
+    message and frames, each with a description of its ``variables``. ``drawn`` is whether a card has shown
+    the traceback already.
     """
 
     drawn = False
@@ -303,10 +303,10 @@ _HEAP_TYPE = 1 << 9  # CPython's flag of a type that isn't built in
 
 
 def failed(text: str, type_: str = "") -> JobFailedError:
-    """Return the error of a job whose rank raised an exception of that type, by which it is caught, too.
+    """Return the error of a failed job, which ``except`` clauses for the rank's own exception also catch.
 
-    Where this process hasn't loaded the type, or its instances may need more than a text, it is a
-    ``JobFailedError`` alone: the name is a job's, so nothing is imported and no code of the type is run.
+    If this process hasn't loaded ``type_``, or its constructor may need more than a text, the result is a
+    plain ``JobFailedError``: the job chose the name, so nothing is imported and no code of the type runs.
     """
     kind = _loaded(type_)
     return JobFailedError(text) if kind is None else _also(kind, type_)(text)
@@ -315,12 +315,12 @@ def failed(text: str, type_: str = "") -> JobFailedError:
 def _loaded(name: str) -> type[Exception] | None:
     module, _, plain = name.rpartition(".")
     for home in (module,) if module else ("builtins", "__main__"):  # as ranks tell of it
-        found = getattr(sys.modules.get(home), "__dict__", {}).get(plain)
-        if isinstance(found, type) and issubclass(found, Exception):
-            own = [vars(each).keys() for each in found.__mro__ if each.__flags__ & _HEAP_TYPE]
+        loaded = getattr(sys.modules.get(home), "__dict__", {}).get(plain)
+        if isinstance(loaded, type) and issubclass(loaded, Exception):
+            own = [vars(base).keys() for base in loaded.__mro__ if base.__flags__ & _HEAP_TYPE]
             odd = {"__init__", "__new__", "__slots__", "__init_subclass__", "__getattribute__"}
-            fits = type(found) is type and all(odd.isdisjoint(names) for names in own)
-            return found if fits and not issubclass(found, _NEVER) and found is not Exception else None
+            fits = type(loaded) is type and all(odd.isdisjoint(names) for names in own)
+            return loaded if fits and not issubclass(loaded, _NEVER) and loaded is not Exception else None
     return None
 
 
@@ -339,34 +339,34 @@ class JobCancelledError(JobFailedError):
 
 
 class JobStoppedError(JobCancelledError):
-    """The job was stopped early, by what it reported; ``metrics`` is the newest of that."""
+    """The job was stopped early; ``metrics`` are its last reported values."""
 
     metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class ResultError(NBTorchJobError):
-    """The job succeeded, but its value can't be had here."""
+    """The job succeeded, but its value can't be loaded here."""
 
 
 class ValueLostError(ResultError):
-    """There is no value that could be lost any more: it is damaged, or gone."""
+    """The job's value is damaged or gone."""
 
 
 class NotOwnError(NBTorchJobError, PermissionError):
-    """A folder can't be trusted: others may have written there."""
+    """A folder can't be trusted, because other users may have written there."""
 
 
 class UnwritableError(NBTorchJobError):
-    """What an answer, or a log, is written to doesn't take it."""
+    """An output stream or file can't be written."""
 
 
 class MalformedError(NBTorchJobError):
-    """A part of a URL can't be what it stands for."""
+    """A part of a URL is malformed."""
 
 
 class NoAnswerError(NBTorchJobError):
-    """What was asked didn't answer in time; it may do what it was asked to all the same."""
+    """A backend didn't answer in time; the request may still take effect."""
 
 
 class NotInstalledError(NBTorchJobError):
-    """What an extra brings is missing here, or too old."""
+    """A package of an extra is missing, or too old."""

@@ -40,10 +40,10 @@ class FrozenDataclass(metaclass=_Kind):
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    def __init__(self, *args: Any, **given: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
         _make(cls)
-        cls.__init__(self, *args, **given)  # its own by now
+        cls.__init__(self, *args, **kwargs)  # its own by now
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         _make(type(self))  # in a process that reads one, it may be the first

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend_of, downloads, stacks
+from nbtorchjob.backends import backend_of, downloads
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
@@ -163,7 +163,7 @@ class Job(Generic[T]):
     def value(self) -> T:
         """Rank 0's value of a job that has ended; raises as :meth:`result` does, which waits for the end."""
         if not self.state.phase.terminal:
-            raise ResultError(f"{self.name} is still {self.state.phase.value}: result() waits for its value")
+            raise ResultError(f"{self.name} is still {self.state.phase.value}: result() waits for the value")
         return self.result()
 
     def results(self, timeout: float | None = None) -> list[T]:
@@ -171,7 +171,7 @@ class Job(Generic[T]):
         self._succeeded(timeout)
         if not self.state.info.all_ranks:
             raise ResultError(
-                f"{self.name} kept rank 0's value only: submit it with --all-ranks (all_ranks=True)"
+                f"{self.name} returned only rank 0's value: submit it with --all-ranks (all_ranks=True)"
             )
         return [self._value(rank) for rank in self.info.turn or range(self.state.world_size)]
 
@@ -195,9 +195,9 @@ class Job(Generic[T]):
         if phase is Phase.CANCELLED:
             return JobCancelledError(text)
         error = self.state.failure.error if self.state.failure is not None else None
-        found = failed(text, error.type if error is not None else "")
-        found.error = error
-        return found
+        failure = failed(text, error.type if error is not None else "")
+        failure.error = error
+        return failure
 
     def _succeeded(self, timeout: float | None) -> None:
         with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
@@ -217,7 +217,7 @@ class Job(Generic[T]):
         value = self.state.values.get(rank)
         if value is None:
             said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
-            raise ResultError(f"{self.name} ended well, but rank {rank} left no value{said}")
+            raise ResultError(f"{self.name} succeeded, but rank {rank} returned no value{said}")
         return self._backend.fetch(self.info.address, value)
 
     def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
@@ -327,7 +327,9 @@ class Job(Generic[T]):
         Of a node that doesn't answer within ``timeout`` seconds, and of a job that has ended, the result has
         what was known last. Nothing that is asked changes the job.
         """
-        return stacks.ask(self._backend, self._known(), timeout)
+        from nbtorchjob.backends import inspection  # late: most handles are asked for none
+
+        return inspection.ask(self._backend, self._known(), timeout)
 
     def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
         """Have a rank profiled for the next ``seconds``: a trace in ``folder``, and where its time went.
@@ -336,9 +338,9 @@ class Job(Generic[T]):
         seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late: most handles are asked for none
+        from nbtorchjob.backends import inspection  # late, as above
 
-        return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
+        return inspection.take(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
         """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
@@ -346,9 +348,9 @@ class Job(Generic[T]):
         Raises as :meth:`profile` does, also where the rank uses no accelerator.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late, as above
+        from nbtorchjob.backends import inspection  # late, as above
 
-        return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
+        return inspection.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
         """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.
@@ -462,7 +464,7 @@ class Job(Generic[T]):
     @property
     def _condition(self) -> NoReturn:
         # What as_completed and wait ask a future for first; they put themselves among its own callbacks.
-        raise TypeError("as_completed and wait take futures: give them job.future() in place of the job")
+        raise TypeError("as_completed and wait take futures: pass job.future() instead of the job")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a reference, which attaches to the job again wherever it is unpickled."""

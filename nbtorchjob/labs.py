@@ -35,7 +35,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET
+from nbtorchjob.runtime.lab.lab import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
@@ -58,14 +58,14 @@ _LOOK_S = 0.02
 _QUIET_S = 2.0  # of waiting for ranks, before that is said
 _RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has resumed
 _TRIES = 30
-_ANEW = "start it anew with"  # as what ranks that run import isn't changed beneath them
+_ANEW = "restart it with"  # as what ranks that run import isn't changed beneath them
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
 _environments: dict[str, Environment] = {}  # what the ranks of labs of this machine have, by run
 
 
-class Asked(FrozenDataclass):
+class LabAnswer(FrozenDataclass):
     """What was asked of a lab's ranks before a call is captured for them: which names are ``theirs``.
 
     ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what
@@ -138,11 +138,11 @@ class Lab:
         ranks = ranks_of(rank)
         with interrupts.told(interrupts.NOTHING):
             space = getattr(getattr(fn, "func", fn), "__globals__", {})
-            asked = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
-            call = capture.from_function(fn, args, kwargs, root=working(), theirs=asked.theirs)
-        for note in self.notes(call, asked):
+            answer = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
+            call = capture.from_function(fn, args, kwargs, root=working(), theirs=answer.theirs)
+        for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
-        return self.send(call, asked, origin.here(call.sources), ranks=ranks)
+        return self.send(call, answer, origin.here(call.sources), ranks=ranks)
 
     def run_cell(
         self,
@@ -158,21 +158,21 @@ class Lab:
         """
         ranks, space = ranks_of(rank), {"__name__": "__main__", **namespace}
         with interrupts.told(interrupts.NOTHING):
-            asked = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
-            call = capture.from_cell(text, space, root=working(), theirs=asked.theirs)
-        for note in self.notes(call, asked):
+            answer = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
+            call = capture.from_cell(text, space, root=working(), theirs=answer.theirs)
+        for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
-        return self.send(call, asked, origin.here(call.sources), ranks=ranks)
+        return self.send(call, answer, origin.here(call.sources), ranks=ranks)
 
     def pull(self, name: str, ranks: Sequence[int] = ()) -> Any:
         """Return the value of a name that the ranks have: that of rank 0, or of the first of some."""
         speaker = (ranks or (0,))[:1]
-        asked = self.asked([name], {}, ranks=speaker)
-        if name not in asked.theirs.names:
-            why = asked.theirs.why(name) or "is no name that its ranks have"
+        answer = self.asked([name], {}, ranks=speaker)
+        if name not in answer.theirs.names:
+            why = answer.theirs.why(name) or "isn't defined on its ranks"
             raise SpecError("pull", name, f"a name on {self.name}: it {why}")
-        call = capture.from_cell(name, {}, filename=turns.PULL, root=working(), theirs=asked.theirs)
-        return self.send(replace(call, label=name), asked, ranks=speaker).result()
+        call = capture.from_cell(name, {}, filename=turns.PULL, root=working(), theirs=answer.theirs)
+        return self.send(replace(call, label=name), answer, ranks=speaker).result()
 
     def end(self) -> None:
         """Ask for the lab's end, once it has ranks: what it has taken is run, then they return."""
@@ -187,7 +187,7 @@ class Lab:
         ranks: Sequence[int] = (),
         push: Sequence[str] = (),
         say: Callable[[str], object] = lambda text: None,
-    ) -> Asked:
+    ) -> LabAnswer:
         """Ask which of the names the ranks have; raises as :meth:`run` does, before anything is sent."""
         for name in push:
             if name not in namespace:
@@ -198,7 +198,7 @@ class Lab:
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
-            return Asked(Theirs(push=pushed), None, tuple(notes), namespace, state.round)
+            return LabAnswer(Theirs(push=pushed), None, tuple(notes), namespace, state.round)
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
         run = self.info.run
@@ -210,26 +210,26 @@ class Lab:
             and _shipped.get((run, name)) != id(namespace[name])
         )
         for name in both:
-            mine = f"--push {name} sends the notebook's, --pull {name} brings theirs here"
-            notes.append(f"{name} is the one that the ranks of {self.name} have: {mine}")
+            options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
+            notes.append(f"the ranks of {self.name} use their own {name}: {options}")
         theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
         base = int(answer["base"])
-        return Asked(theirs, base, tuple(notes), namespace, base)
+        return LabAnswer(theirs, base, tuple(notes), namespace, base)
 
-    def notes(self, call: Call, asked: Asked) -> list[str]:
+    def notes(self, call: Call, answer: LabAnswer) -> list[str]:
         """Return what is to be said before a call is sent; raises ``LackingError`` where it can't run there.
 
         What the ranks lack is what their node told as it started, unless a cell has installed it since.
         """
-        found = [*asked.notes, *call.notes]
+        lines = [*answer.notes, *call.notes]
         there = self._there()
         if there is not None:
-            found += self._differences(call, there)
+            lines += self._differences(call, there)
         if PLACES[self.info.backend].remote:
             from nbtorchjob.capture import opened  # late: on this machine they are there
 
-            found += opened.not_shipped(call, working(), self._spec.ship)
-        return found
+            lines += opened.not_shipped(call, working(), self._spec.ship)
+        return lines
 
     def _there(self) -> Environment | None:
         """Return what a lab's ranks had as they started; None where nobody has told."""
@@ -240,32 +240,32 @@ class Lab:
         state = self.state if self.info.cluster else self._backend.snapshot(self.info.address)
         if state.importable is None:
             return None
-        found = images.of(state.importable, installed=True)
+        installed = images.of(state.importable, installed=True)
         if not self.info.cluster:  # a later attempt's nodes may have another image
-            _environments[run] = found
-        return found
+            _environments[run] = installed
+        return installed
 
     def _differences(self, call: Call, there: Environment) -> list[str]:
         mine = here.environment()
         if missing := _unmet(call.text, there):
             asks = shlex.join(word for line in missing for word in ("--package", line))
-            raise LackingError(f"{self.name} lacks what the cell's script block asks for: {_ANEW} {asks}")
+            raise LackingError(f"{self.name} lacks requirements of the cell's script block: {_ANEW} {asks}")
         if mine.distributions == there.distributions:
             return []
-        found = compare.compared(call.needs, mine, there)
-        if found.absent:
-            lacks = self._ask({"question": "lacks", "of": found.absent})["lacks"]
-            found = found.without({*found.absent} - {*lacks})
-        if refusal := found.refusal(
+        differences = compare.compared(call.needs, mine, there)
+        if differences.absent:
+            lacks = self._ask({"question": "lacks", "of": differences.absent})["lacks"]
+            differences = differences.without({*differences.absent} - {*lacks})
+        if refusal := differences.refusal(
             self.name, strict=bool(self._spec.strict), add=_ANEW, uncompilable=call.uncompilable
         ):
             raise LackingError(refusal)
-        return [f"{self.name} {found.line}"] if found.line else []
+        return [f"{self.name} {differences.line}"] if differences.line else []
 
     def send(
         self,
         call: Call,
-        asked: Asked,
+        answer: LabAnswer,
         written: Origin | None = None,
         *,
         ranks: Sequence[int] = (),
@@ -284,26 +284,26 @@ class Lab:
         file = io.BytesIO()
         spec = replace(self._spec, all_ranks=all_ranks)
         size = archive.write_turn(
-            file, call, self._backend.key(self.info.address), spec, push=[*asked.theirs.push]
+            file, call, self._backend.key(self.info.address), spec, push=[*answer.theirs.push]
         )
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
         question = {
             "question": "turn",
             "id": id_,
-            "base": asked.base,
+            "base": answer.base,
             "ranks": list(ranks) or None,
             "size": size,
         }
         since = self._turns.now(self.info)
         try:
-            before, answer = self._sent(question, file.getbuffer(), say)
+            before, reply = self._sent(question, file.getbuffer(), say)
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
                 self._take_back(id_)
             raise
-        round_ = int(answer["round"])
-        if int(answer["base"]) != asked.seen:
+        round_ = int(reply["round"])
+        if int(reply["base"]) != answer.seen:
             say(f"Note: {labs.anew(self.state)}")
         turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
@@ -324,7 +324,7 @@ class Lab:
             payload=size,
         )
         self._turns.sent(info, before, round_, since)
-        self.shipped(call, asked.namespace, asked.theirs)
+        self.shipped(call, answer.namespace, answer.theirs)
         return Job(self._turns, info, trust=self.trust)
 
     def shipped(self, call: Call, namespace: Mapping[str, Any], theirs: Theirs = NOTHING) -> None:
@@ -354,14 +354,14 @@ class Lab:
                     return state, answer
             except TimeoutError as exc:
                 if last:
-                    raise SubmitError(f"{self.name} doesn't take the cell within {_TAKEN_S:.0f} s") from exc
+                    raise SubmitError(f"{self.name} didn't accept the cell within {_TAKEN_S:.0f} s") from exc
             except AskError as exc:
                 if question["base"] is not None and _anew(exc):
-                    told = "began anew while the cell was sent: run it again"
+                    told = "restarted while the cell was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {told}") from exc
                 if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
-        raise SubmitError(f"{self.name} doesn't take the cell")
+        raise SubmitError(f"{self.name} didn't accept the cell")
 
     def _bring(self, nodes: Iterable[int], talk: Talk, question: Mapping[str, Any], data: memoryview) -> None:
         """Bring a turn's payload to the nodes beside the lead: by no way that others could listen to."""
@@ -377,8 +377,8 @@ class Lab:
             under_way = {pool.submit(to, node) for node in nodes}
             while under_way:
                 done, under_way = wait(under_way, _ASKED_S, FIRST_EXCEPTION)
-                for each in done:
-                    each.result()
+                for sent in done:
+                    sent.result()
                 talk.send(b"")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -399,16 +399,16 @@ class Lab:
                     return talk.hear(_ASKED_S) or {}
             except TimeoutError as exc:
                 if last:
-                    raise AskError(f"{self.name} doesn't answer since {_ASKED_S:.0f} s") from exc
+                    raise AskError(f"{self.name} didn't answer within {_ASKED_S:.0f} s") from exc
             except AskError as exc:
                 if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
-        raise AskError(f"{self.name} doesn't answer")
+        raise AskError(f"{self.name} didn't answer")
 
     def _lead(self, state: JobState) -> int:
-        found = turns.lead(state)
-        assert found is not None  # or it wouldn't be ready
-        return found
+        lead = turns.lead(state)
+        assert lead is not None  # or it wouldn't be ready
+        return lead
 
     def _refused(self, exc: AskError) -> NBTorchJobError:
         state = self.state
@@ -418,7 +418,7 @@ class Lab:
 
     def _ended(self, state: JobState) -> JobEndedError:
         how = labs.ended(state)
-        return JobEndedError(f"{self.name} has ended{how}: start another one, --keep {self.name}")
+        return JobEndedError(f"{self.name} has ended{how}: start another one with --keep {self.name}")
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""
@@ -440,12 +440,12 @@ class Lab:
         if state.phase.terminal:
             raise self._ended(state)
         if not PLACES[self.info.backend].remote and self.info.python not in ("", here):
-            raise SubmitError(f"{self.name} runs Python {self.info.python}, and this is Python {here}")
+            raise SubmitError(f"{self.name} runs Python {self.info.python}, but this is Python {here}")
         if state.suspended:
-            raise SubmitError(f"{self.name} is suspended: {hint('resume', self.name)} first")
+            raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
         if state.lab_ends is not None and state.lab_ends.time > _began(state):
             why = labs.WHY.get(state.lab_ends.why, "")
-            raise JobEndedError(f"{self.name} is ending ({why}), and takes no more cells")
+            raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more cells")
 
     def _check_ranks(self, state: JobState, ranks: Sequence[int]) -> None:
         there = turns.ranks(state)
@@ -457,15 +457,15 @@ class Lab:
     def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S
         while True:
-            found = turns.sent(self.state, id_)
-            if found is not None or time.monotonic() > until:
-                return found
+            turn = turns.sent(self.state, id_)
+            if turn is not None or time.monotonic() > until:
+                return turn
             time.sleep(_LOOK_S)
 
     def _take_back(self, id_: str) -> None:
         """Interrupt a turn that may have been taken when its sender was."""
-        found = turns.find(self.state, id_)
-        if found is not None and not found.over:
+        turn = turns.find(self.state, id_)
+        if turn is not None and not turn.over:
             self._turns.cancel(f"{self.info.address}{MARK}{id_}")
 
     def __enter__(self) -> Lab:
@@ -496,9 +496,9 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
         except words.SpansError:
             raise SpecError("rank", rank, "a rank, or several: 0, 0,2 or 1-3") from None
     numbers = (rank,) if isinstance(rank, bool) else tuple(rank)
-    for each in numbers:
-        if not isinstance(each, int) or isinstance(each, bool) or each < 0:
-            raise SpecError("rank", each, "the number of a rank")
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise SpecError("rank", number, "the number of a rank")
     return tuple(sorted(set(numbers)))
 
 
@@ -518,7 +518,7 @@ def _elsewhere(exc: AskError) -> bool:
 
 def _anew(exc: AskError) -> bool:
     """Whether the ranks have ended, and are started again."""
-    return any(each in str(exc) for each in (ANEW, NOT_YET))
+    return any(phrase in str(exc) for phrase in (ANEW, NOT_YET))
 
 
 def _began(state: JobState) -> float:
@@ -533,11 +533,11 @@ def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
             continue
         if turn.taken.base != state.round:
             at = words.clock(_began(state), time.time())
-            return f"was set by {turn.name}, on ranks that are gone: they began anew at {at}"
+            return f"was set by {turn.name} before the ranks restarted at {at}"
         if turn.stage is Stage.FAILED:
-            return f"was to be set by {turn.name}, which failed"
+            return f"would have been set by {turn.name}, which failed"
         if not turn.over:
-            return f"is to be set by {turn.name}, which isn't over: run this cell once it is"
+            return f"is set by {turn.name}, which is still running: run this cell after it"
         there = set(turn.taken.ranks)
         if not set(wanted or turns.ranks(state)) <= there:
             spelled = words.ranks(there)

@@ -55,7 +55,7 @@ class Runs(Sequence[Job[T]]):
         try:
             early = self._jobs[0].info.stops_early if self._jobs else None
         except (DamagedError, SpecError) as exc:
-            warnings.warn(f"no run of {self.name} is stopped early: {exc}", stacklevel=4)
+            warnings.warn(f"early stopping of {self.name} is disabled: {exc}", stacklevel=4)
             return None
         return Judge(early) if early is not None else None
 
@@ -74,8 +74,8 @@ class Runs(Sequence[Job[T]]):
         """Whether runs wait that nobody starts until somebody waits for the group, as no tender does."""
         if self._at_once is None or len(self) <= self._at_once:
             return False
-        found = self._backend.tended(self._jobs[0].info)
-        return found is None or not found.who
+        tended = self._backend.tended(self._jobs[0].info)
+        return tended is None or not tended.who
 
     @property
     def stops_early(self) -> bool:
@@ -85,7 +85,7 @@ class Runs(Sequence[Job[T]]):
     @property
     def unattended(self) -> str:
         """What to tell who leaves the runs alone: that nothing stops them early meanwhile, or ""."""
-        return " Until somebody does, nothing stops its runs early." if self.stops_early else ""
+        return " Its runs are stopped early only while you wait for them." if self.stops_early else ""
 
     @overload
     def __getitem__(self, at: int) -> Job[T]: ...
@@ -107,7 +107,7 @@ class Runs(Sequence[Job[T]]):
             if state.phase.terminal:
                 whole = self._backend.snapshot(address)
                 self._ended[address] = replace(whole, logs={}, uses={}, samples={}, displays=())
-        return [self._ended.get(each.info.address) or now[each.info.address] for each in self._jobs]
+        return [self._ended.get(job.info.address) or now[job.info.address] for job in self._jobs]
 
     def wait(self, timeout: float | None = None, *, first_failed: bool = False) -> bool:
         """Wait at most ``timeout`` seconds for the end of all; return whether it came.
@@ -174,8 +174,10 @@ class Runs(Sequence[Job[T]]):
         if self._unheard is None and (unheard := self._judge.unheard(states)) is not None:
             self._unheard = unheard
             if unheard:
-                told = f"runs of {self.name} are to be stopped early by what none reports, {unheard}"
-                warnings.warn(told, stacklevel=4)
+                warnings.warn(
+                    f"early stopping of {self.name} needs metrics that no run reports, {unheard}",
+                    stacklevel=4,
+                )
         now = time.monotonic()
         for address, why in self._judge.stops(states).items():
             asked = self._asked_to_end.get(address)
@@ -186,7 +188,7 @@ class Runs(Sequence[Job[T]]):
                 self._backend.cancel(address, early=why)
             except NBTorchJobError as exc:
                 if asked is None:
-                    warnings.warn(f"{address} isn't stopped early: {exc}", stacklevel=4)
+                    warnings.warn(f"{address} could not be stopped early: {exc}", stacklevel=4)
 
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
@@ -202,16 +204,18 @@ class Runs(Sequence[Job[T]]):
         if not self.wait(timeout):
             left = sum(not state.phase.terminal for state in self.states())
             raise TimeoutError(f"{left} of {len(self)} runs of {self.name} haven't ended after {timeout} s")
-        found: list[T | NBTorchJobError] = []
+        outcomes: list[T | NBTorchJobError] = []
         for job in self._jobs:
             try:
-                found.append(job.result())
+                outcomes.append(job.result())
             except (JobFailedError, ResultError) as exc:
-                found.append(exc)
-        for each in found if errors == "raise" else ():
-            if isinstance(each, (JobFailedError, ResultError)) and not isinstance(each, JobStoppedError):
-                raise each
-        return found
+                outcomes.append(exc)
+        for outcome in outcomes if errors == "raise" else ():
+            if isinstance(outcome, (JobFailedError, ResultError)) and not isinstance(
+                outcome, JobStoppedError
+            ):
+                raise outcome
+        return outcomes
 
     def best(self, metric: str, *, largest: bool = False) -> Job[T]:
         """Return the run whose last report of ``metric`` is the smallest, or the ``largest``.
@@ -220,16 +224,18 @@ class Runs(Sequence[Job[T]]):
         ``ResultError`` where none did.
         """
         states = self.states()
-        told = [runs.metrics(state) for state in states]
-        known = sorted({name for each in told for name in each})
+        metrics = [runs.metrics(state) for state in states]
+        known = sorted({name for latest in metrics for name in latest})
         if metric not in known:
             they = f"they report {', '.join(known)}" if known else "they report nothing"
             raise ResultError(f"no run of {self.name} has reported {metric!r}: {they}")
-        found = [at for at, each in enumerate(told) if math.isfinite(each.get(metric, math.nan))]
-        if not found:
+        reporting = [at for at, latest in enumerate(metrics) if math.isfinite(latest.get(metric, math.nan))]
+        if not reporting:
             raise ResultError(f"no run of {self.name} has reported a finite {metric!r}")
-        well = [at for at in found if states[at].phase not in (Phase.FAILED, Phase.CANCELLED)] or found
-        return self._jobs[(max if largest else min)(well, key=lambda at: told[at][metric])]
+        well = [
+            at for at in reporting if states[at].phase not in (Phase.FAILED, Phase.CANCELLED)
+        ] or reporting
+        return self._jobs[(max if largest else min)(well, key=lambda at: metrics[at][metric])]
 
     def table(self) -> Any:
         """Return a row for each run: its parameters, phase, last metrics, value, seconds and attempts.
@@ -252,7 +258,7 @@ class Runs(Sequence[Job[T]]):
         Raises ``ResultError`` where matplotlib isn't installed, or no run has reported the metric.
         """
         if find_spec("matplotlib") is None:
-            raise ResultError("plot() needs matplotlib: pip install matplotlib, or look at the group's card")
+            raise ResultError("plot() needs matplotlib: run pip install matplotlib")
         states = self.states()
         curves = [(state, points) for state in states if (points := runs.curve(state, metric))]
         if not curves:
@@ -284,12 +290,12 @@ class Runs(Sequence[Job[T]]):
 
     def retry_failed(self) -> list[Job[T]]:
         """Run once more what failed, each as a new job in its run's place; return those jobs."""
-        found = []
+        retried = []
         for at, state in enumerate(self.states()):
             if state.phase is Phase.FAILED:
                 self._jobs[at] = self._jobs[at].retry()
-                found.append(self._jobs[at])
-        return found
+                retried.append(self._jobs[at])
+        return retried
 
     def __repr__(self) -> str:
         return f"<Runs {self.name}: {len(self)} on {self._backend.where}>"

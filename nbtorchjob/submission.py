@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.capture import settings
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import identity, settings
+from nbtorchjob.payload import identity
 from nbtorchjob.spec import grid, site
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
@@ -223,12 +224,12 @@ def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None
     """Return the values of each run of a group, all with the same names; raises ``SpecError``."""
     rows = [dict(row) for row in values]
     if not rows:
-        raise SpecError("given", rows, "one mapping of names to values for each run: there are none")
+        raise SpecError("given", rows, "one mapping of names to values per run")
     if not all(rows):
-        raise SpecError("given", {}, "at least one name with its value for each run")
+        raise SpecError("given", {}, "at least one name with a value per run")
     for row in rows:
         if row.keys() != rows[0].keys():
-            raise SpecError("given", [*row], f"the same names for each run: {', '.join(rows[0])}")
+            raise SpecError("given", [*row], f"the same names in each run: {', '.join(rows[0])}")
     if len(rows) > grid.MOST:
         raise SpecError("given", len(rows), f"at most {grid.MOST:,} runs")
     if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
@@ -313,14 +314,14 @@ def _needs(call: Call, plan: Plan) -> list[str]:
     """Return the table of what a call needs; for a job on this machine there is nothing to compare."""
     lines = []
     for comparison in images_of(plan.spec, call.needs, call.text):
-        unknown = f"; what the image has isn't known: its first job tells, or {hint('doctor', '--probe')}"
+        unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
         if comparison.rows:
             lines.append(f"# needs{unknown if comparison.there is None else ':'}")
         lines += [f"#   {row}" for row in comparison.lines()]
         refusal = comparison.refusal(
             comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
         )
-        lines += [f"# wouldn't be sent: {refusal}"] if refusal else []
+        lines += [f"# would be refused: {refusal}"] if refusal else []
     return lines
 
 
@@ -364,7 +365,7 @@ def _differences(call: Call, plan: Plan) -> list[str]:
         if refusal:
             ago = words.about(max(0.0, time.time() - contents.told))
             again = hint("doctor", "--probe")
-            raise LackingError(f"{refusal} (it was asked {ago} ago: {again} asks it again)")
+            raise LackingError(f"{refusal} (inspected {ago} ago: {again} inspects it again)")
         notes += [f"{comparison.image} {comparison.line}"] if comparison.line else []
         if spec.cluster.gpu and comparison.cuda:
             notes.append(f"{comparison.image} {comparison.cuda}")

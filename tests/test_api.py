@@ -32,7 +32,7 @@ from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.capture import packages
 from nbtorchjob.commands import running
-from nbtorchjob.commands.front import Asked
+from nbtorchjob.commands.front import RunRequest
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked as AskedImage
 from nbtorchjob.errors import LackingError
@@ -319,7 +319,7 @@ def test_generated_names_are_short_enough_for_every_kind_of_job():
     assert naming.generate("训练(model)").startswith("job-")
 
 
-CELL = Asked(capture.from_cell("1", {}), JobSpec(), CellOptions(detach=True), Origin())
+CELL = RunRequest(capture.from_cell("1", {}), JobSpec(), CellOptions(detach=True), Origin())
 FRONT = Terminal()
 
 

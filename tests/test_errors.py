@@ -133,7 +133,7 @@ def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
     ("error", "said"),
     [
         (errors.SpecError("gpu", "many", "a whole number"), "gpu: got 'many', but it must be a whole number"),
-        (errors.SpecError("--gpu", None, "N", errors.Shape.NO_VALUE), "--gpu needs a value: N"),
+        (errors.SpecError("--gpu", None, "N", errors.Shape.NO_VALUE), "--gpu expects a value: N"),
         (errors.SpecError("--image", None, "one", errors.Shape.MISSING), "--image is required: one"),
         (errors.SpecError("a", 1, "beside b", errors.Shape.CONFLICT), "a can't be given beside b"),
         (errors.SpecError("option", "--n", "see b", errors.Shape.UNKNOWN), "unknown option --n; see b"),

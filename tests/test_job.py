@@ -114,7 +114,7 @@ def test_a_value_comes_home_once(backend):
 
 def test_as_completed_takes_a_jobs_future(backend):
     job = handle(backend)
-    with pytest.raises(TypeError, match=r"give them job\.future\(\)"):
+    with pytest.raises(TypeError, match=r"pass job\.future\(\)"):
         concurrent.futures.wait([job])
     future = job.future()
     backend.tell(*STARTED, backend.value(0, 3), *ENDED)
@@ -202,7 +202,7 @@ def test_a_job_that_left_no_value_says_so(backend):
     job = handle(backend)
     backend.tell(*STARTED, *ENDED)
 
-    with pytest.raises(ResultError, match="rank 0 left no value"):
+    with pytest.raises(ResultError, match="rank 0 returned no value"):
         job.result(LIMIT)
 
 

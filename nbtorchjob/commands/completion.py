@@ -21,11 +21,11 @@ def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
     from IPython.core.completer import SimpleCompletion  # not needed in a terminal
 
-    found = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
-    if found is None:
+    magic = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
+    if magic is None:
         return {"completions": [], "suppress": False}
-    cell = found[1] == "%%"
-    texts = list(candidates(found[2], cell=cell))
+    cell = magic[1] == "%%"
+    texts = list(candidates(magic[2], cell=cell))
     completions = [SimpleCompletion(text=text, type="param") for text in texts]
     return {"completions": completions, "suppress": bool(texts)}
 
@@ -42,27 +42,23 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
         return [verb for verb in verbs if verb.startswith(word)]
     verb = verbs.get(before[0], Verb("", "", ""))
     if verb.takes_name and not word.startswith("-"):
-        if "FOLDER" in verb.words and _places(verb, before[1:]):
+        valued = {flag for option in verb.options if option.takes != "switch" for flag in option.flags}
+        following = zip(before[1:], before, strict=False)
+        alone = [term for term, last in following if not term.startswith("-") and last not in valued]
+        if "FOLDER" in verb.words and alone:
             return [path for path in _paths(word) if path.endswith("/")]
         return [name for name in reversed(api.job_names()) if name.startswith(word)]
     own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
     return [*own, *(of_options(before, word) if verb.any_option else ())]
 
 
-def _places(verb: Verb, before: Sequence[str]) -> int:
-    """Return how many words there are that are neither options nor their values."""
-    valued = {flag for option in verb.options if option.takes != "switch" for flag in option.flags}
-    return sum(
-        not word.startswith("-") and last not in valued
-        for last, word in zip(("", *before), before, strict=False)
-    )
-
-
 def _paths(word: str) -> list[str]:
     _, _, begin = word.rpartition("/")
     lead = word[: len(word) - len(begin)]
     try:
-        names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in os.scandir(lead or "."))
+        names = sorted(
+            f"{entry.name}/" if entry.is_dir() else entry.name for entry in os.scandir(lead or ".")
+        )
     except OSError:
         return []
     shown = (name for name in names if name.startswith(begin) and (begin or not name.startswith(".")))

@@ -1,4 +1,4 @@
-"""``debug``: pdb on a rank, typed here. ``release``: let go of those that are held."""
+"""The verbs ``debug`` (pdb on a rank) and ``release`` (of held ranks)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nbtorchjob.commands.front import Answer, Answers, Find, Front, Given
+from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import AskError, LineError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.state.events import FAILURE, STEPS
@@ -25,33 +25,28 @@ _EVER_S = 7 * 86400.0
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"  # pdb's words: a dot is part of one
 
 
-def debug(given: Given, front: Front) -> None:
-    """Talk with pdb on a rank that is stopped."""
-    job = front.find(given.name)
-    with job.debugger(given.options.get("rank"), _who()) as session:
+def debug(args: ParsedArgs, front: Front) -> None:
+    """Debug a stopped rank with pdb."""
+    job = front.find(args.name)
+    where = "a notebook" if hasattr(sys.modules.get("__main__"), "get_ipython") else "a terminal"
+    with job.debugger(args.options.get("rank"), f"{getpass.getuser()} in {where}") as session:
         stop = session.stop
-        stays = (
-            f"rank {stop.rank} stays stopped: {hint('debug', job.name, '--rank', str(stop.rank))} comes back"
-        )
+        again = hint("debug", job.name, "--rank", str(stop.rank))
+        stays = f"rank {stop.rank} stays stopped: {again} returns to it"
         if stop.why == FAILURE:
-            stays += f", {hint('release', job.name)} lets go of it"
+            stays += f", {hint('release', job.name)} releases it"
         with interrupts.told(f"Left the debugger: {stays}."):
-            said = _typed(session, stays, {file: label for file, (label, _) in job.info.sources.items()})
-    front.say(said)
+            ending = _typed(session, stays, {file: label for file, (label, _) in job.info.sources.items()})
+    front.say(ending)
 
 
-def release(given: Given, find: Find) -> Answers:
-    """Let go of ranks that are held where they failed."""
-    for name in given.words:
+def release(args: ParsedArgs, find: Find) -> Answers:
+    """Release ranks held by ``--hold``."""
+    for name in args.words:
         job = find(name)
         released = job.release()
-        told = f"released {ranks(released)}" if released else "no rank was held any more"
-        yield Answer(f"{job.name}: {told}", {"name": job.name, "released": released})
-
-
-def _who() -> str:
-    where = "a notebook" if hasattr(sys.modules.get("__main__"), "get_ipython") else "a terminal"
-    return f"{getpass.getuser()} in {where}"
+        outcome = f"released {ranks(released)}" if released else "no rank was still held"
+        yield Answer(f"{job.name}: {outcome}", {"name": job.name, "released": released})
 
 
 def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
@@ -59,41 +54,34 @@ def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
     patience = _FIRST_S
     while True:
         try:
-            said = session.hear(patience)
+            message = session.hear(patience)
         except TimeoutError:
-            return "It goes on."
+            return "The rank continues."
         except AskError as exc:
             if patience == _FIRST_S:
                 raise
             return f"Left the debugger: {exc}."  # the job may be over, or a connection cut
-        if said is None:
+        if message is None:
             return "The rank has ended."
-        if "trouble" in said:
-            raise AskError(str(said["trouble"]))
-        if "out" in said:
-            _write(_labelled(str(said["out"]), labels))
-        elif "prompt" in said:
+        if "trouble" in message:
+            raise AskError(str(message["trouble"]))
+        if "out" in message:
+            text = str(message["out"])
+            for file, label in labels.items():
+                text = text.replace(file, label)
+            sys.stdout.write(safe(text))
+            sys.stdout.flush()
+        elif "prompt" in message:
             with session.kept(), _completing(session):
-                line = _read(safe(str(said["prompt"])))
+                line = _read(safe(str(message["prompt"])))
             if line is None:
                 return f"Left the debugger: {stays}."
             session.say(line)
             patience = _EVER_S
-        elif "goes" in said:
-            patience = _EVER_S if said["goes"] == STEPS else _NEXT_S
-        elif "left" in said:
-            return f"{said['left']}." if said["left"] else f"Left the debugger: {stays}."
-
-
-def _labelled(text: str, labels: Mapping[str, str]) -> str:
-    for file, label in labels.items():
-        text = text.replace(file, label)
-    return text
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(safe(text))
-    sys.stdout.flush()
+        elif "goes" in message:
+            patience = _EVER_S if message["goes"] == STEPS else _NEXT_S
+        elif "left" in message:
+            return f"{message['left']}." if message["left"] else f"Left the debugger: {stays}."
 
 
 def _read(prompt: str) -> str | None:
@@ -103,7 +91,7 @@ def _read(prompt: str) -> str | None:
     except EOFError:
         return None
     except RuntimeError as exc:  # a kernel's, where a notebook is run without anybody
-        raise LineError(f"{hint('debug')}: nobody is there to type: {exc}") from exc
+        raise LineError(f"{hint('debug')} needs an interactive session: {exc}") from exc
 
 
 @contextmanager
@@ -114,14 +102,14 @@ def _completing(session: Session) -> Iterator[None]:
     except ImportError:
         yield
         return
-    found: list[str] = []
+    completions: list[str] = []
 
     def complete(text: str, number: int) -> str | None:
         if number == 0:
-            found[:] = session.complete(
+            completions[:] = session.complete(
                 readline.get_line_buffer(), readline.get_begidx(), readline.get_endidx()
             )
-        return found[number] if number < len(found) else None
+        return completions[number] if number < len(completions) else None
 
     before = readline.get_completer(), readline.get_completer_delims()
     readline.parse_and_bind("tab: complete")

@@ -19,8 +19,7 @@ from nbtorchjob.state.logs import ALL, LogLine, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
-    from nbtorchjob.labs import Asked as LabAsked
-    from nbtorchjob.labs import Lab
+    from nbtorchjob.labs import Lab, LabAnswer
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
 
 
-class Given(NamedTuple):
+class ParsedArgs(NamedTuple):
     """A verb's words, and its options by their long names; those that weren't given are missing."""
 
     words: list[str]
@@ -47,7 +46,7 @@ class Given(NamedTuple):
         return self.words[0] if self.words else ""
 
 
-class AskedLog(FrozenDataclass):
+class LogRequest(FrozenDataclass):
     """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``."""
 
     rank: int | None = 0
@@ -101,11 +100,11 @@ class OnLab(NamedTuple):
     """The lab that a call is to run on, and what its ranks said before the call was captured."""
 
     lab: Lab
-    asked: LabAsked
+    answer: LabAnswer
     ranks: tuple[int, ...]
 
 
-class Asked(NamedTuple):
+class RunRequest(NamedTuple):
     """A call to run, and how; maybe on a lab that is there."""
 
     call: capture.Call
@@ -113,7 +112,7 @@ class Asked(NamedTuple):
     options: CellOptions
     origin: Origin
     on: OnLab | None = None
-    given: Sequence[Mapping[str, Any]] = ()  # what each run of a group is given
+    rows: Sequence[Mapping[str, Any]] = ()  # the parameters of each run of a group
 
 
 class Front(Protocol):
@@ -122,7 +121,7 @@ class Front(Protocol):
     def find(self, name: str) -> Job[Any]:
         """Return the job of that name, of "" the newest; raises ``JobNotFoundError`` and ``LineError``."""
 
-    def called(self, words: Sequence[str]) -> Asked:
+    def called(self, words: Sequence[str]) -> RunRequest:
         """Capture the call that ``run`` is given."""
 
     def namespace(self) -> dict[str, Any]:
@@ -140,13 +139,13 @@ class Front(Protocol):
     def show(self, answer: Answer) -> None:
         """Show an answer."""
 
-    def log(self, job: Job[Any], asked: AskedLog) -> None:
+    def log(self, job: Job[Any], request: LogRequest) -> None:
         """Show what was asked for of the job's logs: what is there, or all until the job ends."""
 
-    def sending(self, asked: Asked) -> AbstractContextManager[Output]:
+    def sending(self, request: RunRequest) -> AbstractContextManager[Output]:
         """Show that a call is being sent, if that takes long; yield the output in which that is shown."""
 
-    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> View:
+    def view(self, job: Job[Any], options: CellOptions, place: Output) -> View:
         """Return the view that draws a job while a line waits for it, in that output where it can."""
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
@@ -155,7 +154,7 @@ class Front(Protocol):
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Show errors raised within, besides letting them pass."""
 
-    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> RunsView:
+    def view_runs(self, runs: Runs[Any], options: CellOptions, place: Output) -> RunsView:
         """Return the view that draws a group's runs while a line waits for them."""
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:

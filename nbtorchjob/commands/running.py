@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, submission
 from nbtorchjob.commands import runs
-from nbtorchjob.commands.front import Answer, Asked, AskedLog, Front, Given, OnLab, remember
+from nbtorchjob.commands.front import Answer, Front, LogRequest, OnLab, ParsedArgs, RunRequest, remember
 from nbtorchjob.errors import (
     ClusterError,
     JobNotFoundError,
@@ -51,33 +51,33 @@ def read(name: str, text: str, now: float) -> float:
         # Python 3.10 doesn't read "Z".
         return datetime.fromisoformat(re.sub("Z$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError) as exc:
-        raise SpecError(name, text, "how long ago (30s, 10m, 2h, 1d), or a time (2026-03-01T14:30)") from exc
+        raise SpecError(name, text, "an age such as 10m or 2h, or a time such as 2026-03-01T14:30") from exc
 
 
 _WHEN = ("since", "until")
 
-_told: set[str] = set()
+_said_notes: set[str] = set()
 
 
-def run(given: Given, front: Front) -> Any:
+def run(args: ParsedArgs, front: Front) -> Any:
     """Run a call as a job."""
     with interrupts.told(interrupts.NOTHING):
-        asked = front.called(given.words)
-    return submit(asked, front)
+        request = front.called(args.words)
+    return submit(request, front)
 
 
-def submit(asked: Asked, front: Front) -> Any:
+def submit(request: RunRequest, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
-    if asked.given:
-        return runs.submit(asked, front)
+    if request.rows:
+        return runs.submit(request, front)
     with interrupts.told(interrupts.NOTHING):
-        if asked.options.dry_run:
-            front.show(Answer(_dry_run(asked)))
+        if request.options.dry_run:
+            front.show(Answer(_dry_run(request)))
             return None
-        if asked.options.rehearse:
-            _rehearse(asked, front)
-        job, output = _submitted(asked, front) if asked.on is None else _sent(asked, asked.on, front)
-    return _hold(job, asked.options, front, output, asked.on)
+        if request.options.rehearse:
+            _rehearse(request, front)
+        job, output = _submitted(request, front) if request.on is None else _sent(request, request.on, front)
+    return _hold(job, request.options, front, output, request.on)
 
 
 def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) -> OnLab | None:
@@ -87,16 +87,16 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
     from nbtorchjob.labs import ranks_of  # late: most lines name no lab
 
     lab, ranks = api.lab(options.on), ranks_of(options.rank)
-    asked = lab.asked(names(), front.namespace(), ranks=ranks, push=options.push, say=front.say)
-    return OnLab(lab, asked, ranks)
+    answer = lab.asked(names(), front.namespace(), ranks=ranks, push=options.push, say=front.say)
+    return OnLab(lab, answer, ranks)
 
 
-def attach(given: Given, front: Front) -> Any:
+def attach(args: ParsedArgs, front: Front) -> Any:
     """Follow a job from its first log line on; of a lab, its newest cell."""
     try:
-        job, asked = _trusted(given, front)
+        job, options = _trusted(args, front)
     except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
-        return runs.attach(given, front)
+        return runs.attach(args, front)
     if job.info.lab is not None:
         lab = api.lab(job.info.id)
         state = lab.state
@@ -106,18 +106,18 @@ def attach(given: Given, front: Front) -> Any:
             front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest cell")
             return None
         job = lab.newest
-    return _hold(job, asked, front)
+    return _hold(job, options, front)
 
 
-def retry(given: Given, front: Front) -> Any:
+def retry(args: ParsedArgs, front: Front) -> Any:
     """Run an ended job's payload again, as a new job."""
-    job, asked = _trusted(given, front)
-    return _hold(job.retry(), asked, front)
+    job, options = _trusted(args, front)
+    return _hold(job.retry(), options, front)
 
 
-def result(given: Given, front: Front) -> Any:
+def result(args: ParsedArgs, front: Front) -> Any:
     """Return the value of a job that has ended, or of a lab's newest cell; raises ``LineError`` before."""
-    job, asked = _trusted(given, front)
+    job, options = _trusted(args, front)
     if job.info.lab is not None:
         job = api.lab(job.info.id, trust=job.trust).newest
     with front.failing(job):
@@ -125,16 +125,16 @@ def result(given: Given, front: Front) -> Any:
         if not phase.terminal:
             raise LineError(f"{job.name} is {phase.value}: wait for it with {hint('attach', job.name)}")
         value = _value(job)
-    return front.give(job, value, asked.out)
+    return front.give(job, value, options.out)
 
 
-def logs(given: Given, front: Front) -> None:
+def logs(args: ParsedArgs, front: Front) -> None:
     """Show a rank's log, or all ranks'; raises ``SpecError`` where the job can have no such rank."""
-    job, options = front.find(given.name), given.options
+    job, options = front.find(args.name), args.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
     whose = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
     if len(whose) > 1:
-        raise LineError(f"{hint('logs')}: {' and '.join(whose)} exclude each other")
+        raise LineError(f"{hint('logs')}: {' and '.join(whose)} are mutually exclusive")
     if tail is not None and tail < 0:
         raise SpecError("tail", tail, "0 or more lines")
     job.check_rank(rank)
@@ -145,21 +145,21 @@ def logs(given: Given, front: Front) -> None:
         _archive(job, options, front)
         return
     if follow and tail is not None:
-        raise LineError("nbtorchjob logs: --follow starts at the beginning, so omit --tail")
+        raise LineError("nbtorchjob logs: --follow and --tail are mutually exclusive")
     now = time.time()
     since, until = (read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
     pattern = compiled(options["grep"], "--grep") if "grep" in options else None
     wanted = Wanted(since, until, pattern)
     timestamps = options.get("timestamps", False)
     alone = whose in ([], ["--rank"])
-    front.log(job, AskedLog(rank if alone else None, node, tail, follow, timestamps, wanted))
+    front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, wanted))
 
 
 def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
     """Write all ranks' logs to a file."""
     path, others = Path(options["zip"]), sorted(options.keys() - {"zip", "timestamps"})
     if others:
-        raise LineError(f"{hint('logs')}: --zip has all ranks' whole logs, so omit --{others[0]}")
+        raise LineError(f"{hint('logs')}: --zip and --{others[0]} are mutually exclusive")
     pieces = job.archive(times=options.get("timestamps", False))
     try:
         with open(path, "xb") as file:
@@ -173,36 +173,36 @@ def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
     front.show(Answer(f"{path}: {words.size(path.stat().st_size)}", {"file": str(path)}))
 
 
-def _submitted(asked: Asked, front: Front) -> tuple[Job[Any], Output]:
+def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
     """Submit the call, after any notes about it; return also the output in which that was shown."""
-    sub = submission.prepare(asked.call, submission.check(asked.spec))
+    sub = submission.prepare(request.call, submission.check(request.spec))
     for caution in sub.cautions:
         front.say(f"Note: {caution}")
     _note(sub.notes, front)
     spec = sub.plan.spec
-    with front.sending(asked._replace(call=sub.call)) as output:
+    with front.sending(request._replace(call=sub.call)) as output:
         if spec.lab:
-            lab = submission.keep(sub, asked.origin)
+            lab = submission.keep(sub, request.origin)
             lab.shipped(sub.call, front.namespace())
             return lab.first, output
-        job = submission.send(sub, asked.origin)
+        job = submission.send(sub, request.origin)
     if job.joined:
-        front.say(f"Note: {job.name} is running this already: attached to it")
+        front.say(f"Note: {job.name} already runs this cell: attached to it")
     elif spec.name not in (None, job.name):
-        front.say(f"Note: a job named {spec.name} has ended already: this run is {job.name}")
+        front.say(f"Note: a job named {spec.name} has already ended; this run is named {job.name}")
     return job, output
 
 
-def _sent(asked: Asked, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
+def _sent(request: RunRequest, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
     """Send the call to a lab, after any notes about it."""
-    _note(on.lab.notes(asked.call, on.asked), front)
-    with front.sending(asked) as output:
+    _note(on.lab.notes(request.call, on.answer), front)
+    with front.sending(request) as output:
         job = on.lab.send(
-            asked.call,
-            on.asked,
-            asked.origin,
+            request.call,
+            on.answer,
+            request.origin,
             ranks=on.ranks,
-            all_ranks=asked.spec.all_ranks,
+            all_ranks=request.spec.all_ranks,
             say=front.say,
         )
     return job, output
@@ -210,39 +210,39 @@ def _sent(asked: Asked, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
 
 def _note(notes: Iterable[str], front: Front) -> None:
     for note in notes:
-        if note not in _told:  # once, as a cell is run repeatedly
-            _told.add(note)
+        if note not in _said_notes:  # once, as a cell is run repeatedly
+            _said_notes.add(note)
             front.say(f"Note: {note}")
 
 
-def _dry_run(asked: Asked) -> str:
-    if asked.on is None:
-        return submission.dry_run(asked.call, asked.spec)
-    lab, call = asked.on.lab, asked.call
-    there = words.ranks(asked.on.ranks or turns.ranks(lab.state))
+def _dry_run(request: RunRequest) -> str:
+    if request.on is None:
+        return submission.dry_run(request.call, request.spec)
+    lab, call = request.on.lab, request.call
+    there = words.ranks(request.on.ranks or turns.ranks(lab.state))
     lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
     try:
-        lines += [f"# note: {note}" for note in lab.notes(call, asked.on.asked)]
+        lines += [f"# note: {note}" for note in lab.notes(call, request.on.answer)]
     except LackingError as exc:
-        lines.append(f"# wouldn't be sent: {exc}")
+        lines.append(f"# would be refused: {exc}")
     lines += ["# ships:"] if call.ships else []
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     return "\n".join(lines)
 
 
-def _rehearse(asked: Asked, front: Front) -> None:
-    """Run the call on two ranks of this machine first, so that it fails here rather than queued there."""
+def _rehearse(request: RunRequest, front: Front) -> None:
+    """Run the call on two local ranks first, so that an error shows before the job is queued."""
     from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
 
     spec = JobSpec(
         Elastic(nproc_per_node=2),
-        package=asked.spec.package,
-        requirements=asked.spec.requirements,
-        ship=asked.spec.ship,
+        package=request.spec.package,
+        requirements=request.spec.requirements,
+        ship=request.spec.ship,
     )
-    job = submission.submit(asked.call, spec, asked.origin)
+    job = submission.submit(request.call, spec, request.origin)
     with front.failing(job):
-        drawn = front.view(job, asked.options, Output())
+        drawn = front.view(job, request.options, Output())
         view.watch(job, drawn, say=front.say)
         drawn.close(job.state)
         failed = job.exception()
@@ -251,17 +251,17 @@ def _rehearse(asked: Asked, front: Front) -> None:
     job.delete()
 
 
-def _trusted(given: Given, front: Front) -> tuple[Job[Any], CellOptions]:
+def _trusted(args: ParsedArgs, front: Front) -> tuple[Job[Any], CellOptions]:
     """Find the job, with its values trusted if the line says so; return the line's other options."""
-    options = dict(given.options)
-    job = front.find(given.name)
+    options = dict(args.options)
+    job = front.find(args.name)
     job.trust = options.pop("trust", False) or job.trust
     return job, CellOptions(**options)
 
 
 def _hold(
     job: Job[Any],
-    asked: CellOptions,
+    options: CellOptions,
     front: Front,
     output: Output | None = None,
     on: OnLab | None = None,
@@ -269,14 +269,14 @@ def _hold(
     """Make ``job`` the newest, and follow it unless it is detached."""
     with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
         remember(job)
-        if asked.detach:
-            return front.detached(job, asked.out)
+        if options.detach:
+            return front.detached(job, options.out)
         with front.reading(job), front.failing(job):
-            value = _wait(job, front.view(job, asked, output or Output()), front)
+            value = _wait(job, front.view(job, options, output or Output()), front)
             if on is not None:
-                for name in asked.pull:
+                for name in options.pull:
                     front.give(job, on.lab.pull(name, on.ranks), name)
-        return front.give(job, value, asked.out)
+        return front.give(job, value, options.out)
 
 
 def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
@@ -289,7 +289,7 @@ def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
     except NBTorchJobError as exc:
         drawn.close(job.state)
         raise view.short(exc, drawn) from None
-    nothing = value is None or (job.state.info.all_ranks and all(each is None for each in value))
+    nothing = value is None or (job.state.info.all_ranks and all(item is None for item in value))
     drawn.close(job.state, view.NO_VALUE if nothing else words.short(value))
     return value
 

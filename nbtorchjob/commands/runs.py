@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, submission
-from nbtorchjob.commands.front import Answer, Asked, Find, Front, Given
+from nbtorchjob.commands.front import Answer, Find, Front, ParsedArgs, RunRequest
 from nbtorchjob.errors import ClusterError, JobNotFoundError, LineError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import grid
@@ -23,42 +23,44 @@ _MOST_SHOWN = 8
 
 
 def rows(options: CellOptions, look_up: Callable[[str], Any], front: Front) -> list[dict[str, Any]]:
-    """Return what each run of a line's group is given; none where it asks for no group.
+    """Return the parameters of each run; empty if the line requests no group.
 
-    Raises ``SpecError``, and ``LineError`` for many runs that nobody said yes to.
+    Raises ``SpecError``, and ``LineError`` for many runs without confirmation.
     """
     if options.many is None:
         return []
-    found = grid.rows(options.many, look_up)
-    if len(found) > grid.ASKED_BACK and not options.many.yes and not options.dry_run:
-        many = f"{len(found):,} jobs"
-        if not front.asks(f"Send {many}?"):
-            raise LineError(f"{many} weren't sent: --yes sends them without asking, --sample N draws some")
-    return found
+    parameters = grid.rows(options.many, look_up)
+    if len(parameters) > grid.ASKED_BACK and not options.many.yes and not options.dry_run:
+        many = f"{len(parameters):,} jobs"
+        if not front.asks(f"Submit {many}?"):
+            raise LineError(
+                f"{many} were not submitted: confirm with --yes, or choose a random subset with --sample N"
+            )
+    return parameters
 
 
-def submit(asked: Asked, front: Front) -> Any:
+def submit(request: RunRequest, front: Front) -> Any:
     """Send a call as the runs of a group, and follow them unless they are detached."""
-    options, many = asked.options, asked.options.many
+    options, many = request.options, request.options.many
     assert many is not None
     with interrupts.told(interrupts.NOTHING):
         if options.dry_run:
-            front.show(Answer(_dry_run(asked)))
+            front.show(Answer(_dry_run(request)))
             return None
-        sub = submission.prepare(asked.call, submission.check(asked.spec))
+        sub = submission.prepare(request.call, submission.check(request.spec))
         for note in dict.fromkeys((*sub.cautions, *sub.notes)):
             front.say(f"Note: {note}")
-        with front.sending(asked) as output:
+        with front.sending(request) as output:
             runs = submission.send_runs(
-                sub, asked.given, asked.origin, at_once=many.at_once, early=many.early
+                sub, request.rows, request.origin, at_once=many.at_once, early=many.early
             )
     return _hold(runs, options, front, output)
 
 
-def attach(given: Given, front: Front) -> Any:
+def attach(args: ParsedArgs, front: Front) -> Any:
     """Follow a group's runs; raises ``JobNotFoundError``."""
-    options = dict(given.options)
-    runs = api.group(given.name, trust=options.pop("trust", False))
+    options = dict(args.options)
+    runs = api.group(args.name, trust=options.pop("trust", False))
     return _hold(runs, CellOptions(**options), front, Output())
 
 
@@ -80,30 +82,27 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
     return jobs
 
 
-def _hold(runs: Runs[Any], asked: CellOptions, front: Front, output: Output) -> Any:
+def _hold(runs: Runs[Any], options: CellOptions, front: Front, output: Output) -> Any:
     with interrupts.told(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
-        if asked.detach:
+        if options.detach:
+            again = hint("attach", runs.name)
             if runs.unstarted:
-                front.say(f"Note: the next runs start once somebody waits: {hint('attach', runs.name)}")
+                front.say(f"Note: the next runs start only while you follow the group: {again}")
             if runs.stops_early:
-                front.say(f"Note: somebody has to follow {runs.name} for its runs to be stopped early")
-            return front.give_runs(runs, asked.out, ended=False)
+                front.say(f"Note: runs are stopped early only while you follow the group: {again}")
+            return front.give_runs(runs, options.out, ended=False)
         from nbtorchjob.ui.runs import view  # late: most of what the command does draws no runs
 
-        view.watch(runs, front.view_runs(runs, asked, output), say=front.say)
-        return front.give_runs(runs, asked.out, ended=True)
+        view.watch(runs, front.view_runs(runs, options, output), say=front.say)
+        return front.give_runs(runs, options.out, ended=True)
 
 
-def _dry_run(asked: Asked) -> str:
+def _dry_run(request: RunRequest) -> str:
     """Describe the runs, and what one of them would send."""
-    shown = [_told(row) for row in asked.given[:_MOST_SHOWN]]
-    more = len(asked.given) - len(shown)
-    lines = [f"# {words.count(len(asked.given), 'run')} of:", submission.dry_run(asked.call, asked.spec)]
-    lines += [f"# run {number}: {each}" for number, each in enumerate(shown, 1)]
-    return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
-
-
-def _told(row: Mapping[str, Any]) -> str:
     from nbtorchjob.capture import arguments  # late, as above
 
-    return arguments.said(arguments.shown(row))
+    shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
+    more = len(request.rows) - len(shown)
+    lines = [f"# {words.count(len(request.rows), 'run')} of:", submission.dry_run(request.call, request.spec)]
+    lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
+    return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])

@@ -10,14 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import debugging, labs, running, verbs
-from nbtorchjob.commands.front import Answers, Find, Front, Given
+from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import options
-from nbtorchjob.spec.validation import Option, digits
+from nbtorchjob.spec.validation import Option, digits, option
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
@@ -43,8 +42,8 @@ _MANY: Mapping[str, tuple[int, float]] = {
 }
 
 
-Doing: TypeAlias = Callable[[Given, Front], Any]
-Answering: TypeAlias = Callable[[Given, Find], Answers]
+Doing: TypeAlias = Callable[[ParsedArgs, Front], Any]
+Answering: TypeAlias = Callable[[ParsedArgs, Find], Answers]
 Change: TypeAlias = Callable[[Backend, str], None]
 
 
@@ -81,67 +80,75 @@ class Verb(FrozenDataclass):
             return " ".join(filter(None, ("[options]", self.words, *own)))
         return " ".join(filter(None, (self.words, *(own if len(own) <= _MOST_OPTIONS else ["[options]"]))))
 
-    def given(self, words: Sequence[str]) -> Given:
-        """Sort the words after the verb; raises ``LineError``. The verb itself reads options of jobs."""
+    def parse(self, words: Sequence[str]) -> ParsedArgs:
+        """Separate the words after the verb from its own options. Raises ``LineError``.
+
+        With ``any_option`` all remain words: the verb parses the options of jobs itself.
+        """
         if self.any_option:
-            return Given([*words], {})
-        known = {flag: option for option in self.options for flag in option.flags}
-        found = Given([], {})
+            return ParsedArgs([*words], {})
+        known = {flag: declared for declared in self.options for flag in declared.flags}
+        parsed = ParsedArgs([], {})
         rest = iter(words)
         for word in rest:
             if not word.startswith("-"):
-                found.words.append(word)
+                parsed.words.append(word)
                 continue
-            option = known.get(word.partition("=")[0])
-            if option is None:
-                there = ", ".join(known) or "none"
-                raise LineError(f"{hint(self.name)}: unknown option {word}; there are {there}")
-            value = _value(self.name, option, word, rest)
-            before = found.options.get(option.key, [])
-            found.options[option.key] = [*before, value] if option.repeated else value
-        _check(self, found.words)
-        return found
+            declared = known.get(word.partition("=")[0])
+            if declared is None:
+                available = ", ".join(known) or "none"
+                raise LineError(f"{hint(self.name)}: unknown option {word}; available: {available}")
+            value = _value(self.name, declared, word, rest)
+            before = parsed.options.get(declared.key, [])
+            parsed.options[declared.key] = [*before, value] if declared.repeated else value
+        self._check_words(parsed.words)
+        return parsed
 
-    def do(self, given: Given, front: Front) -> Any:
-        """Do it, and have ``front`` show the outcome; return the line's value."""
+    def _check_words(self, words: Sequence[str]) -> None:
+        fewest, most = _MANY[self.words]
+        if fewest <= len(words) <= most:
+            return
+        command, words_shown = hint(self.name), repr(" ".join(words))
+        if not most:
+            raise LineError(f"{command} takes no arguments, got {words_shown}")
+        if most == 1 and self.takes_name:
+            raise LineError(f"{command} takes one job, got {words_shown}")
+        if not words and self.takes_name:
+            raise LineError(f"{command} expects a job; {hint('list')} lists them")
+        raise LineError(f"{command} expects {self.words}, got {words_shown}")
+
+    def do(self, args: ParsedArgs, front: Front) -> Any:
+        """Carry out the verb, and have ``front`` show the outcome; return the line's value."""
         if self.waits is not None:
-            return self.waits(given, front)
+            return self.waits(args, front)
         if self.answers is not None:
-            for answer in self.answers(given, front.find):
+            for answer in self.answers(args, front.find):
                 front.show(answer)
         return None
 
 
-_OUT = Option(("-o", "--out"), "the variable to store the value in", metavar="VAR")
-_DETACH = Option(("-d", "--detach"), "don't wait for the job", takes="switch")
-_TRUST = Option(
-    ("--trust",), "unpickle values from another user's job; this runs their code as you", takes="switch"
-)
-_GENTLY = Option(("--gently",), "give ranks that call leaving() the time to save", takes="switch")
-_RANK = Option(("--rank",), "which rank; 0 by default", takes="int", metavar="N")
-_STOPPED = Option(("--rank",), "which rank, where several are stopped", takes="int", metavar="N")
-_SECONDS = Option(("--seconds",), "for how long, up to 60; 3 by default", metavar="N")
-_MEMORY = Option(
-    ("--memory",), "what its accelerator's memory holds instead, as torch's snapshot", takes="switch"
-)
-_FOLDER = Option(("--folder",), "where to write the file; the current folder by default", metavar="FOLDER")
-_TAIL = Option(("--tail",), "only the last N lines", takes="int", metavar="N")
-_TIMESTAMPS = Option(("--timestamps",), "when each line was written in front of it", takes="switch")
-_SINCE = Option(("--since",), "only lines written since then: 10m (ago), or 2026-03-01T14:30", metavar="WHEN")
-_UNTIL = Option(("--until",), "only lines written until then", metavar="WHEN")
-_GREP = Option(("--grep",), "only lines in which this regular expression is found", metavar="REGEX")
-_EVERY_RANK = Option(("--all-ranks",), "all ranks' lines, in the order of their times", takes="switch")
-_NODE = Option(
-    ("--node",), "lines of this node's ranks, in the order of their times", takes="int", metavar="N"
-)
-_ATTEMPT = Option(
-    ("--attempt",), "those of this attempt; of the newest that left any by default", takes="int", metavar="N"
-)
-_ZIP = Option(("--zip",), "write all ranks' whole logs to this new file instead", metavar="FILE")
+_OUT = option("-o, --out VAR", "the variable that receives the value")
+_DETACH = option("-d, --detach", "return without waiting for the job")
+_TRUST = option("--trust", "unpickle another user's values, running their code")
+_GENTLY = option("--gently", "let ranks save first, through leaving()")
+_RANK = option("--rank N", "which rank; 0 by default", takes="int")
+_STOPPED = option("--rank N", "which rank, if several are stopped", takes="int")
+_SECONDS = option("--seconds N", "duration, up to 60 s; 3 by default")
+_MEMORY = option("--memory", "record accelerator memory, as a torch snapshot")
+_FOLDER = option("--folder FOLDER", "where to write the file; . by default")
+_TAIL = option("--tail N", "only the last N lines", takes="int")
+_TIMESTAMPS = option("--timestamps", "prefix each line with its time")
+_SINCE = option("--since WHEN", "only lines since then: 10m or 2026-03-01T14:30")
+_UNTIL = option("--until WHEN", "only lines until then")
+_GREP = option("--grep REGEX", "only lines that match this regular expression")
+_EVERY_RANK = option("--all-ranks", "all ranks' lines, sorted by time")
+_NODE = option("--node N", "lines of this node's ranks, by time", takes="int")
+_ATTEMPT = option("--attempt N", "artifacts of this attempt; the newest by default", takes="int")
+_ZIP = option("--zip FILE", "write all ranks' whole logs to FILE")
 _LOGS = (_RANK, _NODE, _EVERY_RANK, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _ZIP)
-_FOLLOW = Option(("-f", "--follow"), "keep following until the job ends", takes="switch")
-_QUIET = Option(("--quiet",), "print only the value, no log or status", takes="switch")
-JSON = Option(("--json",), "print JSON, one document per line", takes="switch")
+_FOLLOW = option("-f, --follow", "follow the log until the job ends")
+_QUIET = option("--quiet", "print only the value, no log or status")
+JSON = option("--json", "print JSON, one document per line")
 _ROWS = (
     Verb(
         "run",
@@ -155,14 +162,14 @@ _ROWS = (
         "list",
         "",
         "list jobs",
-        (Option(("--all",), "include other users' jobs on the cluster", takes="switch"),),
+        (option("--all", "include other users' jobs on the cluster"),),
         answers=verbs.list_,
     ),
     Verb(
         "status",
         "[NAME]",
         "show a job's status",
-        answers=lambda given, find: verbs.status(given, find, OFFERS),
+        answers=lambda args, find: verbs.status(args, find, OFFERS),
     ),
     Verb(
         "describe",
@@ -176,21 +183,21 @@ _ROWS = (
     Verb(
         "diff",
         "NAME OTHER",
-        "tell two jobs apart: their options, code, data, packages and results",
+        "compare two jobs",
         answers=verbs.diff,
     ),
     Verb(
         "lock",
         "[NAME]",
-        "print what a job's ranks could import, as requirements for pip",
+        "print the ranks' packages as pip requirements",
         answers=verbs.lock,
     ),
     Verb(
         "stacks",
         "[NAME]",
-        "show what each rank of a job does now, and whom the others wait for",
+        "show each rank's stack, and the blocking rank",
         answers=verbs.stacks,
-        change=stacks.look,
+        change=verbs.look,
         offer=Offer(
             "Stacks",
             "Show Stacks of Torch Job…",
@@ -204,27 +211,27 @@ _ROWS = (
     Verb(
         "profile",
         "[NAME]",
-        "profile a rank of a running job, and show where its time went",
+        "profile a rank of a running job",
         (_SECONDS, _RANK, _MEMORY, _FOLDER),
         answers=verbs.profile,
     ),
     Verb(
         "debug",
         "[NAME]",
-        "look at a rank that is stopped, with pdb",
+        "debug a stopped rank with pdb",
         (_STOPPED,),
         waits=debugging.debug,
     ),
     Verb(
         "release",
         "NAME...",
-        "let go of ranks that --hold holds where they failed",
+        "release ranks held by --hold",
         answers=debugging.release,
     ),
     Verb(
         "logs",
         "[NAME]",
-        "print a rank's log, or all ranks'",
+        "print a rank's log, or all ranks' logs",
         _LOGS,
         terminal=(*_LOGS, _FOLLOW),
         waits=running.logs,
@@ -240,7 +247,7 @@ _ROWS = (
     Verb(
         "artifacts",
         "NAME [FOLDER]",
-        "list what ranks left below artifacts_dir(), or copy it into a folder",
+        "list a job's artifacts, or copy them",
         (_ATTEMPT,),
         answers=verbs.artifacts,
     ),
@@ -263,7 +270,7 @@ _ROWS = (
     Verb(
         "retry",
         "[NAME]",
-        "run an ended job again as a new job, then return its value",
+        "run an ended job again, as a new job",
         (_OUT, _DETACH, _TRUST),
         terminal=(_DETACH, _QUIET, JSON, _TRUST),
         waits=running.retry,
@@ -282,7 +289,7 @@ _ROWS = (
     Verb(
         "result",
         "[NAME]",
-        "return the value of a job that has ended",
+        "return the value of an ended job",
         (_OUT, _TRUST),
         terminal=(JSON, _TRUST),
         waits=running.result,
@@ -290,7 +297,7 @@ _ROWS = (
     Verb(
         "cancel",
         "NAME...",
-        "cancel jobs; their records are kept",
+        "cancel jobs, keeping their records",
         (_GENTLY,),
         answers=verbs.cancel,
         change=lambda backend, name: backend.cancel(name),
@@ -308,7 +315,7 @@ _ROWS = (
     Verb(
         "delete",
         "NAME...",
-        "cancel jobs and delete their records, logs, values and artifacts",
+        "delete jobs with their logs, values and artifacts",
         answers=verbs.delete,
         offer=Offer(
             "Delete",
@@ -323,7 +330,7 @@ _ROWS = (
     Verb(
         "suspend",
         "NAME...",
-        "remove jobs' nodes but keep the jobs",
+        "suspend jobs: remove their nodes",
         answers=verbs.suspend,
         change=lambda backend, name: backend.suspend(name),
         offer=Offer(
@@ -338,7 +345,7 @@ _ROWS = (
     Verb(
         "resume",
         "NAME...",
-        "restart suspended jobs",
+        "resume suspended jobs",
         answers=verbs.resume,
         change=lambda backend, name: backend.resume(name),
         offer=Offer(
@@ -353,7 +360,7 @@ _ROWS = (
     Verb(
         "end",
         "NAME...",
-        "end labs, once what they have taken is run",
+        "end labs, after the cells already sent",
         answers=labs.end,
         change=labs.ended,
         offer=Offer(
@@ -369,8 +376,8 @@ _ROWS = (
     Verb(
         "promote",
         "NAME",
-        "run what was run on a lab as one detached job of its own",
-        (Option((labs.CELLS,), "which of its cells; all that ended well by default", metavar="1,3-5"),),
+        "rerun a lab's cells as one detached job",
+        (option(f"{labs.CELLS} 1,3-5", "which cells; all that succeeded by default"),),
         any_option=True,
         waits=labs.promote,
     ),
@@ -383,22 +390,22 @@ _ROWS = (
     Verb(
         "gc",
         "",
-        "list ended jobs and leftovers; with --yes, remove them",
-        (Option(("--yes",), "remove them", takes="switch"),),
+        "list ended jobs and leftovers, or remove them",
+        (option("--yes", "remove them"),),
         answers=verbs.gc,
     ),
     Verb(
         "doctor",
         "",
-        "check everything that a job with these options needs",
-        (Option((verbs.PROBE,), "ask the image what it has, by a job of seconds", takes="switch"),),
+        "check everything that such a job needs",
+        (option(verbs.PROBE, "inspect the image with a short job"),),
         any_option=True,
         answers=verbs.doctor,
     ),
     Verb(
         "config",
         "[NAME]",
-        "show a job's options, or the defaults for new jobs",
+        "show a job's options, or the defaults",
         answers=verbs.config,
     ),
 )
@@ -430,12 +437,14 @@ def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
     if name in verbs:
         return verbs[name]
     if word.startswith("-"):
-        raise LineError(f"{hint()} {word}: a verb comes first; to run with options: {run_hint(f'{word} …')}")
+        raise LineError(
+            f"{hint()} {word}: expected a verb first; to run with options: {run_hint(f'{word} …')}"
+        )
     import difflib  # late: a verb that is known needs none
 
     near = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, verbs, n=2, cutoff=0.5)
-    others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(verbs)}"
-    raise LineError(f"{hint()} {word}: no such verb; {others}")
+    others = f"did you mean {' or '.join(near)}?" if near else f"available: {', '.join(verbs)}"
+    raise LineError(f"{hint()} {word}: unknown command; {others}")
 
 
 def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
@@ -457,19 +466,5 @@ def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:
     number = digits(value)
     if not value or (option.takes == "int" and number is None):
         what = "a whole number" if option.takes == "int" else option.metavar
-        raise LineError(f"{hint(name)}: {flag} needs a value, {what}: got {value!r}")
+        raise LineError(f"{hint(name)}: {flag} expects {what}, got {value!r}")
     return number if option.takes == "int" else value
-
-
-def _check(verb: Verb, words: Sequence[str]) -> None:
-    fewest, most = _MANY[verb.words]
-    if fewest <= len(words) <= most:
-        return
-    name, told = verb.name, repr(" ".join(words))
-    if not most:
-        raise LineError(f"{hint(name)} takes no arguments, got {told}")
-    if most == 1 and verb.takes_name:
-        raise LineError(f"{hint(name)}: one job at a time, got {told}")
-    if not words and verb.takes_name:
-        raise LineError(f"{hint(name)}: which job? See {hint('list')}")
-    raise LineError(f"{hint(name, verb.words)}: got {told}")

@@ -16,7 +16,7 @@ from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Leftover
 from nbtorchjob.commands import front, runs
-from nbtorchjob.commands.front import Answer, Answers, Find, Given
+from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs
 from nbtorchjob.environment import lock as requirements
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
 from nbtorchjob.spec import options, profiles
@@ -47,130 +47,137 @@ def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpe
             say(f"Note: {note}")
     # Twice: the profile that the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
-    found = options.parse(line, profiles.load(profile) if profile else front.default())
+    parsed = options.parse(line, profiles.load(profile) if profile else front.default())
     if say is not None:
-        for note in found[1].notes:
+        for note in parsed[1].notes:
             say(f"Note: {note}")
-    return found
+    return parsed
 
 
-def list_(given: Given, _find: Find) -> Answers:
+def list_(args: ParsedArgs, _find: Find) -> Answers:
     """List the jobs."""
     with warned() as notes:
-        jobs = api.summaries(record, everyone="all" in given.options)
+        jobs = api.summaries(record, everyone="all" in args.options)
     yield from _asides(notes)
     # If a backend couldn't be asked, it isn't known whether there are any.
     text = "" if notes and not jobs else jobs_table.text(jobs)
     yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_table.html(jobs)) if text else "")
 
 
-def status(given: Given, find: Find, offers: Offers) -> Answers:
-    """Draw a job."""
+def status(args: ParsedArgs, find: Find, offers: Offers) -> Answers:
+    """Show a job's status."""
     from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
 
-    state = api.snapshot(find(given.name).info.address)
+    state = api.snapshot(find(args.name).info.address)
     bundle = view.following(state, offers)
     yield Answer(bundle["text/plain"], record(state, time.time()), bundle["text/html"])
 
 
-def describe(given: Given, find: Find) -> Answers:
-    """Show all that is known of a job."""
+def describe(args: ParsedArgs, find: Find) -> Answers:
+    """Show a job's details."""
     from nbtorchjob.ui.card import view  # late, as above
 
-    state = api.snapshot(find(given.name).info.address)
+    state = api.snapshot(find(args.name).info.address)
     enforced = {} if state.info.unreadable else api.enforcement(state.info)
     tended = None if state.phase.terminal else api.tended(state.info)
     bundle = view.description(state, enforced, tended)
     yield Answer(bundle["text/plain"], detail(state, time.time(), enforced, tended), bundle["text/html"])
 
 
-def diff(given: Given, find: Find) -> Answers:
-    """Tell two jobs apart."""
+def diff(args: ParsedArgs, find: Find) -> Answers:
+    """Compare two jobs."""
     from nbtorchjob.ui import comparison  # late, as above
 
-    jobs = [find(name) for name in given.words]
+    jobs = [find(name) for name in args.words]
     states = [api.snapshot(job.info.address) for job in jobs]
     now = time.time()
     outcomes = [comparison.outcome(state, now, job.plain()) for state, job in zip(states, jobs, strict=True)]
     # Jobs of several clusters may have the same name.
     alike = len({state.name for state in states}) == 1
     names = [state.info.address if alike else state.name for state in states]
-    found = comparison.aspects(states, names)
+    aspects = comparison.aspects(states, names)
     yield Answer(
-        comparison.text(found, names, outcomes),
-        comparison.data(found, states, outcomes),
-        lambda: comparison.html(found, names, outcomes),
+        comparison.text(aspects, names, outcomes),
+        comparison.data(aspects, states, outcomes),
+        lambda: comparison.html(aspects, names, outcomes),
     )
 
 
-def lock(given: Given, find: Find) -> Answers:
-    """Write what a job could import as requirements."""
-    state = api.snapshot(find(given.name).info.address)
-    told = state.importable
-    if told is None:
-        why = "it isn't known" if state.phase.terminal else "it isn't known yet"
-        raise ResultError(f"{state.name}: {why} what its ranks can import, which a node tells as it starts")
-    found = {
-        "python": told.python,
-        "platform": told.platform,
-        "requirements": requirements.requirements(told),
+def lock(args: ParsedArgs, find: Find) -> Answers:
+    """Write the packages of a job's ranks as requirements."""
+    state = api.snapshot(find(args.name).info.address)
+    packages = state.importable
+    if packages is None:
+        yet = "" if state.phase.terminal else " yet"
+        raise ResultError(f"{state.name}: no node has reported its packages{yet}")
+    data = {
+        "python": packages.python,
+        "platform": packages.platform,
+        "requirements": requirements.requirements(packages),
     }
-    yield Answer(requirements.text(state, told, facts.origins(state)), found)
+    yield Answer(requirements.text(state, packages, facts.origins(state)), data)
 
 
-def stacks(given: Given, find: Find) -> Answers:
-    """Show what each rank of a job does, and whom the others wait for."""
-    found = find(given.name).stacks()
-    yield Answer(str(found), found.to_json(), found._repr_html_(), good=bool(found.samples))
+def stacks(args: ParsedArgs, find: Find) -> Answers:
+    """Show each rank's stack, and the blocking rank."""
+    report = find(args.name).stacks()
+    yield Answer(str(report), report.to_json(), report._repr_html_(), good=bool(report.samples))
 
 
-def profile(given: Given, find: Find) -> Answers:
-    """Profile a rank of a job for some seconds, and show where its time went."""
-    job, asked, rank = find(given.name), given.options.get("seconds", "3"), given.options.get("rank", 0)
-    memory = given.options.get("memory", False)
+def look(backend: Backend, name: str) -> None:
+    """Record the ranks' stacks; raises as ``inspection.look`` does."""
+    from nbtorchjob.backends import inspection  # late: most lines inspect nothing
+
+    inspection.look(backend, name)
+
+
+def profile(args: ParsedArgs, find: Find) -> Answers:
+    """Profile a rank of a job for some seconds."""
+    job, spelled, rank = find(args.name), args.options.get("seconds", "3"), args.options.get("rank", 0)
+    memory = args.options.get("memory", False)
     try:
-        seconds = float(asked)
+        seconds = float(spelled)
     except ValueError:
-        raise LineError(f"{hint('profile')}: --seconds needs a number, got {asked!r}") from None
-    from nbtorchjob.backends import profiles  # late: most lines profile nothing
+        raise LineError(f"{hint('profile')}: --seconds expects a number, got {spelled!r}") from None
+    from nbtorchjob.backends import inspection as profiles  # late: most lines profile nothing
 
-    profiles.check(seconds, Path(given.options.get("folder", ".")))
+    profiles.check(seconds, Path(args.options.get("folder", ".")))
     what = "memory of " if memory else ""
     yield Answer(f"Profiling {what}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
     take = job.profile_memory if memory else job.profile
-    found = take(seconds, rank, given.options.get("folder", "."))
-    yield Answer(str(found), found.to_json(), found._repr_html_())
+    report = take(seconds, rank, args.options.get("folder", "."))
+    yield Answer(str(report), report.to_json(), report._repr_html_())
 
 
-def artifacts(given: Given, find: Find) -> Answers:
-    """List what ranks left below ``artifacts_dir()``, or copy it into a folder."""
-    job, (_, *folder) = find(given.words[0]), given.words
-    found = job.artifacts(*folder, attempt=given.options.get("attempt"))
-    if not found:
-        said = "left no artifacts"
+def artifacts(args: ParsedArgs, find: Find) -> Answers:
+    """List a job's artifacts, or copy them into a folder."""
+    job, (_, *folder) = find(args.words[0]), args.words
+    files = job.artifacts(*folder, attempt=args.options.get("attempt"))
+    if not files:
+        message = "has no artifacts"
         if not job.state.phase.terminal:
-            said = "has left no artifacts yet: they come once a node has ended"
-        yield Answer(f"{job.name} {said}", {"artifacts": []}, aside=True)
+            message = "has no artifacts yet: they are uploaded when a node ends"
+        yield Answer(f"{job.name} {message}", {"artifacts": []}, aside=True)
         return
-    rows = [(words.size(each.size), f"node {each.node}", each.path) for each in found]
-    yield Answer("\n".join(words.columns(rows)), {"artifacts": [asdict(each) for each in found]})
-    total, number = words.size(sum(each.size for each in found)), found[0].attempt
+    rows = [(words.size(file.size), f"node {file.node}", file.path) for file in files]
+    yield Answer("\n".join(words.columns(rows)), {"artifacts": [asdict(file) for file in files]})
+    total, number = words.size(sum(file.size for file in files)), files[0].attempt
     where = f", copied to {folder[0]}" if folder else f"; {hint('artifacts', job.name, 'FOLDER')} copies them"
-    yield Answer(f"{words.count(len(found), 'artifact')} of attempt {number}, {total}{where}", aside=True)
+    yield Answer(f"{words.count(len(files), 'artifact')} of attempt {number}, {total}{where}", aside=True)
 
 
-def config(given: Given, find: Find) -> Answers:
+def config(args: ParsedArgs, find: Find) -> Answers:
     """Write a job's options, or those of new jobs, as one line."""
-    spec = find(given.name).info.asked if given.words else front.default()
+    spec = find(args.name).info.asked if args.words else front.default()
     line = options.magic_line(spec)
     yield Answer(run_hint(line), {"line": line, "spec": spec.to_json()})
 
 
-def cancel(given: Given, find: Find) -> Answers:
-    """End jobs, and show their status then."""
-    gently = "gently" in given.options
+def cancel(args: ParsedArgs, find: Find) -> Answers:
+    """Cancel jobs, and show their final status."""
+    gently = "gently" in args.options
     cancelled: list[Job[Any]] = []
-    for name in given.words:
+    for name in args.words:
         try:
             jobs = runs.found([name], find)
         except DamagedError as exc:
@@ -194,13 +201,13 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     except DamagedError as exc:
         why = str(exc)
     except ev.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
-        why = f"its state can't be concluded ({type(exc).__name__}: {exc})"
+        why = f"its state can't be determined ({type(exc).__name__}: {exc})"
     return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 
 
-def delete(given: Given, find: Find) -> Answers:
-    """End jobs, and remove what is kept of them."""
-    for name in given.words:
+def delete(args: ParsedArgs, find: Find) -> Answers:
+    """Delete jobs, with their records."""
+    for name in args.words:
         try:
             jobs = runs.found([name], find)
         except DamagedError as exc:
@@ -214,51 +221,51 @@ def delete(given: Given, find: Find) -> Answers:
             yield Answer(f"{shown} deleted", {"name": shown})
 
 
-def suspend(given: Given, find: Find) -> Answers:
+def suspend(args: ParsedArgs, find: Find) -> Answers:
     """Remove jobs' nodes."""
-    for name in given.words:
+    for name in args.words:
         job = find(name)
         job.suspend()
         how = f": {said}" if (said := lifetime.held(job.state)) else ""
         yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
-def resume(given: Given, find: Find) -> Answers:
+def resume(args: ParsedArgs, find: Find) -> Answers:
     """Start suspended jobs' nodes again."""
-    for name in given.words:
+    for name in args.words:
         find(name).resume()
         yield Answer(f"{name} resumed", {"name": name})
 
 
-def export(given: Given, find: Find) -> Answers:
+def export(args: ParsedArgs, find: Find) -> Answers:
     """Write a job's files, and list them."""
-    name, folder = given.words
+    name, folder = args.words
     job = find(name)
     for path in job.export(folder):
         yield Answer(str(path), {"path": str(path)})
     if missing := job.info.asked.secret_env:
-        yield Answer(f"Fill in {', '.join(missing)} in the first Secret before you apply them.", aside=True)
+        yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 
 
-def gc(given: Given, _find: Find) -> Answers:
-    """List what is left over, or remove it."""
-    clears = "yes" in given.options
+def gc(args: ParsedArgs, _find: Find) -> Answers:
+    """List ended jobs and leftovers, or remove them."""
+    clears = "yes" in args.options
     with warned() as notes:
-        found = sorted(api.leftovers(), key=lambda each: -each[1].age)
+        leftovers = sorted(api.leftovers(), key=lambda answer: -answer[1].age)
     yield from _asides(notes)
-    wide = max((len(left.name) for _, left in found), default=0)
-    told: list[Answer] = []
-    for owner, left in found:
-        told.append(_cleared(owner, left, wide) if clears else _left(left, wide))
-        yield told[-1]
-    if not found:
+    wide = max((len(left.name) for _, left in leftovers), default=0)
+    answers: list[Answer] = []
+    for owner, left in leftovers:
+        answers.append(_cleared(owner, left, wide) if clears else _left(left, wide))
+        yield answers[-1]
+    if not leftovers:
         yield Answer("Nothing to remove.", aside=True)
     elif clears:
-        if any(each.data["removed"] for each in told):
+        if any(answer.data["removed"] for answer in answers):
             yield Answer("Removed permanently.", aside=True)
-        if ended := [each.data["name"] for each in told if each.good and not each.data["removed"]]:
-            text = f"Ended, as they still ran though they had been cancelled: {', '.join(ended)}"
-            yield Answer(f"{text}; {hint('gc', '--yes')} removes them later.", aside=True)
+        if ended := [answer.data["name"] for answer in answers if answer.good and not answer.data["removed"]]:
+            text = f"Ended cancelled jobs that were still running: {', '.join(ended)}"
+            yield Answer(f"{text}; run {hint('gc', '--yes')} again later to remove them.", aside=True)
     else:
         yield Answer(f"Run {hint('gc', '--yes')} to remove them permanently.", aside=True)
 
@@ -279,28 +286,30 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
     return _left(left, wide, removed=left.state is None or left.state.ended is not None)
 
 
-def doctor(given: Given, _find: Find) -> Answers:
-    """Check everything that a job with these options would need; the image may be asked for it."""
+def doctor(args: ParsedArgs, _find: Find) -> Answers:
+    """Check everything that a job with these options needs; ``--probe`` also inspects the image."""
     notes: list[str] = []
-    spec, _ = parse(shlex.join(word for word in given.words if word != PROBE), notes.append)
+    spec, _ = parse(shlex.join(word for word in args.words if word != PROBE), notes.append)
     yield from (Answer(note, aside=True) for note in notes)
-    if PROBE in given.words:
-        yield Answer("Asking the image what it has, by a job of one small node …", aside=True)
+    if PROBE in args.words:
+        yield Answer("Inspecting the image with a short job …", aside=True)
         api.probe(spec)
     images = backend(spec.backend).has_images
-    found = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
-    told = [{"good": each.good, "text": each.text, "remedy": each.remedy} for each in found]
-    yield Answer(parts.finding_lines(found), {"findings": told}, good=all(each.good for each in found))
+    findings = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
+    data = [{"good": finding.good, "text": finding.text, "remedy": finding.remedy} for finding in findings]
+    yield Answer(
+        parts.finding_lines(findings), {"findings": data}, good=all(finding.good for finding in findings)
+    )
 
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
     """Collect warnings raised within: an answer has no use for the line of our code that warned."""
-    told: list[str] = []
+    notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        yield told
-    told += dict.fromkeys(str(warning.message) for warning in caught)
+        yield notes
+    notes += dict.fromkeys(str(warning.message) for warning in caught)
 
 
 def _asides(notes: Sequence[str]) -> Answers:

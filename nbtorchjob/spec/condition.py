@@ -57,7 +57,6 @@ class Name(NamedTuple):
 LookUp: TypeAlias = Callable[[Name], "float | None"]
 _Number: TypeAlias = Callable[[LookUp], "float | None"]
 _Truth: TypeAlias = Callable[[LookUp], "bool | None"]
-_Join: TypeAlias = Callable[[_Truth, _Truth], _Truth]
 
 
 class Condition(FrozenDataclass):
@@ -89,7 +88,7 @@ class _Parser:
         self._names: set[Name] = set()
         self._deep = 0
         if not isinstance(text, str) or not text.strip():
-            raise self._error("there is nothing in it")
+            raise self._error("it is empty")
         if len(text) > _MOST:
             raise self._error(f"it has {len(text):,} characters, at most {_MOST:,}")
         self._tokens = [*self._scanned()]
@@ -98,34 +97,32 @@ class _Parser:
     def _scanned(self) -> Iterator[_Token]:
         at, end = 0, len(self._text.rstrip())
         while at < end:
-            found = _TOKEN.match(self._text, at)
-            assert found is not None
-            assert found.lastgroup is not None
-            yield _Token(found.lastgroup, found[found.lastgroup], found.end() - len(found[0].lstrip()))
-            at = found.end()
+            token = _TOKEN.match(self._text, at)
+            assert token is not None
+            assert token.lastgroup is not None
+            yield _Token(token.lastgroup, token[token.lastgroup], token.end() - len(token[0].lstrip()))
+            at = token.end()
         yield _Token("end", "", end)
 
     def condition(self) -> Condition:
-        found = self._or()
+        result = self._or()
         if self._token.kind != "end":
             raise self._unexpected("an operator, or the end")
-        return Condition(self._text, frozenset(self._names), self._truth(found))
+        return Condition(self._text, frozenset(self._names), self._truth(result))
 
     # From what binds least to what binds most. Each returns a truth or a number, and where it began.
 
     def _or(self) -> _Part:
-        return self._joined("or", self._and, _either)
+        return self._joined("or", self._and, decisive=True)
 
     def _and(self) -> _Part:
-        return self._joined("and", self._not, _both)
+        return self._joined("and", self._not, decisive=False)
 
-    def _joined(
-        self, word: str, part: Callable[[], _Part], join: Callable[[_Truth, _Truth], _Truth]
-    ) -> _Part:
-        found = part()
+    def _joined(self, word: str, part: Callable[[], _Part], decisive: bool) -> _Part:
+        result = part()
         while self._takes(word):
-            found = _Part(found.at, truth=join(self._truth(found), self._truth(part())))
-        return found
+            result = _Part(result.at, truth=_combined(self._truth(result), self._truth(part()), decisive))
+        return result
 
     def _not(self) -> _Part:
         at = self._token.at
@@ -135,15 +132,15 @@ class _Parser:
         return _Part(at, truth=lambda look_up: _not(truth(look_up)))
 
     def _comparison(self) -> _Part:
-        found = self._sum()
-        left, truth = found, None
+        first = self._sum()
+        left, truth = first, None
         while self._token.text in _COMPARED and self._token.kind == "sign":
             compare = _COMPARED[self._take().text]
             right = self._sum()
-            each = _applied(compare, self._number(left), self._number(right))
-            truth = each if truth is None else _both(truth, each)
+            comparison = _applied(compare, self._number(left), self._number(right))
+            truth = comparison if truth is None else _combined(truth, comparison, decisive=False)
             left = right
-        return found if truth is None else _Part(found.at, truth=truth)
+        return first if truth is None else _Part(first.at, truth=truth)
 
     def _sum(self) -> _Part:
         return self._computed(_SUMS, self._product)
@@ -154,11 +151,11 @@ class _Parser:
     def _computed(
         self, signs: Mapping[str, Callable[[float, float], float]], part: Callable[[], _Part]
     ) -> _Part:
-        found = part()
+        result = part()
         while self._token.kind == "sign" and self._token.text in signs:
             compute = signs[self._take().text]
-            found = _Part(found.at, number=_applied(compute, self._number(found), self._number(part())))
-        return found
+            result = _Part(result.at, number=_applied(compute, self._number(result), self._number(part())))
+        return result
 
     def _signed(self) -> _Part:
         at = self._token.at
@@ -175,15 +172,17 @@ class _Parser:
             value = float(self._take().text)
             return _Part(token.at, number=lambda _: value)
         if token.kind == "quoted" or (token.kind == "name" and token.text not in _WORDS):
-            name = _named(self._take())
+            of, _, metric = self._take().text.partition("_")
+            grouped = token.kind == "name" and of in (BEST, MEDIAN) and metric
+            name = Name(of, metric) if grouped else Name(OWN, token.text)
             self._names.add(name)
             return _Part(token.at, number=lambda look_up: look_up(name))
         if not self._takes("("):
             raise self._unexpected("a number, a metric's name or '('")
-        found = self._deeper(self._or)
+        result = self._deeper(self._or)
         if not self._takes(")"):
             raise self._unexpected(f"')' for the '(' at character {token.at + 1}")
-        return found
+        return result
 
     @property
     def _token(self) -> _Token:
@@ -202,14 +201,14 @@ class _Parser:
     def _deeper(self, part: Callable[[], _Part]) -> _Part:
         self._deep += 1
         if self._deep > _DEEPEST:
-            raise self._error(f"more than {_DEEPEST} parentheses in each other", self._token.at)
-        found = part()
+            raise self._error(f"more than {_DEEPEST} nested parentheses", self._token.at)
+        result = part()
         self._deep -= 1
-        return found
+        return result
 
     def _truth(self, part: _Part) -> _Truth:
         if part.truth is None:
-            raise self._error("a number, where something has to be compared", part.at)
+            raise self._error("a number, where a comparison is needed", part.at)
         return part.truth
 
     def _number(self, part: _Part) -> _Number:
@@ -220,10 +219,10 @@ class _Parser:
     def _unexpected(self, wanted: str) -> SpecError:
         token = self._token
         if token.kind == "end":
-            return self._error(f"it ends where there should be {wanted}")
+            return self._error(f"it ends where {wanted} is expected")
         if token.text in _INSTEAD and token.kind == "sign":
             return self._error(f"{token.text!r} is written {_INSTEAD[token.text]!r}", token.at)
-        return self._error(f"{token.text!r}, where there should be {wanted}", token.at)
+        return self._error(f"{token.text!r}, where {wanted} is expected", token.at)
 
     def _error(self, what: str, at: int | None = None) -> SpecError:
         where = "" if at is None else f"at character {at + 1}: "
@@ -239,13 +238,6 @@ class _Part(FrozenDataclass):
     number: _Number | None = None
 
 
-def _named(token: _Token) -> Name:
-    of, _, metric = token.text.partition("_")
-    if token.kind == "quoted" or of not in (BEST, MEDIAN) or not metric:
-        return Name(OWN, token.text)
-    return Name(of, metric)
-
-
 def _applied(do: Callable[[float, float], V], left: _Number, right: _Number) -> Callable[[LookUp], V | None]:
     def run(look_up: LookUp) -> V | None:
         a, b = left(look_up), right(look_up)
@@ -257,18 +249,12 @@ def _applied(do: Callable[[float, float], V], left: _Number, right: _Number) -> 
     return run
 
 
-def _both(left: _Truth, right: _Truth) -> _Truth:
+def _combined(left: _Truth, right: _Truth, decisive: bool) -> _Truth:
+    """Join two truths: one that is ``decisive`` (True of "or", False of "and") decides alone."""
+
     def run(look_up: LookUp) -> bool | None:
-        found = (left(look_up), right(look_up))
-        return False if False in found else None if None in found else True
-
-    return run
-
-
-def _either(left: _Truth, right: _Truth) -> _Truth:
-    def run(look_up: LookUp) -> bool | None:
-        found = (left(look_up), right(look_up))
-        return True if True in found else None if None in found else False
+        sides = (left(look_up), right(look_up))
+        return decisive if decisive in sides else None if None in sides else not decisive
 
     return run
 

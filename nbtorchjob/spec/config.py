@@ -7,7 +7,6 @@ invalid value raises a ``SpecError`` that names the field.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
@@ -23,7 +22,8 @@ from nbtorchjob.spec.validation import (
     instance,
     member_or_none,
     one_of,
-    option,
+    seconds,
+    setting,
     whole,
     whole_or_none,
 )
@@ -43,63 +43,40 @@ __all__ = [
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
-def _rdzv_defaults() -> Frozen[Any]:
-    return Frozen({"timeout": 900, "join_timeout": 900})
-
-
 @dataclass(frozen=True)
 class Elastic:
     """Nodes as ``torchrun`` starts them.
 
-    ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that continues with fewer nodes; it reads back
-    as an int where both are the same. ``monitor_interval`` is in seconds, and ``rdzv_configs`` are
+    ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that continues with fewer nodes; if both are equal,
+    it becomes an int. ``monitor_interval`` is in seconds, and ``rdzv_configs`` corresponds to
     torchrun's ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
     """
 
-    nnodes: int | str = field(
-        default=1,
-        metadata=option(
-            "--nnodes", help="number of nodes, or a range for an elastic job", metavar="N|MIN:MAX"
-        ),
+    nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", 1)
+    nproc_per_node: int = setting("--nproc-per-node N", "ranks per node", 1, takes="int")
+    start_method: str = setting(
+        "--start-method HOW", "start method of a node's ranks", "spawn", choices=START_METHODS
     )
-    nproc_per_node: int = field(
-        default=1, metadata=option("--nproc-per-node", help="ranks on each node", takes="int", metavar="N")
+    monitor_interval: float = setting(
+        "--monitor-interval S", "interval between checks of a node's ranks", 5, takes="number", unit="seconds"
     )
-    start_method: str = field(
-        default="spawn",
-        metadata=option(
-            "--start-method", help="how a node starts its ranks", metavar="HOW", choices=START_METHODS
-        ),
+    max_restarts: int = setting("--max-restarts N", "maximum restarts of all ranks", 0, takes="int")
+    rdzv_configs: Mapping[str, Any] = field(
+        default_factory=lambda: Frozen({"timeout": 900, "join_timeout": 900})
     )
-    monitor_interval: float = field(
-        default=5,
-        metadata=option(
-            "--monitor-interval",
-            help="how often a node checks its ranks",
-            takes="number",
-            metavar="S",
-            unit="seconds",
-        ),
-    )
-    max_restarts: int = field(
-        default=0,
-        metadata=option(
-            "--max-restarts",
-            help="maximum restarts of all ranks before the job fails",
-            takes="int",
-            metavar="N",
-        ),
-    )
-    rdzv_configs: Mapping[str, Any] = field(default_factory=_rdzv_defaults)
     increase_shared_mem: bool | None = None
     run_policy: RunPolicy | None = None
 
     def __post_init__(self) -> None:
         fewest, most = _node_range(self.nnodes)
         object.__setattr__(self, "nnodes", fewest if fewest == most else f"{fewest}:{most}")
-        object.__setattr__(self, "nproc_per_node", _ranks(self.nproc_per_node))
+        ranks = digits(self.nproc_per_node) if isinstance(self.nproc_per_node, str) else self.nproc_per_node
+        if ranks is None:
+            allowed = "a whole number, 1 or more; 'auto', 'gpu' and 'cpu' are for magics and the command line"
+            raise SpecError("nproc_per_node", self.nproc_per_node, allowed)
+        object.__setattr__(self, "nproc_per_node", whole("nproc_per_node", ranks, 1))
         one_of("start_method", self.start_method, START_METHODS)
-        _check_seconds("monitor_interval", self.monitor_interval)
+        seconds("monitor_interval", self.monitor_interval)
         whole("max_restarts", self.max_restarts, 0)
         object.__setattr__(self, "rdzv_configs", _rdzv_configs(self.rdzv_configs))
         _check_common(self.run_policy, self.increase_shared_mem)
@@ -137,14 +114,8 @@ class Master:
 class Worker:
     """How many workers there are besides the master, and their pods' own settings."""
 
-    replicas: int | None = field(
-        default=None,
-        metadata=option(
-            "--worker-replicas",
-            help="number of one-rank workers beside the master, instead of --nnodes",
-            takes="int",
-            metavar="N",
-        ),
+    replicas: int | None = setting(
+        "--worker-replicas N", "number of one-rank workers, instead of --nnodes", takes="int"
     )
     image: str | None = None
     requests: Mapping[str, str] | None = None
@@ -217,19 +188,6 @@ def _node_range(value: object) -> tuple[int, int]:
     raise SpecError("nnodes", value, "a whole number, 1 or more, or 'MIN:MAX' with MIN no more than MAX")
 
 
-def _ranks(value: object) -> int:
-    number = digits(value) if isinstance(value, str) else value
-    if number is None:
-        allowed = "a whole number, 1 or more: 'auto', 'gpu' and 'cpu' are counted only on a line of options"
-        raise SpecError("nproc_per_node", value, allowed)
-    return whole("nproc_per_node", number, 1)
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SpecError(name, value, "a number of seconds above 0")
-
-
 def _rdzv_configs(value: object) -> Frozen[Any]:
     if not isinstance(value, Mapping):
         raise SpecError("rdzv_configs", value, "a mapping of names to values")
@@ -258,8 +216,8 @@ def _check_common(run_policy: object, increase_shared_mem: object) -> None:
     if increase_shared_mem is not None:
         instance(bool, "increase_shared_mem", increase_shared_mem)
         _deprecated(
-            "increase_shared_mem is deprecated: use shm where a node has shared memory of its own "
-            "(on the local backend all nodes share this machine's)"
+            "increase_shared_mem is deprecated: use shm on a cluster "
+            "(on the local backend all nodes share this machine's memory)"
         )
 
 
@@ -267,7 +225,7 @@ def _with_num_workers(worker: Worker, num_workers: int) -> Worker:
     whole("num_workers", num_workers, 0)
     _deprecated("num_workers is deprecated: use PyTorch(worker=Worker(replicas=N))")
     if worker.replicas is not None and (worker.replicas or num_workers):
-        others = f"beside worker.replicas={worker.replicas}"
+        others = f"with worker.replicas={worker.replicas}"
         raise SpecError("num_workers", num_workers, others, Shape.CONFLICT)
     return replace(worker, replicas=num_workers)
 

@@ -9,15 +9,17 @@ import ast
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeAlias
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec import condition
 from nbtorchjob.spec.condition import BEST, Condition
-from nbtorchjob.spec.validation import option, sequence, whole
+from nbtorchjob.spec.validation import sequence, setting, whole
 
 _MOST_NAME = 200  # characters of a metric's name
 
@@ -26,54 +28,22 @@ _MOST_NAME = 200  # characters of a metric's name
 class Early:
     """What stops a group's runs early; where it asks for nothing all run to their end."""
 
-    stop_when: str | None = field(
-        default=None,
-        metadata=option(
-            "--stop-when",
-            help="end a run of whose reports this holds: 'loss > 2 * best_loss'",
-            metavar="CONDITION",
-        ),
-    )
-    halve: str | None = field(
-        default=None,
-        metadata=option(
-            "--halve",
-            help="successive halving: only the best runs in this metric go on",
-            metavar="METRIC",
-        ),
-    )
-    by: str | None = field(
-        default=None,
-        metadata=option(
-            "--by",
-            help="the metric that says how far a run is, as epoch",
-            metavar="METRIC",
-        ),
-    )
-    factor: int = field(
-        default=3,
-        metadata=option(
-            "--factor",
-            help="the best 1/N go on, N times as far",
-            takes="int",
-            metavar="N",
-        ),
-    )
-    at_least: int = field(
-        default=1,
-        metadata=option("--at-least", help="how far all runs come", takes="int", metavar="N"),
-    )
-    largest: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "--largest", help="of this metric the largest is the best", takes="texts", metavar="METRIC"
-        ),
+    stop_when: str | None = setting("--stop-when CONDITION", "stop runs when this holds, such as loss>3")
+    halve: str | None = setting("--halve METRIC", "successive halving by this metric")
+    by: str | None = setting("--by METRIC", "the metric that measures progress, such as epoch")
+    factor: int = setting("--factor N", "continue the best 1/N, N times as far", 3, takes="int")
+    at_least: int = setting("--at-least N", "minimum progress of every run", 1, takes="int")
+    largest: tuple[str, ...] = setting(
+        "--largest METRIC", "a metric for which larger is better", takes="texts"
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "largest", sequence("largest", self.largest))
         for name in ("halve", "by"):
-            _metric(name, getattr(self, name))
+            metric = getattr(self, name)
+            valid = isinstance(metric, str) and metric.isprintable() and 0 < len(metric) <= _MOST_NAME
+            if metric is not None and not valid:
+                raise SpecError(name, metric, "the name of a metric, as passed to report()")
         whole("factor", self.factor, 2)
         whole("at_least", self.at_least, 1)
         bests = {self.halve} - {None}
@@ -111,13 +81,6 @@ class Early:
         return {f.name: getattr(self, f.name) for f in fields(Early)} if self.asked else {}
 
 
-def _metric(field: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _MOST_NAME:
-        raise SpecError(field, value, "the name of a metric, as report() calls it")
-
-
 MOST = 10_000
 ASKED_BACK = 100  # so many runs are sent without a question
 # Gives what a notebook has under an expression; raises whatever evaluating that raises.
@@ -133,36 +96,14 @@ _NAME = re.compile(r"\$[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 class GroupOptions:
     """A line's options for many jobs from one cell: which runs there are, and how many at a time."""
 
-    each: tuple[tuple[str, str], ...] = field(
-        default=(),
-        metadata=option(
-            "--each",
-            help="a run for each: 1,2,3 or 0:3 or $list or {expression}",
-            takes="pairs",
-            metavar="NAME=VALUES",
-        ),
+    each: tuple[tuple[str, str], ...] = setting(
+        "--each NAME=VALUES", "one run per value: 1,2, 0:3, $list, {expr}", (), takes="pairs"
     )
-    zip: bool = field(
-        default=False,
-        metadata=option("--zip", help="pair the values up, in place of their product", takes="switch"),
-    )
-    sample: int | None = field(
-        default=None,
-        metadata=option(
-            "--sample", help="only so many of the runs, drawn at random", takes="int", metavar="N"
-        ),
-    )
-    seed: int = field(
-        default=0, metadata=option("--seed", help="which ones --sample draws", takes="int", metavar="N")
-    )
-    at_once: int | None = field(
-        default=None,
-        metadata=option("--at-once", help="how many of the runs at a time", takes="int", metavar="N"),
-    )
-    yes: bool = field(
-        default=False,
-        metadata=option("--yes", help=f"send more than {ASKED_BACK} runs without asking", takes="switch"),
-    )
+    zip: bool = setting("--zip", "pair values instead of combining all of them")
+    sample: int | None = setting("--sample N", "run a random subset of this size", takes="int")
+    seed: int = setting("--seed N", "random seed of --sample", 0, takes="int")
+    at_once: int | None = setting("--at-once N", "maximum runs at the same time", takes="int")
+    yes: bool = setting("--yes", f"submit more than {ASKED_BACK} runs without asking")
     early: Early = field(default_factory=Early)  # what stops some of them before their end
 
     def __post_init__(self) -> None:
@@ -179,7 +120,7 @@ class GroupOptions:
             if not name.isidentifier():
                 raise SpecError("each", name, "a Python name")
             if names.count(name) > 1:
-                raise SpecError("each", name, "names that differ: one of them is given twice")
+                raise SpecError("each", name, "distinct names")
 
 
 def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
@@ -188,17 +129,17 @@ def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
     sizes = {name: len(column) for name, column in columns.items()}
     for name, size in sizes.items():
         if not size:
-            raise SpecError(f"--each {name}", dict(asked.each)[name], "at least one value: there are no runs")
+            raise SpecError(f"--each {name}", dict(asked.each)[name], "at least one value")
     if asked.zip and len({*sizes.values()}) > 1:
-        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise SpecError("--zip", told, "as many values of each name")
+        counts = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise SpecError("--zip", counts, "the same number of values for each name")
     total = next(iter(sizes.values())) if asked.zip else math.prod(sizes.values())
     chosen: Sequence[int] = range(total)
     if asked.sample is not None and asked.sample < total:
         chosen = sorted(random.Random(asked.seed).sample(chosen, asked.sample))
     if len(chosen) > MOST:
         counted = " × ".join(f"{size:,}" for size in sizes.values())
-        raise SpecError("--each", f"{counted} runs", f"at most {MOST:,}: --sample N draws some of them")
+        raise SpecError("--each", f"{counted} runs", f"at most {MOST:,}: --sample N chooses a random subset")
     return [_row(columns, number, zipped=asked.zip) for number in chosen]
 
 
@@ -206,11 +147,11 @@ def _row(columns: Mapping[str, Sequence[Any]], number: int, *, zipped: bool) -> 
     """Return a run by its number in the product, whose last name varies fastest."""
     if zipped:
         return {name: column[number] for name, column in columns.items()}
-    found = {}
+    row = {}
     for name, column in reversed([*columns.items()]):
         number, at = divmod(number, len(column))
-        found[name] = column[at]
-    return {name: found[name] for name in columns}
+        row[name] = column[at]
+    return {name: row[name] for name in columns}
 
 
 def values(name: str, text: str, look_up: LookUp) -> list[Any]:
@@ -225,8 +166,8 @@ def values(name: str, text: str, look_up: LookUp) -> list[Any]:
             raise SpecError(f"--each {name}", text, f"at most {MOST:,} values")
         return [*range(first, end, step)]
     try:
-        found = [*ast.literal_eval(f"({text},)")]
-        return [*found[0]] if len(found) == 1 and isinstance(found[0], list) else found
+        items = [*ast.literal_eval(f"({text},)")]
+        return [*items[0]] if len(items) == 1 and isinstance(items[0], list) else items
     except _NO_LITERAL:
         return [_literal(part.strip()) for part in text.split(",") if part.strip()]
 
@@ -241,39 +182,33 @@ def _literal(text: str) -> Any:
 def _looked_up(name: str, text: str, look_up: LookUp) -> list[Any]:
     expression = text[1:] if text.startswith("$") else text[1:-1]
     try:
-        found = look_up(expression.strip())
+        column = look_up(expression.strip())
     except Exception as exc:  # whatever the notebook's code raises
         raise SpecError(
-            f"--each {name}", text, f"what can be evaluated here ({type(exc).__name__}: {exc})"
+            f"--each {name}", text, f"an expression that can be evaluated here ({type(exc).__name__}: {exc})"
         ) from None
-    if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
-        raise SpecError(f"--each {name}", text, f"a list of values; it is of type {type(found).__name__}")
-    return [*_some(found)]
-
-
-def _some(found: Iterable[Any]) -> Iterator[Any]:
-    """Yield no more values than are refused: a generator may have no end."""
-    for _, each in zip(range(MOST + 1), found, strict=False):
-        yield each
+    if isinstance(column, (str, bytes, Mapping)) or not isinstance(column, Iterable):
+        raise SpecError(f"--each {name}", text, f"a list of values; it is of type {type(column).__name__}")
+    return [*islice(column, MOST + 1)]  # a generator may have no end
 
 
 def kept(line: str, expand: Callable[[str], str]) -> str:
     """Expand a line but for the values of ``--each``: of ``$rates`` its text would be no list of them."""
-    found, at = [], 0
-    while (each := _EACH.search(line, at)) is not None:
-        end = _end(line, each.end())
-        word = line[each.start() : end]
+    parts, at = [], 0
+    while (option := _EACH.search(line, at)) is not None:
+        end = _end(line, option.end())
+        word = line[option.start() : end]
         head, _, value = word.partition("each")[2].lstrip("= \t").partition("=")
-        found += [expand(line[at : each.start()]), f"--each {_quoted(f'{head}={value}')}"]
+        parts += [expand(line[at : option.start()]), f"--each {shlex.quote(f'{head}={value}')}"]
         at = end
-    return "".join((*found, expand(line[at:]) if line[at:] else ""))
+    return "".join((*parts, expand(line[at:]) if line[at:] else ""))
 
 
 def _end(line: str, at: int) -> int:
     """Return where ``$name`` or ``{…}`` ends that begins there; braces and quotes in it are Python's."""
     if line[at] == "$":
-        found = _NAME.match(line, at)
-        return found.end() if found else at + 1
+        name = _NAME.match(line, at)
+        return name.end() if name else at + 1
     depth, quote = 0, ""
     for index in range(at, len(line)):
         char = line[index]
@@ -286,7 +221,3 @@ def _end(line: str, at: int) -> int:
             if not depth:
                 return index + 1
     return len(line)
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\"'\"'") + "'"

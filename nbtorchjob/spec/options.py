@@ -35,7 +35,7 @@ from nbtorchjob.spec.overlay import (
     value_at,
 )
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Option, option
+from nbtorchjob.spec.validation import Option, setting
 from nbtorchjob.text.hints import options_hint
 
 _LINE = "options"  # the name of a line in errors, whichever magic it belongs to
@@ -45,57 +45,24 @@ _LINE = "options"  # the name of a line in errors, whichever magic it belongs to
 class CellOptions:
     """A magic line's options for the cell rather than the job.
 
-    ``arg`` holds names and texts, ``argv`` the words after ``--``: what the cell finds in ``sys.argv``.
-    ``notes`` name the parts of the line that have no effect, or what they mean here.
+    ``arg`` holds names and texts; ``argv`` holds the words after ``--``, the cell's ``sys.argv``.
+    ``notes`` describe options that have no effect, or how they were interpreted.
     """
 
-    arg: tuple[tuple[str, str], ...] = field(
-        default=(),
-        metadata=option("--arg", help="an argument for the cell's function", takes="pairs", metavar="K=V"),
+    arg: tuple[tuple[str, str], ...] = setting(
+        "--arg K=V", "an argument for the cell's function", (), takes="pairs"
     )
-    out: str | None = field(
-        default=None,
-        metadata=option("-o", "--out", help="the variable to store the value in", metavar="NAME"),
-    )
-    detach: bool = field(
-        default=False,
-        metadata=option("-d", "--detach", help="return the job without waiting for it", takes="switch"),
-    )
-    profile: str | None = field(
-        default=None,
-        metadata=option("-p", "--profile", help="the profile to take defaults from", metavar="NAME"),
-    )
-    dry_run: bool = field(
-        default=False,
-        metadata=option("--dry-run", help="show what would be sent, without sending it", takes="switch"),
-    )
-    rehearse: bool = field(
-        default=False,
-        metadata=option("--rehearse", help="run on two local ranks first", takes="switch"),
-    )
-    quiet: bool = field(default=False, metadata=option("--quiet", help="show no card", takes="switch"))
-    keep: str | None = field(
-        default=None,
-        metadata=option("--keep", help="start a lab: the ranks stay for further cells", metavar="NAME"),
-    )
-    on: str | None = field(
-        default=None,
-        metadata=option("--on", help="run on the ranks of this lab, in their namespace", metavar="NAME"),
-    )
-    rank: str | None = field(
-        default=None,
-        metadata=option("--rank", help="run on these ranks of the lab only: 0, 0,2 or 1-3", metavar="N"),
-    )
-    push: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "--push", help="send this variable, though the lab has one", takes="texts", metavar="NAME"
-        ),
-    )
-    pull: tuple[str, ...] = field(
-        default=(),
-        metadata=option("--pull", help="bring this variable of the lab here", takes="texts", metavar="NAME"),
-    )
+    out: str | None = setting("-o, --out NAME", "the variable that receives the value")
+    detach: bool = setting("-d, --detach", "return the job without waiting for it")
+    profile: str | None = setting("-p, --profile NAME", "the profile that sets the defaults")
+    dry_run: bool = setting("--dry-run", "show the request without sending it")
+    rehearse: bool = setting("--rehearse", "run on two local ranks first")
+    quiet: bool = setting("--quiet", "show no card")
+    keep: str | None = setting("--keep NAME", "start a lab that runs further cells")
+    on: str | None = setting("--on NAME", "run on the ranks of this lab")
+    rank: str | None = setting("--rank N", "the lab's ranks to use: 0,2 or 1-3")
+    push: tuple[str, ...] = setting("--push NAME", "send this variable, overriding the lab's", takes="texts")
+    pull: tuple[str, ...] = setting("--pull NAME", "copy this variable from the lab", takes="texts")
     argv: tuple[str, ...] = ()
     many: GroupOptions | None = None  # of a cell that many jobs are made from
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -115,14 +82,14 @@ class CellOptions:
                 raise SpecError("push" if name in self.push else "pull", name, "a Python name")
         if self.keep is not None and self.on is not None:
             raise SpecError(
-                "keep", self.keep, "beside --on: a cell starts a lab, or runs on one", Shape.CONFLICT
+                "keep", self.keep, "with --on: a cell either starts a lab or runs on one", Shape.CONFLICT
             )
         if self.many is not None:
             for name in ("keep", "on"):
                 if getattr(self, name) is not None:
-                    raise SpecError(f"--{name}", getattr(self, name), "beside --each", Shape.CONFLICT)
+                    raise SpecError(f"--{name}", getattr(self, name), "with --each", Shape.CONFLICT)
             if self.rehearse:
-                raise SpecError("--rehearse", "", "beside --each: run one of them first", Shape.CONFLICT)
+                raise SpecError("--rehearse", "", "with --each: rehearse a single run first", Shape.CONFLICT)
         if self.profile is not None and (not self.profile or self.profile.startswith("-")):
             raise SpecError("profile", self.profile, "a name that doesn't begin with '-'")
 
@@ -165,17 +132,17 @@ def flags() -> Sequence[str]:
 
 
 def choices(flag: str) -> Sequence[str]:
-    """Return the values that can follow ``flag``; none where they can't be listed."""
+    """Return the choices of ``flag``; empty if any value may follow."""
     return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
 
 
 def takes_path(flag: str) -> bool:
-    """Whether ``flag`` is followed by the path of something that is there."""
+    """Whether the value of ``flag`` is the path of an existing file or folder."""
     return flag in _BY_FLAG and _BY_FLAG[flag].metavar == "PATH"
 
 
 def help_text(*, without: Collection[str] = ()) -> str:
-    """Describe every option, a line each, in groups; ``without`` names those that don't apply."""
+    """Describe all options in groups, one per line; ``without`` lists keys to omit."""
     return "\n\n".join(
         "\n".join([f"{title}:", *(help_line(o) for o in TABLE if o.home == home and o.key not in without)])
         for title, home, _ in GROUPS
@@ -198,45 +165,48 @@ def help_line(o: Option) -> str:
 def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Split a command's words into those that stand alone, and the options with their values."""
     alone: list[str] = []
-    given: list[str] = []
+    flagged: list[str] = []
     rest = iter(words)
     for word in rest:
         flag, equals, _ = word.partition("=")
         if not word.startswith("-"):
             alone.append(word)
             continue
-        given.append(word)
+        flagged.append(word)
         known = _BY_FLAG.get(flag := spellings.dashed(flag, _BY_FLAG))
         if not equals and (known.takes != "switch" if known else spellings.takes_value(flag)):
-            given += islice(rest, 1)
-    return alone, given
+            flagged += islice(rest, 1)
+    return alone, flagged
 
 
 def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     """Return ``base`` with the line's options laid over it, and the line's options for the cell.
 
-    Raises ``SpecError`` for anything it doesn't understand.
+    Raises ``SpecError`` for an unknown option or an invalid value.
     """
-    given: dict[Option, Any] = {}
+    values: dict[Option, Any] = {}
     words = split(line, _LINE)
     end = words.index("--") if "--" in words else len(words)
     needless: dict[str, list[str]] = {}
     for o, value in _given(words[:end], needless):
         # Where an option doesn't add up, its last value counts.
-        given[o] = (*given.get(o, ()), value) if o.repeated else value
-    cell = {o: value for o, value in given.items() if o.home[:1] == _CELL}
+        values[o] = (*values.get(o, ()), value) if o.repeated else value
+    cell = {o: value for o, value in values.items() if o.home[:1] == _CELL}
     with named(cell, _flag):
         own = {o.name: value for o, value in cell.items() if o.home == _CELL}
         many = {o.name: value for o, value in cell.items() if o.home == _MANY}
         early = {o.name: value for o, value in cell.items() if o.home == _EARLY}
         own["many"] = GroupOptions(**many, early=Early(**early)) if many or early else None
         cell_options = CellOptions(argv=tuple(words[end + 1 :]), **own)
-    spec = {o: dict(v) if o.takes == "pairs" else v for o, v in given.items() if o not in cell}
+    spec = {o: dict(v) if o.takes == "pairs" else v for o, v in values.items() if o not in cell}
     _of_labs(cell_options, spec)
     if cell_options.keep is not None:
         if (named_too := next((o for o in spec if o.key == "name"), None)) is not None:
-            raise SpecError("--name", spec[named_too], "beside --keep, which names the job", Shape.CONFLICT)
-        base = replace(base, lab=True, name=_as_name(cell_options.keep))
+            raise SpecError("--name", spec[named_too], "with --keep, which names the job", Shape.CONFLICT)
+        try:
+            base = replace(base, lab=True, name=JobSpec(name=cell_options.keep).name)
+        except SpecError as exc:
+            raise exc.about("--keep") from None
     notes = [
         f"{', '.join(them)} {'has' if len(them) == 1 else 'have'} no effect: {why}"
         for why, them in needless.items()
@@ -246,40 +216,32 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         with named([_RANKS], _flag):
             spec[_RANKS] = spellings.ranks(word, overlay(base, {**spec, _RANKS: 1}, _flag))
         notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
-    found = overlay(base, spec, _flag)
-    return found, replace(cell_options, notes=tuple(notes))
+    result = overlay(base, spec, _flag)
+    return result, replace(cell_options, notes=tuple(notes))
 
 
 _FOR_TURNS = ("all-ranks",)  # options of a job that a lab's cell takes, too
 
 
-def _of_labs(cell: CellOptions, given: Mapping[Option, Any]) -> None:
+def _of_labs(cell: CellOptions, values: Mapping[Option, Any]) -> None:
     """Refuse what is for labs without one, and beside ``--on`` what a lab was given as it began."""
     if cell.on is None:
         for name in ("rank", "push", "pull"):
             if value := getattr(cell, name):
                 shown = value if isinstance(value, str) else value[0]
                 raise SpecError(
-                    f"--{name}", shown, "without --on NAME: it is for cells on a lab", Shape.CONFLICT
+                    f"--{name}", shown, "without --on NAME: it applies to cells on a lab", Shape.CONFLICT
                 )
-        idle = next((o for o in given if o.key == "idle"), None)
+        idle = next((o for o in values if o.key == "idle"), None)
         if idle is not None and cell.keep is None:
-            raise SpecError("--idle", given[idle], "without --keep NAME: only labs wait", Shape.CONFLICT)
+            raise SpecError("--idle", values[idle], "without --keep NAME: it applies to labs", Shape.CONFLICT)
         return
-    others = [_flag(o) for o in given if o.key not in _FOR_TURNS]
+    others = [_flag(o) for o in values if o.key not in _FOR_TURNS]
     others += ["--profile"] if cell.profile is not None else []
     others += ["--rehearse"] if cell.rehearse else []
     if others:
-        why = f"beside --on {cell.on}: the lab has what it began with"
+        why = f"with --on {cell.on}: the lab keeps its own settings"
         raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
-
-
-def _as_name(text: str) -> str:
-    """Return a lab's name; raises ``SpecError`` about the option."""
-    try:
-        return str(JobSpec(name=text).name)
-    except SpecError as exc:
-        raise exc.about("--keep") from None
 
 
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:
@@ -338,19 +300,16 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
             continue
         if o.takes == "switch":
             if equals:
-                raise SpecError(flag, text, "a value: it is on once it is given", Shape.CONFLICT)
+                raise SpecError(flag, text, "a value: it is a switch", Shape.CONFLICT)
             yield o, True
             continue
         value = text if equals else next(rest, None)
         if value is None or (value in _BY_FLAG and not equals):
             raise SpecError(flag, value, o.metavar, Shape.NO_VALUE)
-        yield o, _value(o, value, flag)
-
-
-def _value(o: Option, text: str, flag: str) -> Any:
-    if o.takes == "pairs":
-        return pair(text, flag)
-    return text if o.takes == "texts" else read(o, text, flag)
+        if o.takes == "pairs":
+            yield o, pair(value, flag)
+        else:
+            yield o, value if o.takes == "texts" else read(o, value, flag)
 
 
 def _refuse(word: str) -> NoReturn:

@@ -35,7 +35,7 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
     workers = [o for o in values if o.home == WORKER]
     torchruns = [o for o in values if o.home == ELASTIC]
     if workers and torchruns:
-        others = f"beside {', '.join(map(where, torchruns))}"
+        others = f"with {', '.join(map(where, torchruns))}"
         raise SpecError(where(workers[0]), values[workers[0]], others, Shape.CONFLICT)
     parts: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
     for o, value in values.items():
@@ -68,10 +68,10 @@ def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> 
 
 def value_at(o: Option, spec: JobSpec) -> Any:
     """Return the value of the option's field; None where this kind of launch has no such field."""
-    found: Any = spec
+    value: Any = spec
     for name in o.path:
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
 def read(o: Option, text: str, where: str) -> Any:
@@ -96,7 +96,7 @@ def split(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as exc:
-        raise SpecError(where, text, f"words whose quotes are closed ({exc})") from None
+        raise SpecError(where, text, f"words with closed quotes ({exc})") from None
 
 
 def pair(word: str, where: str) -> tuple[str, str]:
@@ -113,5 +113,5 @@ def named(values: Iterable[Option], where: Callable[[Option], str]) -> Iterator[
     try:
         yield
     except SpecError as exc:
-        found = [o for o in values if o.name == exc.field]
-        raise exc.about(where(found[0])) if found else exc from None
+        options = [o for o in values if o.name == exc.field]
+        raise exc.about(where(options[0])) if options else exc from None

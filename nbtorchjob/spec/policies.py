@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.validation import (
     digits,
     member_or_none,
-    option,
+    seconds,
     seconds_or_none,
     sequence,
+    setting,
     switch,
     whole,
     whole_or_none,
@@ -21,15 +22,18 @@ from nbtorchjob.spec.validation import (
 
 
 class CleanPodPolicy(Enum):
-    """Which pods to remove once a job has ended; the values are Kubernetes' own."""
+    """Which pods to remove when a job ends; the values are those of Kubernetes."""
 
     NONE = "None"
     ALL = "All"
     RUNNING = "Running"
 
 
+_CLEANING = tuple(policy.value for policy in CleanPodPolicy)
+
+
 class RestartPolicy(Enum):
-    """When an ended pod is started again; the values are Kubernetes' own."""
+    """When to restart an ended pod; the values are those of Kubernetes."""
 
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"
@@ -39,71 +43,34 @@ class RestartPolicy(Enum):
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """How long a job may run and is kept, and how often it is tried. None leaves it to the backend.
+    """Time limits, cleanup and restarts of a job. None leaves a field to the backend.
 
-    ``clean_pod_policy`` is a :class:`CleanPodPolicy` or its name as text, in any case. The text
-    ``"None"`` keeps all pods; a plain None sets nothing. ``start_within`` is a number of seconds, or text
-    such as ``"10m"``: for so long may problems that the cluster reports keep an attempt from starting. Time
-    in a queue, or to pull an image, doesn't count. So many seconds as ``leave_before`` says before its
-    deadline a job's ranks are told to save (``nbtorchjob.leaving``).
+    ``clean_pod_policy`` is a :class:`CleanPodPolicy`, or its name in any case. The text ``"None"`` keeps all
+    pods; a plain None sets nothing. ``start_within``, in seconds or as text such as ``"10m"``, limits how
+    long problems that the cluster reports may delay an attempt's start; time in a queue or for pulling an
+    image doesn't count. ``leave_before`` seconds before the deadline, the ranks are asked to save
+    (``nbtorchjob.leaving``).
     """
 
-    clean_pod_policy: CleanPodPolicy | None = field(
-        default=None,
-        metadata=option(
-            "--clean-pod-policy",
-            help="which pods to remove when the job ends",
-            metavar="WHICH",
-            choices=tuple(policy.value for policy in CleanPodPolicy),
-        ),
+    clean_pod_policy: CleanPodPolicy | None = setting(
+        "--clean-pod-policy WHICH",
+        "pods to remove when the job ends",
+        choices=_CLEANING,
     )
-    ttl_seconds_after_finished: int | None = field(
-        default=None,
-        metadata=option(
-            "--ttl-seconds-after-finished",
-            help="how long to keep the job after it ends",
-            takes="int",
-            metavar="N",
-            unit="seconds",
-        ),
+    ttl_seconds_after_finished: int | None = setting(
+        "--ttl-seconds-after-finished N", "time to keep the job after it ends", takes="int", unit="seconds"
     )
-    active_deadline_seconds: int | None = field(
-        default=None,
-        metadata=option(
-            "--active-deadline-seconds",
-            help="how long the job may run",
-            takes="int",
-            metavar="N",
-            unit="seconds",
-        ),
+    active_deadline_seconds: int | None = setting(
+        "--active-deadline-seconds N", "maximum running time of the job", takes="int", unit="seconds"
     )
-    backoff_limit: int | None = field(
-        default=None,
-        metadata=option(
-            "--backoff-limit",
-            help="maximum restarts of pods before the job fails",
-            takes="int",
-            metavar="N",
-        ),
+    backoff_limit: int | None = setting(
+        "--backoff-limit N", "maximum pod restarts before the job fails", takes="int"
     )
-    start_within: float | str | None = field(
-        default=None,
-        metadata=option(
-            "--start-within",
-            help="how long problems may delay the job's start",
-            metavar="DURATION",
-            unit="90s, 10m, 2h",
-        ),
+    start_within: float | str | None = setting(
+        "--start-within DURATION", "time that problems may delay the start", unit="90s, 10m, 2h"
     )
-    leave_before: int | None = field(
-        default=None,
-        metadata=option(
-            "--leave-before",
-            help="how long before the deadline ranks are told to save",
-            takes="int",
-            metavar="S",
-            unit="seconds",
-        ),
+    leave_before: int | None = setting(
+        "--leave-before S", "time before the deadline to start saving", takes="int", unit="seconds"
     )
 
     def __post_init__(self) -> None:
@@ -128,51 +95,37 @@ _LONGEST_BACKOFF_S = 300.0
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a job is tried again: one budget for failures, another for preemptions.
+    """Budgets for retries: one for failures, one for preemptions.
 
-    ``retries`` is how often it is tried again after a ``RecoverableError``, an exception that is one
-    of ``retry_on`` (names of types, subclasses count) or a crash; any other exception ends the job.
-    ``preemptions`` is how often after a node was taken away or lost, a number or ``"unlimited"``.
-    ``backoff`` is the pause before the second attempt in seconds; it doubles with each one, to 300 at
-    most. With ``on_demand_last`` the last attempt of a preemptible job isn't preemptible.
+    ``retries`` counts retries after a ``RecoverableError``, an exception listed in ``retry_on`` (type names,
+    including subclasses) or a crash; any other exception ends the job. ``preemptions``, a number or
+    ``"unlimited"``, counts retries after a lost or preempted node. ``backoff`` is the pause before the
+    first retry in seconds; it doubles each time, up to 300. With ``on_demand_last`` the last attempt of a
+    preemptible job isn't preemptible.
     """
 
-    retries: int = field(
-        default=0,
-        metadata=option("--retries", help="how many failures to retry", takes="int", metavar="N"),
+    retries: int = setting("--retries N", "maximum retries after failures", 0, takes="int")
+    preemptions: int | str = setting(
+        "--preemptions N|unlimited", "maximum retries after preemptions", UNLIMITED
     )
-    preemptions: int | str = field(
-        default=UNLIMITED,
-        metadata=option("--preemptions", help="how many preemptions to retry", metavar="N|unlimited"),
+    backoff: float = setting(
+        "--retry-backoff S",
+        "pause before the first retry; doubles each time",
+        10.0,
+        takes="number",
+        unit="seconds",
     )
-    backoff: float = field(
-        default=10.0,
-        metadata=option(
-            "--retry-backoff",
-            help="pause before the second attempt; doubles each time",
-            takes="number",
-            metavar="S",
-            unit="seconds",
-        ),
-    )
-    retry_on: Sequence[str] = field(
-        default=(),
-        metadata=option("--retry-on", help="an exception type to retry", takes="texts", metavar="TYPE"),
-    )
-    on_demand_last: bool = field(
-        default=False,
-        metadata=option(
-            "--on-demand-last", help="run the last attempt on hosts that aren't preemptible", takes="switch"
-        ),
-    )
+    retry_on: Sequence[str] = setting("--retry-on TYPE", "an exception type to retry", takes="texts")
+    on_demand_last: bool = setting("--on-demand-last", "run the last attempt on non-preemptible hosts")
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, 0)
         object.__setattr__(self, "preemptions", _preemptions(self.preemptions))
-        number = isinstance(self.backoff, int | float) and not isinstance(self.backoff, bool)
-        if not number or not 0 <= self.backoff < math.inf:
-            raise SpecError("backoff", self.backoff, "a number of seconds, 0 or more")
-        object.__setattr__(self, "retry_on", _types(self.retry_on))
+        seconds("backoff", self.backoff, zero=True)
+        object.__setattr__(self, "retry_on", sequence("retry_on", self.retry_on))
+        for name in self.retry_on:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise SpecError("retry_on", name, "the name of an exception type, such as OSError")
         switch("on_demand_last", self.on_demand_last)
 
     @property
@@ -192,11 +145,3 @@ def _preemptions(value: object) -> int | str:
     if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
         return number
     raise SpecError("preemptions", value, f"a whole number, 0 or more, or '{UNLIMITED}'")
-
-
-def _types(value: object) -> tuple[str, ...]:
-    names = sequence("retry_on", value)
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise SpecError("retry_on", name, "the name of an exception's type, such as OSError")
-    return names

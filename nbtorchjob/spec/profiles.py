@@ -100,9 +100,9 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
 def _unknown(name: str, files: list[File], refused: list[str]) -> SpecError:
     known = _names(files)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    have = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+    have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
     seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
-    looked = "; ".join([f"looked at: {seen}", *refused])
+    looked = "; ".join([f"searched: {seen}", *refused])
     return SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
 
 
@@ -119,7 +119,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     CellOptions(profile=name)
     values = _values(spec)
     if overlay(JobSpec(), {KEYS[key]: value for key, value in values.items()}, lambda o: o.key) != spec:
-        allowed = "one that options can express: a profile holds nothing else of a launch config"
+        allowed = "a launch config that options can express"
         raise SpecError("profile", type(spec.launch).__name__, allowed)
     folder = (cwd or working()).absolute()
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
@@ -131,10 +131,10 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
 def _values(spec: JobSpec) -> dict[str, Any]:
     """Return the entries of a profile for ``spec``, by key."""
     blank = JobSpec()
-    found = {
+    entries = {
         key: _plain(value_at(o, spec)) for key, o in KEYS.items() if value_at(o, spec) != value_at(o, blank)
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in entries.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -161,23 +161,18 @@ def _with(path: Path, name: str, values: dict[str, Any]) -> str:
 
 def _update(table: MutableMapping[str, Any], values: dict[str, Any]) -> None:
     """Change only what differs: a rewritten entry loses its formatting."""
+    import tomlkit
+
     spellings = {key.replace("_", "-"): key for key in table}
     for key in spellings.keys() - values.keys():
         del table[spellings[key]]
     for key, value in values.items():
         spelled = spellings.get(key, key)
         if spelled not in table or table[spelled] != value:
-            table[spelled] = _item(value)
-
-
-def _item(value: Any) -> Any:
-    import tomlkit
-
-    if not isinstance(value, dict):
-        return value
-    inline = tomlkit.inline_table()
-    inline.update(value)
-    return inline
+            table[spelled] = value
+            if isinstance(value, dict):
+                table[spelled] = tomlkit.inline_table()
+                table[spelled].update(value)
 
 
 def _write(path: Path, text: str) -> None:

@@ -57,7 +57,13 @@ class Site:
         self._locked = [toml.known(key, f"{file.path} locked") for key in file.locked]
         self._limits = toml.values(file.limits, f"{file.path} [limits]")
         for option, most in self._limits.items():
-            self._check_limit(option, most)
+            where = f"{file.path} [limits] {option.key}"
+            bounded = option.takes in ("int", "number") or option.name == "preemptions"
+            if not bounded or type(most) not in (int, float):
+                raise SpecError(where, most, "a number, for a numeric option")
+            if _asked(option, self.base) is None:
+                needed = "combined with a value in [defaults]: without one, jobs are unlimited"
+                raise SpecError(where, most, needed)
 
     @classmethod
     def found(cls, environ: Mapping[str, str]) -> Site:
@@ -66,16 +72,16 @@ class Site:
 
     def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         """See the function of that name."""
-        found = self._filled(spec if spec.in_pods else self._podless(spec, environ))
+        filled = self._filled(spec if spec.in_pods else self._podless(spec, environ))
         for option in self._locked:
-            given, locked = _asked(option, found), _asked(option, self.base)
-            if given != locked and _counts(option, found):
-                raise SpecError(option.key, _plain(given), f"{_plain(locked)!r}: {self._path} locks it")
+            value, locked = _asked(option, filled), _asked(option, self.base)
+            if value != locked and _counts(option, filled):
+                raise SpecError(option.key, _plain(value), f"{_plain(locked)!r}: {self._path} locks it")
         for option, most in self._limits.items():
-            given = _asked(option, found)
-            if given is not None and (math.inf if given == UNLIMITED else float(given)) > most:
-                raise SpecError(option.key, given, f"{most} or less: {self._path} limits it")
-        return found
+            value = _asked(option, filled)
+            if value is not None and (math.inf if value == UNLIMITED else float(value)) > most:
+                raise SpecError(option.key, value, f"{most} or less: {self._path} limits it")
+        return filled
 
     def _filled(self, spec: JobSpec) -> JobSpec:
         open_ = {
@@ -89,28 +95,25 @@ class Site:
 
     def _podless(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         """Remove the site's and the environment's settings for pods from a job that has none."""
-        told = [self.base]
+        sources = [self.base]
         with suppress(SpecError):  # invalid ones are reported where the environment's values are used
-            said = {o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)}
-            told += [overlay(JobSpec(), said, self._default), overlay(self.base, said, self._default)]
+            ambient_values = {
+                o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)
+            }
+            sources += [
+                overlay(JobSpec(), ambient_values, self._default),
+                overlay(self.base, ambient_values, self._default),
+            ]
         plain = JobSpec()
         ambient = [
             option
             for option in KEYS.values()
             if not _counts(option, spec) and value_at(option, spec) != value_at(option, plain)
-            if any(value_at(option, spec) == value_at(option, each) for each in told)
+            if any(value_at(option, spec) == value_at(option, source) for source in sources)
         ]
         cluster = {o.name: value_at(o, plain) for o in ambient if o.home == CLUSTER}
         none = {option: None for option in ambient if option.home == POLICY}
         return overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
-
-    def _check_limit(self, option: Option, most: object) -> None:
-        where = f"{self._path} [limits] {option.key}"
-        bounded = option.takes in ("int", "number") or option.name == "preemptions"
-        if not bounded or type(most) not in (int, float):
-            raise SpecError(where, most, "a number, for an option that is one")
-        if _asked(option, self.base) is None:
-            raise SpecError(where, most, "beside a value in [defaults]: a job without one has no bound")
 
     def _default(self, option: Option) -> str:
         return f"{self._path} [defaults] {option.key}"

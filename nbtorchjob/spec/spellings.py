@@ -23,8 +23,8 @@ _NEEDLESS = {
     **dict.fromkeys(("--log-dir", "-r", "--redirects", "-t", "--tee"), _LOGS),
 }
 _SWITCHES = {"--standalone"}
-_SCRIPT = "here: the cell, or the function that is named, is what runs"
-_AGENT = "here: nodes have an agent of their own, which doesn't do that"
+_SCRIPT = "here: the job runs the cell or the named function"
+_AGENT = "here: nbtorchjob's agent doesn't support it"
 _REFUSED = {
     "--rdzv-conf": "as an option: in Python it is Elastic(rdzv_configs={…})",
     **dict.fromkeys(("-m", "--module", "--no-python", "--run-path"), _SCRIPT),
@@ -32,7 +32,7 @@ _REFUSED = {
     **dict.fromkeys(("--signals-to-handle", "--shutdown-timeout", "--virtual-local-rank"), _AGENT),
     **dict.fromkeys(
         ("--local-ranks-filter", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
-        "here: choose a rank's log when you look at it",
+        "here: choose a rank when printing the log",
     ),
 }
 
@@ -105,18 +105,18 @@ def ranks(word: str, spec: JobSpec) -> int:
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]
     if number:
         return number
-    why = "this machine has no NVIDIA GPU" if here else "--gpu and --cpu don't say how many a pod has"
-    raise SpecError("nproc_per_node", word, f"a whole number, as {why}")
+    why = "this machine has no NVIDIA GPU" if here else "neither --gpu nor --cpu is set"
+    raise SpecError("nproc_per_node", word, f"a whole number, because {why}")
 
 
 def near(flag: str, flags: Sequence[str]) -> str:
     """Return the option that ``flag`` may stand for, or "" rather than nonsense."""
     word = flag.lstrip("-").replace("_", "-").lower()
-    known = {each.lstrip("-"): each for each in flags if each.startswith("--")}
+    known = {option_flag.lstrip("-"): option_flag for option_flag in flags if option_flag.startswith("--")}
     for option, others in _MEANT.items():
         if word in others:
             return option
     close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
     longer = [name for name in known if len(word) > 2 and name.startswith(f"{word}-")]
-    found = close or (longer if len(longer) == 1 else [])
-    return known[found[0]] if found else ""
+    similar = close or (longer if len(longer) == 1 else [])
+    return known[similar[0]] if similar else ""

@@ -47,8 +47,8 @@ class File(FrozenDataclass):
 
 def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
     """Return the settings of the environment's variables. Raises ``SpecError`` for unreadable values."""
-    given = [(option, environ.get(option.variable)) for option in KEYS.values()]
-    return {option: read(option, text, option.variable) for option, text in given if text}
+    texts = [(option, environ.get(option.variable)) for option in KEYS.values()]
+    return {option: read(option, text, option.variable) for option, text in texts if text}
 
 
 def users(cwd: Path | None) -> list[File]:
@@ -64,7 +64,7 @@ def notes(cwd: Path | None) -> list[str]:
     """Return which existing files aren't obeyed, and why, a line each."""
     own = platformdirs.user_config_path("nbtorchjob")
     return [
-        f"{path} isn't obeyed: {why}; let only yourself write there (chmod go-w), or move it to {own}"
+        f"{path} is ignored: {why}; remove write access for others (chmod go-w), or move it to {own}"
         for path in _there(cwd)
         if (why := _foreign(path))
     ]
@@ -76,12 +76,12 @@ def near(cwd: Path | None) -> Iterator[Path]:
     home = _owned(Path(os.path.expanduser("~")))
     owner: int | None = None
     for folder in (start, *start.parents):
-        found = _owned(folder)
-        if found is not None and owner is not None and found.st_uid != owner:
+        status = _owned(folder)
+        if status is not None and owner is not None and status.st_uid != owner:
             return
-        owner = owner if found is None else found.st_uid
+        owner = owner if status is None else status.st_uid
         yield folder / FILE
-        if found is not None and home is not None and os.path.samestat(found, home):
+        if status is not None and home is not None and os.path.samestat(status, home):
             return
 
 
@@ -103,8 +103,8 @@ def _foreign(path: Path) -> str:
     """Return why somebody else could have written a file; empty where nobody could."""
     try:
         # A link counts like its file, and so do the folders of both.
-        for each in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
-            if why := foreign(each):
+        for folder in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
+            if why := foreign(folder):
                 return f"its folder {why}"
         why = foreign(path)
     except OSError as exc:
@@ -121,7 +121,7 @@ def sites(environ: Mapping[str, str]) -> list[File]:
     path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
     there = os.path.isfile(path)
     if there and (why := _foreign(path)):
-        raise SpecError(str(path), why, "a file that nobody but root and you can write")
+        raise SpecError(str(path), why, "a file that only root and you can write")
     return [_read(path, _SITES)] if named or there else []
 
 
@@ -134,12 +134,12 @@ def _read(path: Path, keys: _Keys) -> File:
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as exc:
-        raise SpecError(str(path), str(exc), "a TOML file that can be read") from None
+        raise SpecError(str(path), str(exc), "a readable TOML file") from None
     for key, value in content.items():
         if key not in keys and key in _SITES:
             raise SpecError(f"{path} {key}", value, "here: it belongs in the site's file", Shape.CONFLICT)
         if key not in keys:
-            known = "there are default and [profiles.NAME]"
+            known = "expected default or [profiles.NAME]"
             raise SpecError(str(path), key, known, Shape.UNKNOWN_KEY)
         type_, allowed = keys[key]
         if not isinstance(value, type_):
@@ -152,13 +152,13 @@ def _read(path: Path, keys: _Keys) -> File:
 
 def values(table: Mapping[str, Any], where: str) -> dict[Option, Any]:
     """Return the options that a table sets; ``where`` is the table's name in a ``SpecError``."""
-    found: dict[Option, Any] = {}
+    options: dict[Option, Any] = {}
     for key, value in table.items():
         option = known(key, where)
-        if option in found:
-            raise SpecError(f"{where} {key}", value, f"given once: {option.key} is there, too")
-        found[option] = value
-    return found
+        if option in options:
+            raise SpecError(f"{where} {key}", value, f"given once: {option.key} is set as well")
+        options[option] = value
+    return options
 
 
 def known(key: Any, where: str) -> Option:

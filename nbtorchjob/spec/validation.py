@@ -9,7 +9,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, field, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -67,15 +67,39 @@ class Option(FrozenDataclass):
 
 
 def option(
-    *flags: str,
+    usage: str, help: str, *, takes: Takes | None = None, unit: str = "", choices: tuple[str, ...] = ()
+) -> Option:
+    """Return the option that help lists as ``usage``, such as ``-o, --out NAME``.
+
+    Without ``takes`` it takes text, or is a switch where no value follows.
+    """
+    words = usage.split()
+    flags = tuple(word.rstrip(",") for word in words if word.startswith("-"))
+    metavar = "" if words[-1].startswith("-") else words[-1]
+    return Option(flags, help, takes or ("text" if metavar else "switch"), metavar, unit, choices)
+
+
+def setting(
+    usage: str,
     help: str,
-    takes: Takes = "text",
-    metavar: str = "",
+    default: Any = MISSING,
+    *,
+    takes: Takes | None = None,
     unit: str = "",
     choices: tuple[str, ...] = (),
-) -> dict[str, Option]:
-    """Return the metadata of a dataclass field that is also an option."""
-    return {"option": Option(flags, help, takes, metavar, unit, choices)}
+    check: Callable[[str, Any], Any] | None = None,
+) -> Any:
+    """Declare a dataclass field that is also an option, and how its value is checked.
+
+    Without ``default`` a switch is off, an option that can be repeated is empty, and any other is None.
+    """
+    declared = option(usage, help, takes=takes, unit=unit, choices=choices)
+    metadata = {"option": declared, "check": check}
+    if default is MISSING and declared.takes == "pairs":
+        return field(default_factory=Frozen[str], metadata=metadata)
+    if default is MISSING:
+        default = {"switch": False, "texts": ()}.get(declared.takes)
+    return field(default=default, metadata=metadata)
 
 
 class Frozen(Mapping[str, V]):
@@ -109,18 +133,31 @@ def whole_or_none(field: str, value: object, at_least: int) -> int | None:
     return None if value is None else whole(field, value, at_least)
 
 
+def seconds(field: str, value: object, *, zero: bool = False) -> float:
+    """Return ``value`` if it is a number above 0, or 0 with ``zero``, else raise ``SpecError``."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        isinstance(value, int | float)
+        and number
+        and math.isfinite(value)
+        and (value > 0 or (zero and value == 0))
+    ):
+        return value
+    raise SpecError(field, value, "a number of seconds, 0 or more" if zero else "a number of seconds above 0")
+
+
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_or_none(field: str, value: object) -> float | None:
     """Return the seconds in a number, or in text such as ``90s`` or ``10m``; None is left as it is."""
-    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    number = float(found[1]) * _UNITS[found[2]] if found else value
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    number = float(match[1]) * _UNITS[match[2]] if match else value
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-        raise SpecError(field, value, "a time above 0, in seconds or such as 90s, 10m, 2h")
+        raise SpecError(field, value, "a duration above 0, in seconds or such as 90s, 10m, 2h")
     return int(number) if number == int(number) else number
 
 
@@ -179,8 +216,8 @@ def sequence(field: str, value: object) -> tuple[str, ...]:
 def digits(text: object) -> int | None:
     """Return the whole number in ``text``; None where it isn't one."""
     # Nobody means more than nine digits, and int() refuses 4301 of them with an error of its own.
-    found = isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text)
-    return int(found[0]) if found else None
+    match = isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text)
+    return int(match[0]) if match else None
 
 
 def _folded(text: str) -> str:
@@ -197,13 +234,13 @@ def _apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(hint), get_args(hint)
 
 
-def checked(type_: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(type_: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that the dataclass ``type_`` knows; unknown ones, of a later version, are dropped.
 
     Raises ``TypeError`` for a field whose value has another type.
     """
     hints = _hints(type_)
-    known = {name: value for name, value in given.items() if name in hints}
+    known = {name: value for name, value in values.items() if name in hints}
     for name, value in known.items():
         if not fits(value, hints[name]):
             raise TypeError(f"its {name} is of type {type(value).__name__}")
@@ -221,7 +258,7 @@ def built(type_: type[T], data: Mapping[str, Any]) -> T:
 
 def _part(hint: Any, value: Any) -> Any:
     if isinstance(value, list) and get_origin(hint) is tuple:
-        return tuple(_part(get_args(hint)[0], each) for each in value)
+        return tuple(_part(get_args(hint)[0], item) for item in value)
     return built(hint, value) if is_dataclass(hint) and isinstance(hint, type) else value
 
 
@@ -231,12 +268,12 @@ def fits(value: object, hint: Any) -> bool:
         return True
     origin, inner = _apart(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in inner)
+        return any(fits(value, item) for item in inner)
     if not isinstance(value, (int, float) if hint is float else origin or hint):
         return False
     if isinstance(value, tuple) and inner:
         parts = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(parts) == len(value) and all(map(fits, value, parts))
     if isinstance(value, Mapping) and inner:
-        return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items())
+        return all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
     return True

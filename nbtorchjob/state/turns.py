@@ -50,6 +50,8 @@ _ROUNDS = (
     ev.RankLeft,
     ev.RankFailed,
     ev.RankExited,
+    ev.RankStops,
+    ev.RankGoesOn,
     ev.Reported,
     ev.Displayed,
     ev.Sampled,

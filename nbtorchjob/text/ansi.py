@@ -27,12 +27,12 @@ _STYLE = f"color:{INK};text-decoration:underline"
 
 def spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where each ``http`` or ``https`` address starts and ends."""
-    for found in _URL.finditer(text):
-        url = found[0]
+    for match in _URL.finditer(text):
+        url = match[0]
         while url[-1] in _AFTER or (url[-1] in _PAIRS and url.count(url[-1]) > url.count(_PAIRS[url[-1]])):
             url = url[:-1]
         if not url.endswith("//"):
-            yield found.start(), found.start() + len(url)
+            yield match.start(), match.start() + len(url)
 
 
 def link(url: str, body: str) -> str:

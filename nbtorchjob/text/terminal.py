@@ -48,38 +48,38 @@ class Filter:
         text = self._held + text
         opened = _OPENING.search(text)
         self._held = text[opened.start() :] if opened else ""
-        found = _ACTING.sub(self._seen, text[: len(text) - len(self._held)])
-        colours = _COLOURS.findall(found)
+        visible = _ACTING.sub(self._seen, text[: len(text) - len(self._held)])
+        colours = _COLOURS.findall(visible)
         self._coloured = self._coloured if not colours else colours[-1] not in (_RESET, "\x1b[m")
-        return found
+        return visible
 
     def end(self) -> str:
         """Return the rest; what follows is below it, without its colour, and can't be moved to."""
-        found = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
+        rest = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
         self._held = ""
-        found += _RESET if self._coloured else ""
-        found += f"\x1b[{self._lowest - self._row}B\n" if self._row < self._lowest else ""
+        rest += _RESET if self._coloured else ""
+        rest += f"\x1b[{self._lowest - self._row}B\n" if self._row < self._lowest else ""
         self._coloured, self._row, self._lowest = False, 0, 0
-        return found
+        return rest
 
-    def _seen(self, found: re.Match[str]) -> str:
-        if found[0] == "\n":
+    def _seen(self, match: re.Match[str]) -> str:
+        if match[0] == "\n":
             self._row += 1
             self._lowest = max(self._lowest, self._row)
             return "\n"
-        if found["way"]:
-            rows = int(found["rows"] or 1) or 1  # 0 is 1
-            row = self._row + (rows if found["way"] == "B" else -rows)
+        if match["way"]:
+            rows = int(match["rows"] or 1) or 1  # 0 is 1
+            row = self._row + (rows if match["way"] == "B" else -rows)
             if 0 <= row <= self._lowest:
                 self._row = row
-                return found[0]
-        return _visible(found)
+                return match[0]
+        return _visible(match)
 
 
 def safe(text: str) -> str:
     """Return a whole text as it may be written to a terminal."""
-    found = Filter()
-    return found.take(text) + found.end()
+    filtered = Filter()
+    return filtered.take(text) + filtered.end()
 
 
 def shown(text: str, stream: TextIO) -> str:
@@ -92,9 +92,9 @@ def shows(stream: TextIO) -> bool:
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 
-def _visible(found: re.Match[str]) -> str:
-    text = found[0]
-    if found[1] and not (text.endswith("m") and _CONCEALED in _EXTENDED.sub("", text[2:-1]).split(";")):
+def _visible(match: re.Match[str]) -> str:
+    text = match[0]
+    if match[1] and not (text.endswith("m") and _CONCEALED in _EXTENDED.sub("", text[2:-1]).split(";")):
         return text
     code, rest = ord(text[0]), text[1:]
     if code < 0x20 or code == 0x7F:

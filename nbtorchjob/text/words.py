@@ -27,23 +27,23 @@ def parse(text: str) -> tuple[int, ...]:
     text = text.replace(" ", "")
     if not _SPANS.fullmatch(text):
         raise SpansError(text)
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not (span := range(int(first), int(last or first) + 1)):
             raise SpansError(part)
-        found.update(span)
-    return tuple(sorted(found))
+        numbers.update(span)
+    return tuple(sorted(numbers))
 
 
 def spell(numbers: Iterable[int], comma: str = ",") -> str:
     """Return the numbers with runs as spans, smallest first."""
     spans: list[tuple[int, int]] = []
-    for each in sorted(set(numbers)):
-        if spans and spans[-1][1] == each - 1:
-            spans[-1] = (spans[-1][0], each)
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
         else:
-            spans.append((each, each))
+            spans.append((number, number))
     return comma.join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
@@ -146,7 +146,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def fit(lines: list[str], room: int) -> list[str]:
     """Keep what fits in ``room`` UTF-8 bytes: a third from the start, the rest from the end."""
-    sizes = [len(each.encode()) + 1 for each in lines]
+    sizes = [len(text.encode()) + 1 for text in lines]
     if sum(sizes) <= room:
         return lines
     head = _fitting(sizes, room // 3)
@@ -156,8 +156,8 @@ def fit(lines: list[str], room: int) -> list[str]:
 
 
 def _fitting(sizes: list[int], room: int) -> int:
-    for index, each in enumerate(sizes):
-        room -= each
+    for index, line_size in enumerate(sizes):
+        room -= line_size
         if room < 0:
             return index
     return len(sizes)
@@ -175,12 +175,12 @@ def short(value: Any) -> str:
 
 def _form(value: Any, depth: int) -> str:
     try:
-        return _told(value, depth)
+        return _described(value, depth)
     except Exception as exc:  # a user's __repr__ or property may raise anything
         return f"<{type(value).__name__} whose repr raises {type(exc).__name__}>"
 
 
-def _told(value: Any, depth: int) -> str:
+def _described(value: Any, depth: int) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and getattr(value, "dtype", None) is not None and tuple(shape):
         dtype = str(value.dtype).rpartition(".")[2]

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.commands.table import CHANGES, VERBS
 from nbtorchjob.errors import LineError
 
@@ -22,10 +22,10 @@ LINES = {
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
 def test_a_verb_is_done_in_one_way_and_takes_the_words_that_its_help_shows(verb):
     assert (verb.answers is None) != (verb.waits is None)
-    assert verb.given(LINES[verb.words]) == Given(LINES[verb.words], {})
+    assert verb.parse(LINES[verb.words]) == ParsedArgs(LINES[verb.words], {})
     if not verb.any_option:
         with pytest.raises(LineError, match=f"%torchjob {verb.name}"):
-            verb.given(["--nothing"])
+            verb.parse(["--nothing"])
 
 
 def test_what_changes_a_job_is_a_verb_of_backends_too():

@@ -48,7 +48,7 @@ def test_a_profile_says_first_how_long_it_takes(words, asked, aside, folder, mon
     verb = VERBS["profile"]
     assert verb.answers is not None
 
-    first, answer = verb.answers(verb.given(words), lambda name: job)
+    first, answer = verb.answers(verb.parse(words), lambda name: job)
 
     assert (first.text, first.aside) == (aside, True)
     assert job.asked[0] == asked
@@ -61,8 +61,8 @@ def test_the_seconds_of_a_profile_are_a_number():
     found: Any = job
     assert verb.answers is not None
 
-    with pytest.raises(LineError, match="--seconds needs a number, got 'x'"):
-        [*verb.answers(verb.given(["--seconds", "x"]), lambda name: found)]
+    with pytest.raises(LineError, match="--seconds expects a number, got 'x'"):
+        [*verb.answers(verb.parse(["--seconds", "x"]), lambda name: found)]
     assert job.asked == []
 
 
@@ -73,7 +73,7 @@ def test_a_profile_that_could_not_be_written_is_refused_before_anything_is_said_
     for wrong in ("missing", "file"):
         (folder / "file").touch()
         with pytest.raises(SpecError, match="a folder that exists"):
-            next(iter(verb.answers(verb.given(["--folder", str(folder / wrong)]), lambda name: found)))
+            next(iter(verb.answers(verb.parse(["--folder", str(folder / wrong)]), lambda name: found)))
     assert job.asked == []
 
 
@@ -107,7 +107,7 @@ def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, as
     verb = VERBS["artifacts"]
     assert verb.answers is not None
 
-    listed, aside = verb.answers(verb.given(words), lambda name: job)
+    listed, aside = verb.answers(verb.parse(words), lambda name: job)
 
     assert job.asked == asked
     assert listed.text.splitlines() == ["1.0 kB  node 0  loss", "200 B   node 1  node-1/loss"]
@@ -118,12 +118,12 @@ def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, as
 @pytest.mark.parametrize(
     ("phase", "said"),
     [
-        (Phase.SUCCEEDED, "job left no artifacts"),
-        (Phase.RUNNING, "job has left no artifacts yet: they come once a node has ended"),
+        (Phase.SUCCEEDED, "job has no artifacts"),
+        (Phase.RUNNING, "job has no artifacts yet: they are uploaded when a node ends"),
     ],
 )
 def test_a_job_without_artifacts_says_so(phase, said):
     job: Any = Left(phase=phase)
     verb = VERBS["artifacts"]
     assert verb.answers is not None
-    assert [each.text for each in verb.answers(verb.given(["job"]), lambda name: job)] == [said]
+    assert [each.text for each in verb.answers(verb.parse(["job"]), lambda name: job)] == [said]

@@ -156,7 +156,7 @@ def understood(words):
     if verb.any_option:
         options.parse(shlex.join(options.apart(ahead)[1]), JobSpec())
     else:
-        verb.given(ahead)
+        verb.parse(ahead)
 
 
 CHECKS = {"make": made, "pip": installed, "pytest": held, "nbtorchjob": understood}

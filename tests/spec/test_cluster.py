@@ -207,8 +207,8 @@ def test_a_home_folder_is_written_out(monkeypatch):
     ("text", "word"),
     [
         ("x", "one of type"),
-        ("src=a,type=volume,dst=/a", "begun by type="),
-        ("type=volume,src=a,src=b,dst=/a", "each key given once"),
+        ("src=a,type=volume,dst=/a", "type= first"),
+        ("type=volume,src=a,src=b,dst=/a", "each key once"),
         ("type=nfs,src=a,dst=/a", "type=bind or type=volume or type=device"),
         ("type=volume,size=1,src=a,dst=/a", "one of type, src"),
         ("type=volume,dst=/a", "PersistentVolumeClaim"),
@@ -219,13 +219,13 @@ def test_a_home_folder_is_written_out(monkeypatch):
         ("type=bind,src=/a,dst=/", "other than /"),
         ("type=bind,src=/a,dst=/b/../c", "absolute path in the container"),
         ("type=bind,src=/a,dst=/dev/shm", "--shm"),
-        ("type=bind,src=/a,dst=/etc/nbtorchjob/key", "the job's own"),
+        ("type=bind,src=/a,dst=/etc/nbtorchjob/key", "reserved for the job"),
         ("type=bind,src=/a,dst=/a,perm=r", "only type=device"),
         ("type=bind,src=/a,dst=/a,readonly=maybe", "readonly=true or readonly=false"),
         ("type=device,src=/dev/x,readonly", "perm=r"),
         ("type=device,src=/dev/x,perm=rx", "some of r, w and m"),
         ("type=device,src=/dev/x,perm=", "some of r, w and m"),
-        ("type=bind,src=/a,dst=/c,type=bind,src=/b,dst=/c", "mounted once"),
+        ("type=bind,src=/a,dst=/c,type=bind,src=/b,dst=/c", "mounted only once"),
     ],
 )
 def test_a_malformed_mount_is_refused_with_the_reason(text, word):
@@ -256,7 +256,7 @@ def test_preemptible_hosts_are_for_a_profile_to_tell():
 
 
 def test_a_label_of_preemptible_hosts_is_not_asked_of_all_hosts():
-    with pytest.raises(SpecError, match="another label than those of node_selector"):
+    with pytest.raises(SpecError, match="a label that node_selector doesn't use"):
         made(spot_selector={"spot": "yes"}, node_selector={"spot": "no"})
 
 
@@ -277,7 +277,7 @@ def test_checkpoints_lie_below_a_mount(path):
     ],
 )
 def test_checkpoints_lie_where_they_are_kept(path, mount):
-    with pytest.raises(SpecError, match="below the dst of a --mount that can be written to"):
+    with pytest.raises(SpecError, match="below the dst of a writable --mount"):
         made(mount=[mount], checkpoints=path)
 
 

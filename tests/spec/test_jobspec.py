@@ -197,10 +197,10 @@ def test_env_is_a_read_only_copy():
 
 
 def test_a_backend_of_torchs_is_told_from_where_a_job_runs():
-    with pytest.raises(SpecError, match=r"'local' or 'kubernetes', .* init_process_group\('nccl'\).*'gloo'"):
+    with pytest.raises(SpecError, match=r"'local' or 'kubernetes'; .* init_process_group\('nccl'\).*'gloo'"):
         JobSpec(backend="nccl")
 
 
 def test_the_ranks_of_a_lab_are_held_by_nothing():
-    with pytest.raises(SpecError, match="hold can't be given to a lab: an exception leaves its ranks"):
+    with pytest.raises(SpecError, match="hold can't be given with a lab, which keeps its ranks"):
         JobSpec(lab=True, hold=True)

@@ -224,7 +224,7 @@ def test_run_policy_options_keep_the_launch(launch):
 )
 def test_worker_replicas_exclude_torchruns_options(flag):
     assert refusal(f"--worker-replicas 1 {flag}") == (
-        f"--worker-replicas can't be given beside {flag.split()[0]}"
+        f"--worker-replicas can't be given with {flag.split()[0]}"
     )
 
 
@@ -239,15 +239,15 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--watch", "unknown option --watch; %torchjob lists them"),
         ("--rdzv_backend etcd", "--rdzv-backend: got 'etcd', but it must be 'c10d'"),
         ("--rdzv-conf a=1", "--rdzv-conf can't be given as an option: in Python"),
-        ("--master-port", "--master-port needs a value"),
-        ("--backend kubernetes --nproc-per-node gpu", "a whole number, as --gpu and --cpu don't say"),
+        ("--master-port", "--master-port expects a value"),
+        ("--backend kubernetes --nproc-per-node gpu", "a whole number, because neither --gpu nor"),
         ("--zzzzzz", "%torchjob lists them"),
         ("--help", "unknown option --help; %torchjob lists them"),
         ("-h", "unknown option -h; "),
         ("train", "unexpected argument 'train': options start with \"--\"; quote values that contain spaces"),
         ("--name a b", "unexpected argument 'b'"),
-        ("--nnodes", "--nnodes needs a value: N|MIN:MAX"),
-        ("--nnodes -d", "--nnodes needs a value: N|MIN:MAX"),
+        ("--nnodes", "--nnodes expects a value: N|MIN:MAX"),
+        ("--nnodes -d", "--nnodes expects a value: N|MIN:MAX"),
         ("--nnodes two", "--nnodes: got 'two'"),
         ("--max-restarts -1", "--max-restarts: got -1, but it must be a whole number, 0 or more"),
         ("--max-restarts 1.5", "--max-restarts: got '1.5'"),
@@ -268,7 +268,7 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("-o class", "--out: got 'class'"),
         ("--arg a-b=1", "--arg: got 'a-b'"),
         ("--profile ''", "--profile: got ''"),
-        ("--name 'a", 'options: got "--name \'a", but it must be words whose quotes are closed'),
+        ("--name 'a", 'options: got "--name \'a", but it must be words with closed quotes'),
     ],
 )
 def test_a_wrong_line_is_one_line_of_error(line, message):
@@ -348,17 +348,17 @@ def test_choices_are_those_that_parse_takes():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--keep a --on b", "--keep can't be given beside --on: a cell starts a lab, or runs on one"),
-        ("--keep a --name b", "--name can't be given beside --keep, which names the job"),
+        ("--keep a --on b", "--keep can't be given with --on: a cell either starts a lab or runs on one"),
+        ("--keep a --name b", "--name can't be given with --keep, which names the job"),
         ("--keep 3!", "--keep: got '3!', but it must be a letter first"),
-        ("--on a --nnodes 2 --retries 1", "--nnodes, --retries can't be given beside --on a"),
-        ("--on a -p fast", "--profile can't be given beside --on a"),
+        ("--on a --nnodes 2 --retries 1", "--nnodes, --retries can't be given with --on a"),
+        ("--on a -p fast", "--profile can't be given with --on a"),
         ("--rank 1", "--rank can't be given without --on NAME"),
         ("--push x", "--push can't be given without --on NAME"),
         ("--pull x", "--pull can't be given without --on NAME"),
         ("--on a --push 1x", "--push: got '1x', but it must be a Python name"),
-        ("--idle 2h", "--idle can't be given without --keep NAME: only labs wait"),
-        ("--keep a --idle soon", "--idle: got 'soon', but it must be a time above 0"),
+        ("--idle 2h", "--idle can't be given without --keep NAME: it applies to labs"),
+        ("--keep a --idle soon", "--idle: got 'soon', but it must be a duration above 0"),
     ],
 )
 def test_what_is_for_labs_is_refused_without_one(line, said):

@@ -143,13 +143,13 @@ def test_an_unknown_profile_names_the_near_ones_and_the_files(here):
 
 def test_an_unknown_profile_without_files_says_where_they_could_be(here):
     assert "no nbtorchjob.toml here" in refusal(load, "a", here)
-    assert "unknown profile a; there are none" in refusal(default, here, NBTORCHJOB_PROFILE="a")
+    assert "unknown profile a; available: none" in refusal(default, here, NBTORCHJOB_PROFILE="a")
 
 
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("nnodes = 1", "", "unknown option nnodes; there are default and [profiles.NAME]"),
+        ("nnodes = 1", "", "unknown option nnodes; expected default or [profiles.NAME]"),
         ("default = 3", " default", "got 3"),
         ("profiles = 3", " profiles", "got 3"),
         ("profiles.a = 3", " profiles.a", "got 3"),
@@ -172,9 +172,9 @@ def test_an_unknown_profile_without_files_says_where_they_could_be(here):
         (
             "[profiles.a]\nworker-replicas = 1\nnnodes = 2",
             " [profiles.a] worker-replicas",
-            "can't be given beside",
+            "can't be given with",
         ),
-        ("[profiles.a", "", "a TOML file that can be read"),
+        ("[profiles.a", "", "a readable TOML file"),
     ],
 )
 def test_a_wrong_file_is_refused_by_file_and_key(here, text, where, what):
@@ -273,8 +273,8 @@ def test_a_file_that_others_may_write_is_not_obeyed_but_named(here, user, tmp_pa
 
     assert default(here) == JobSpec()
     [note] = profiles.notes(cwd=here)
-    assert note.startswith(f"{path} isn't obeyed: it")
-    assert "can be written to by others (mode 777); let only yourself write there" in note
+    assert note.startswith(f"{path} is ignored: it")
+    assert "can be written to by others (mode 777); remove write access for others" in note
     assert note in refusal(load, "bad", here)
 
 
@@ -285,7 +285,7 @@ def test_what_is_not_obeyed_is_said_where_options_are_read(here, monkeypatch):
     said: list[str] = []
 
     assert verbs.parse("", said.append)[0] == JobSpec()
-    assert [line.partition(" isn't")[0] for line in said] == [f"Note: {path}"]
+    assert [line.partition(" is ignored")[0] for line in said] == [f"Note: {path}"]
 
 
 def test_a_group_of_this_user_alone_may_write(here, monkeypatch):
@@ -332,7 +332,7 @@ def test_a_sites_file_that_others_may_write_is_refused(tmp_path):
     path = write(tmp_path, "locked = ['namespace']")
     path.chmod(0o666)
 
-    with pytest.raises(SpecError, match="a file that nobody but root and you can write"):
+    with pytest.raises(SpecError, match="a file that only root and you can write"):
         toml.sites({toml.SITE: str(path)})
 
 
@@ -429,7 +429,7 @@ def test_a_link_stays_one(file, tmp_path):
     ],
 )
 def test_what_no_option_can_say_is_not_saved_silently(folder, spec):
-    refused(folder, spec, "a profile holds nothing else")
+    refused(folder, spec, "that options can express")
 
     assert not list(folder.iterdir())
 

@@ -4,7 +4,7 @@ import pytest
 
 from nbtorchjob import api, dry_run, submission, submit, torchjob
 from nbtorchjob.commands import verbs
-from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
@@ -235,7 +235,7 @@ def test_every_way_of_submitting_asks_the_site(site):
         lambda: torchjob(spec)(len)(""),
         lambda: api.doctor(spec),
         lambda: submission.cautions(spec),
-        lambda: list(verbs.doctor(Given(["--name", "mine"], {}), api.attach)),
+        lambda: list(verbs.doctor(ParsedArgs(["--name", "mine"], {}), api.attach)),
     ]
 
     assert {refusal(way) for way in ways} == {f"name: got 'mine', but it must be None: {path} locks it"}
@@ -253,10 +253,10 @@ def test_every_way_of_submitting_asks_the_site(site):
         ("locked = 'nnodes'", " locked", "a list of options"),
         ("locked = [1]", " locked", "unknown option 1; %torchjob lists them"),
         ("locked = ['detach']", " locked", "unknown option detach; %torchjob lists them"),
-        ("[limits]\nnnodes = 4", " [limits] nnodes", "for an option that is one"),
+        ("[limits]\nnnodes = 4", " [limits] nnodes", "for a numeric option"),
         ("[limits]\ngpu = '4'", " [limits] gpu", "a number"),
-        ("[limits]\ngpu = 4", " [limits] gpu", "beside a value in [defaults]"),
-        ("nnodes = 1", "", "unknown option nnodes; there are default and [profiles.NAME]"),
+        ("[limits]\ngpu = 4", " [limits] gpu", "combined with a value in [defaults]"),
+        ("nnodes = 1", "", "unknown option nnodes; expected default or [profiles.NAME]"),
     ],
 )
 def test_a_wrong_file_of_the_site_is_refused_by_file_and_key(site, text, where, what):

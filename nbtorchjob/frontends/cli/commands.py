@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nbtorchjob.commands import table
 from nbtorchjob.commands.table import JSON, VERBS, Verb
-from nbtorchjob.spec.validation import Option
+from nbtorchjob.spec.validation import option
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
@@ -17,41 +17,26 @@ CELLS_ONLY = ("arg", "out", "push", "pull")
 _RUN = replace(
     VERBS["run"],
     words="SCRIPT.py:FUNCTION [-- ARG...]",
-    help="run a script's function on every rank and print rank 0's value",
+    help="run a script's function as a job",
 )
 _MAP = replace(
     VERBS["run"],
     name="map",
     words="SCRIPT.py:FUNCTION [-- ARG...]",
-    help="run a function once for each value of --each",
+    help="run a function once per --each value",
 )
 _TEND = Verb(
     "tend",
     "",
-    "look after jobs on clusters as whoever follows them does",
+    "retry and clean up cluster jobs, unattended",
     (
-        Option(
-            ("--namespace",),
-            "where, NAMESPACE or CONTEXT/NAMESPACE, also several times; where your jobs are by default",
-            takes="texts",
-            metavar="NS",
+        option(
+            "--namespace NS", "NAMESPACE or CONTEXT/NAMESPACE; all with your jobs by default", takes="texts"
         ),
-        Option(("--everyone",), "look after other users' jobs, too", takes="switch"),
-        Option(
-            ("--listen",),
-            "where it says how it is, /healthz and /metrics: HOST:PORT, or the path of a socket",
-            metavar="AT",
-        ),
-        Option(
-            ("--manifests",),
-            "print what runs it in the first of these namespaces, for `kubectl apply --server-side -f -`",
-            takes="switch",
-        ),
-        Option(
-            ("--image",),
-            "with --manifests: the image, of this Python's version or a later one",
-            metavar="IMAGE",
-        ),
+        option("--everyone", "include other users' jobs"),
+        option("--listen AT", "HOST:PORT or socket of /healthz and /metrics"),
+        option("--manifests", "print manifests that run it in the cluster"),
+        option("--image IMAGE", "the image for --manifests"),
     ),
 )
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
@@ -74,10 +59,10 @@ See `nbtorchjob VERB --help` for a verb and `nbtorchjob run --help` for all job 
 
 EXITS: Mapping[int, str] = {
     0: "done",
-    1: "the job failed or its value can't be loaded; something is missing (doctor) or not removed (gc)",
+    1: "the job failed, its value can't be loaded, or a check or removal failed (doctor, gc)",
     2: "invalid usage, or the call can't be captured; nothing was sent",
     3: "no such job",
-    4: "the cluster or this machine can't be reached or refuses the request",
+    4: "the cluster or this machine is unreachable or refuses the request",
     130: "interrupted: the job keeps running; a second Ctrl-C within five seconds cancels it",
     141: "stdout was closed; the job keeps running",
 }
@@ -104,7 +89,7 @@ def help_of(verb: Verb) -> str:
 
 
 _ARGUMENTS = """\
-The script is loaded like a notebook: its functions and what they read travel by value, and code under
+The script is loaded like a notebook: its functions and the values that they read are sent, and code under
 `if __name__ == "__main__"` isn't run. Words after `--` are the function's arguments: `0.1 --lr 3 --fast`
-calls f(0.1, lr=3, fast=True); a word that isn't a Python literal is text. Rank 0's log goes to stdout
+calls f(0.1, lr=3, fast=True); a word that isn't a Python literal is a string. Rank 0's log goes to stdout
 (with --json, to stderr); the job's status goes to stderr."""

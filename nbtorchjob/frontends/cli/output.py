@@ -32,9 +32,9 @@ def answer(text: str) -> None:
     _write(sys.stdout, f"{text}\n")
 
 
-def data(found: Any) -> None:
+def data(document: Any) -> None:
     """Write a JSON document to stdout, on a line of its own."""
-    answer(json.dumps(plain(found), allow_nan=False))
+    answer(json.dumps(plain(document), allow_nan=False))
 
 
 def beside(text: str) -> None:
@@ -64,9 +64,9 @@ def settle() -> None:
 def error(exc: NBTorchJobError) -> None:
     """Write an error to stderr; for a failed job, the job's own traceback."""
     asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # of an administrator
-    told = "\n".join([str(exc), *asks])
-    whose = isinstance(exc, JobFailedError) or told.startswith("nbtorchjob ")
-    beside(told if whose else f"nbtorchjob: {told}")
+    message = "\n".join([str(exc), *asks])
+    whose = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
+    beside(message if whose else f"nbtorchjob: {message}")
 
 
 def nowhere(stream: TextIO) -> None:
@@ -158,4 +158,6 @@ def _taken(stream: TextIO) -> Iterator[None]:
         raise
     except OSError as exc:
         nowhere(stream)
-        raise UnwritableError(f"the output can't be written ({exc.strerror}): send it elsewhere") from None
+        raise UnwritableError(
+            f"the output can't be written ({exc.strerror}): redirect it elsewhere"
+        ) from None

@@ -31,7 +31,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def arguments(
-    fn: Callable[..., Any], words: Sequence[str], given: Mapping[str, Any] = MappingProxyType({})
+    fn: Callable[..., Any], words: Sequence[str], parameters: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in ``0.1 --lr 3 --fast``; raises ``LineError`` where ``fn`` can't take them.
 
@@ -43,7 +43,7 @@ def arguments(
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # max, and some other functions in C
-        raise LineError(f"{name_} doesn't say what it takes: call it from a function of the script") from None
+        raise LineError(f"{name_} has no signature: call it from a function of the script") from None
     taken = signature.parameters
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def arguments(
         else:
             kwargs[name] = _value(text if equals else left.popleft(), [taken[name]] if name in taken else [])
     try:
-        signature.bind(*args, **{**kwargs, **given})
+        signature.bind(*args, **{**kwargs, **parameters})
     except TypeError as exc:
         raise LineError(f"{name_}{signature}: {exc}") from None
     return args, kwargs
@@ -68,14 +68,14 @@ def arguments(
 
 def _at(index: int, taken: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameter that takes the positional argument of that index, if there is one."""
-    named = [each for each in taken.values() if each.kind in _POSITIONAL]
-    others = [each for each in taken.values() if each.kind is each.VAR_POSITIONAL]
+    named = [parameter for parameter in taken.values() if parameter.kind in _POSITIONAL]
+    others = [parameter for parameter in taken.values() if parameter.kind is parameter.VAR_POSITIONAL]
     return (named[index:] or others)[:1]
 
 
 def _value(text: str, parameter: Sequence[inspect.Parameter]) -> Any:
     """Return the value of a word for its parameter, if it has one."""
-    if any(each.annotation is str or each.annotation == "str" for each in parameter):
+    if any(taker.annotation is str or taker.annotation == "str" for taker in parameter):
         return text
     try:
         return ast.literal_eval(text)
@@ -98,13 +98,13 @@ class Target(NamedTuple):
     def parse(cls, text: str) -> Target:
         """Read ``SCRIPT.py:FUNCTION``; raises ``LineError``."""
         path, colon, name = text.rpartition(":")
-        found = Path(path if colon else text).absolute()
-        if found.suffix != ".py" or not found.is_file():
-            raise LineError(f"{_USAGE}: got {text!r}, but there is no script {found}")
+        script = Path(path if colon else text).absolute()
+        if script.suffix != ".py" or not script.is_file():
+            raise LineError(f"{_USAGE}: got {text!r}, but there is no script {script}")
         if not name.isidentifier():
-            named = ", ".join(f"{found.name}:{each}" for each in _functions(found)) or "none"
+            named = ", ".join(f"{script.name}:{function}" for function in _functions(script)) or "none"
             raise LineError(f"{_USAGE}: got {text!r}; its functions are: {named}")
-        return cls(found, name)
+        return cls(script, name)
 
     @property
     def origin(self) -> Origin:
@@ -122,10 +122,10 @@ class Target(NamedTuple):
         if not callable(fn):
             named = ", ".join(_functions(self.path)) or "none"
             raise LineError(f"{self.path.name} has no function {self.name!r}; its functions are: {named}")
-        given = rows(lambda expression: eval(expression, dict(space)))
-        first = given[0] if given else {}
+        parameters = rows(lambda expression: eval(expression, dict(space)))
+        first = parameters[0] if parameters else {}
         args, kwargs = arguments(fn, words, first)
-        return capture.from_function(fn, args, kwargs, root=self.path.parent, given=first), given
+        return capture.from_function(fn, args, kwargs, root=self.path.parent, given=first), parameters
 
 
 def load(path: Path) -> ModuleType:
@@ -139,8 +139,8 @@ def load(path: Path) -> ModuleType:
         exec(code, module.__dict__)
     except SystemExit as exc:
         raise CaptureError(
-            f"{path.name} ended itself ({exc.code!r}) when it was loaded: "
-            "put what is only for running it below if __name__ == '__main__'"
+            f"{path.name} exited ({exc.code!r}) while loading: "
+            "move its entry point below if __name__ == '__main__'"
         ) from exc
     except Exception as exc:  # whatever its code raises
         theirs = exc.__traceback__ and exc.__traceback__.tb_next
@@ -185,4 +185,6 @@ def _functions(path: Path) -> list[str]:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):
         return []
-    return [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        statement.name for statement in body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]

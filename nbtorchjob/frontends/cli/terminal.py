@@ -1,4 +1,7 @@
-"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown."""
+"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown.
+
+A job on a terminal, or in the log of a CI run: its own log on stdout, its status on stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, backends
 from nbtorchjob.commands import running, runs, verbs
-from nbtorchjob.commands.front import Answer, Asked, AskedLog
+from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
 from nbtorchjob.errors import (
     JobFailedError,
     JobNotFoundError,
@@ -26,7 +29,9 @@ from nbtorchjob.errors import (
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.spec.options import CellOptions, apart
-from nbtorchjob.state import JobState, Origin
+from nbtorchjob.state import JobState, Origin, Phase
+from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
+from nbtorchjob.state.logs import LogLine, Splitter
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
@@ -37,6 +42,79 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
     from nbtorchjob.ui.runs import view as view_runs
+
+_RANK_0 = LogRequest()
+
+
+class Stream:
+    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
+
+    The log is written in the thread that follows the job, so that a slow reader slows that down and
+    nothing piles up here.
+    """
+
+    tells = False
+
+    def __init__(
+        self,
+        job: Job[Any],
+        *,
+        write: Callable[[bytes], object],
+        tell: Callable[[str], object],
+        request: LogRequest = _RANK_0,
+    ) -> None:
+        from nbtorchjob.ui.card.view import Stops  # late: most verbs show no job that goes on
+
+        self._write = write
+        self._tell = tell
+        self._request = request
+        self._splitters: dict[int, Splitter] = {}  # by rank
+        self._there: set[tuple[int, int]] = set()  # of the node that was request for: rank and round
+        self._line_open = False
+        self._phase: Phase | None = None
+        self._stops = Stops()
+        job.listen(self._heard)
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Closed | Lost):
+            self._put(line for splitter in self._splitters.values() for line in splitter.end())
+        if isinstance(event, WorkersStarted) and event.node == self._request.node:
+            self._there |= {(rank, event.round) for rank in event.ranks}
+        if not isinstance(event, LogChunk) or not self._is_wanted(event):
+            return
+        if self._request.as_written:
+            self._write(event.data)
+            self._line_open = not event.data.endswith(b"\n")
+        else:
+            self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
+
+    def _is_wanted(self, chunk: LogChunk) -> bool:
+        if self._request.node is not None:
+            return (chunk.rank, chunk.round) in self._there
+        return self._request.rank in (None, chunk.rank)
+
+    def _put(self, lines: Iterable[LogLine]) -> None:
+        if shown := b"".join(map(self._request.shown, filter(self._request.wanted.has, lines))):
+            self._write(shown)
+
+    def draw(self, state: JobState) -> None:
+        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
+        if state.phase is not self._phase and not state.phase.terminal:
+            self._phase = state.phase
+            self._say(state)
+        if stops := self._stops.new(state):
+            self._tell(stops.rstrip("\n"))
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Print how the job ended, or its status when it is left."""
+        self._say(state)
+
+    def _say(self, state: JobState) -> None:
+        from nbtorchjob.ui.card import render  # late, as above
+
+        # A progress bar leaves the line open.
+        self._tell(("\n" if self._line_open else "") + render.last_line(state, time.time()))
+        self._line_open = False
 
 
 class Terminal:
@@ -55,15 +133,15 @@ class Terminal:
         for note in notes:
             self.say(f"Note: {note}")
         if not jobs:
-            raise JobNotFoundError("which job? There are none")
+            raise JobNotFoundError("there are no jobs yet")
         return api.attach(jobs[-1]["id"])
 
-    def called(self, words: Sequence[str]) -> Asked:
+    def called(self, words: Sequence[str]) -> RunRequest:
         """Capture a call of a script's function."""
         ahead, behind = parted(words)
-        alone, given = apart(ahead)
+        alone, flags = apart(ahead)
         try:
-            spec, asked = verbs.parse(shlex.join(given), self.say)
+            spec, options = verbs.parse(shlex.join(flags), self.say)
         except SpecError as exc:
             if exc.shape is not Shape.UNKNOWN or not alone or "--" in words:
                 raise
@@ -73,21 +151,23 @@ class Terminal:
             more = f"; {_own_arguments(alone[0], ahead)}" if alone and "--" not in words else ""
             raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}{more}")
         for key in CELLS_ONLY:
-            if getattr(asked, key):
-                raise LineError(f"--{key} is for cells: arguments go behind --, and the value to stdout")
-        if self._json and asked.dry_run:
-            raise LineError("--json: what --dry-run gives is for people, and YAML")
+            if getattr(options, key):
+                raise LineError(
+                    f"--{key} is for notebook cells; pass arguments after --, the value goes to stdout"
+                )
+        if self._json and options.dry_run:
+            raise LineError("--json and --dry-run are mutually exclusive")
         from nbtorchjob.frontends.cli.script import Target  # late: only `run` reads a script
 
         target = Target.parse(alone[0])
-        if not asked.dry_run:
+        if not options.dry_run:
             threading.Thread(
                 target=_warm_up, args=(spec.backend,), name="nbtorchjob-warm-up", daemon=True
             ).start()
-        on = running.ask_lab(asked, list, self)
+        on = running.ask_lab(options, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
-            call, rows = target.call(behind, lambda look_up: runs.rows(asked, look_up, self))
-        return Asked(call, spec, asked, target.origin, on, rows)
+            call, rows = target.call(behind, lambda look_up: runs.rows(options, look_up, self))
+        return RunRequest(call, spec, options, target.origin, on, rows)
 
     def namespace(self) -> dict[str, Any]:
         """Return nothing: a script's variables go with its functions."""
@@ -118,31 +198,29 @@ class Terminal:
         elif answer.text:
             output.answer(answer.text)
 
-    def log(self, job: Job[Any], asked: AskedLog) -> None:
+    def log(self, job: Job[Any], request: LogRequest) -> None:
         """Write the log's bytes as they are."""
-        if asked.follow:
-            from nbtorchjob.frontends.cli.shown import Stream  # late, as what draws a card is
-
-            Stream(job, write=output.log, tell=self.say, asked=asked)
+        if request.follow:
+            Stream(job, write=output.log, tell=self.say, request=request)
             job.wait()
         else:
-            for piece in asked.of(job):
+            for piece in request.of(job):
                 output.log(piece)
 
     @contextmanager
-    def sending(self, asked: Asked) -> Iterator[Output]:
+    def sending(self, request: RunRequest) -> Iterator[Output]:
         """Write once what is sent."""
-        with nullcontext() if asked.options.quiet else said(asked.call, self.say):
+        with nullcontext() if request.options.quiet else said(request.call, self.say):
             yield Output()
 
-    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
+    def view(self, job: Job[Any], options: CellOptions, place: Output) -> view.View:
         """Write the log as it comes, and a line for each phase."""
-        from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
+        # late: most verbs show no job that goes on
         from nbtorchjob.ui.card import view
 
         # A program that reads the JSON has no use for the log, but a person may.
         write = output.log_beside if self._json else output.log
-        return view.Silent(self.say) if asked.quiet else Stream(job, write=write, tell=self.say)
+        return view.Silent(self.say) if options.quiet else Stream(job, write=write, tell=self.say)
 
     @contextmanager
     def reading(self, job: Job[Any]) -> Iterator[None]:
@@ -152,7 +230,7 @@ class Terminal:
         except (BrokenPipeError, UnwritableError) as exc:
             if isinstance(exc, JobFailedError):  # a rank's own
                 raise
-            self.say(f"Nobody reads on; {job.name} goes on: {hint('attach', job.name)}")
+            self.say(f"Output closed; {job.name} continues: {hint('attach', job.name)} follows it")
             raise
 
     @contextmanager
@@ -165,11 +243,11 @@ class Terminal:
                 output.data({"job": _record(job.state), "error": str(exc)})
             raise
 
-    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> view_runs.RunsView:
+    def view_runs(self, runs: Runs[Any], options: CellOptions, place: Output) -> view_runs.RunsView:
         """Write a line for each run that ends."""
         from nbtorchjob.ui.runs import view as view_runs  # late, as above
 
-        return view_runs.Silent() if asked.quiet else view_runs.Terminal(self.say)
+        return view_runs.Silent() if options.quiet else view_runs.Terminal(self.say)
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> None:
         """Write each run's value, or the group's name."""
@@ -181,8 +259,8 @@ class Terminal:
             self.good &= error is None or state.stopped_early
             value = None if error is not None else job.result()
             if self._json:
-                told = {"error": str(error)} if error is not None else {"value": value}
-                output.data({"job": _record(state), "given": dict(state.info.given), **told})
+                outcome = {"error": str(error)} if error is not None else {"value": value}
+                output.data({"job": _record(state), "given": dict(state.info.given), **outcome})
             elif error is None and value is not None:
                 output.answer(f"{state.info.number}  {output.text(value)}")
 
@@ -205,7 +283,7 @@ def _own_arguments(target: str, words: Sequence[str]) -> str:
     """Explain where the function's arguments go."""
     own = words[words.index(target) + 1 :]
     line = f": nbtorchjob run {target} -- {shlex.join(own)}" if own else ""
-    return f"the function's own arguments go behind --{line}"
+    return f"pass the function's own arguments after --{line}"
 
 
 def parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

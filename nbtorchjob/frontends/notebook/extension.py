@@ -56,8 +56,8 @@ class Extension:
 
     def take_back(self) -> None:
         """Leave no trace in the shell."""
-        for each in ("line", "cell"):
-            self._shell.magics_manager.magics[each].pop(_NAME, None)
+        for kind in ("line", "cell"):
+            self._shell.magics_manager.magics[kind].pop(_NAME, None)
         with suppress(ValueError):
             self._shell.Completer.custom_matchers.remove(_matcher)
         with suppress(KeyError):

@@ -15,7 +15,7 @@ from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.commands import front, running, runs, table, verbs
-from nbtorchjob.commands.front import Answer, Asked, AskedLog
+from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
@@ -80,7 +80,7 @@ class TorchJobMagics:
             if verb.name == "config" and not words and self._has_widgets:
                 display(ConfigPanel())
                 return None
-            return verb.do(verb.given(words), self)
+            return verb.do(verb.parse(words), self)
 
     @property
     def _has_widgets(self) -> bool:
@@ -126,22 +126,22 @@ class TorchJobMagics:
                 filename=filename,
                 root=working(),
                 former=self._former,
-                theirs=on.asked.theirs if on is not None else NOTHING,
+                theirs=on.answer.theirs if on is not None else NOTHING,
                 given=rows[0] if rows else {},
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
             raise CellSyntaxError(drawn.replace(f'File "{filename}"', self._label, 1)) from None
         if cell_options.out and not call.gives and not cell_options.detach and not rows:
-            last = "its last line isn't an expression"
-            view.say(f"Note: {cell_options.out} will be None: the cell has no value, as {last}")
+            last = "the cell's last line isn't an expression"
+            view.say(f"Note: {cell_options.out} will be None, because {last}")
         self._former |= call.sets
-        return running.submit(Asked(call, spec, cell_options, self.origin(call), on, rows), self)
+        return running.submit(RunRequest(call, spec, cell_options, self.origin(call), on, rows), self)
 
     def namespace(self) -> dict[str, Any]:
         """Return the notebook's variables."""
-        found: dict[str, Any] = self.shell.user_ns
-        return found
+        variables: dict[str, Any] = self.shell.user_ns
+        return variables
 
     def asks(self, question: str) -> bool | None:
         """Ask in the cell, where its frontend can."""
@@ -167,32 +167,32 @@ class TorchJobMagics:
             states = api.jobs() if notebook else []
         running = [s.info for s in states if s.info.notebook == notebook and not s.phase.terminal]
         if not running:
-            told = "".join(f"; {note}" for note in notes)
-            raise LineError(f"which job? This session has submitted none; see %torchjob list{told}")
+            unread = "".join(f"; {note}" for note in notes)
+            raise LineError(f"this session has submitted no job: name one, see %torchjob list{unread}")
         *others, newest = running
         if others:
             names = ", ".join(info.name for info in others)
-            view.say(f"Note: {newest.name} is the newest of this notebook's jobs; also running: {names}")
+            view.say(f"Note: {newest.name} is this notebook's newest job; also running: {names}")
         return api.attach(newest.address)
 
-    def called(self, words: Sequence[str]) -> Asked:
+    def called(self, words: Sequence[str]) -> RunRequest:
         """Capture a call: options in the first of two words, Python in the second."""
         options, expression = words
         spec, cell_options = verbs.parse(options, self.say)
         if cell_options.arg:
-            raise LineError("%torchjob run: --arg is for cells; write arguments into the call")
+            raise LineError("%torchjob run: --arg is for cells; pass arguments in the call")
         if cell_options.argv:
-            raise LineError("%torchjob run: arguments after -- are for cells; write them into the call")
+            raise LineError("%torchjob run: arguments after -- are for cells; pass them in the call")
         on = running.ask_lab(
             cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
         )
-        theirs = on.asked.theirs if on is not None else NOTHING
+        theirs = on.answer.theirs if on is not None else NOTHING
         rows = runs.rows(cell_options, self._look_up, self)
-        given = rows[0] if rows else {}
+        parameters = rows[0] if rows else {}
         call = capture.from_expression(
-            expression, self.shell.user_ns, root=working(), theirs=theirs, given=given
+            expression, self.shell.user_ns, root=working(), theirs=theirs, given=parameters
         )
-        return Asked(call, spec, cell_options, self.origin(call), on, rows)
+        return RunRequest(call, spec, cell_options, self.origin(call), on, rows)
 
     def say(self, text: str) -> None:
         """Print it."""
@@ -206,31 +206,31 @@ class TorchJobMagics:
         elif answer.text:
             view.say(answer.text)
 
-    def log(self, job: Job[Any], asked: AskedLog) -> None:
+    def log(self, job: Job[Any], request: LogRequest) -> None:
         """Print it; a cell that follows a job shows its card, so to follow is the command's alone."""
-        who = "the ranks" if asked.rank is None else f"rank {asked.rank}"
-        has = "have" if asked.rank is None else "has"
-        wrote = "nothing" if asked.wanted == ALL else "no such line"
-        none = "" if asked.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
-        view.say(b"".join(asked.of(job)).decode(errors="replace") or none, end="")
+        who = "the ranks" if request.rank is None else f"rank {request.rank}"
+        has = "have" if request.rank is None else "has"
+        wrote = "nothing" if request.wanted == ALL else "no such line"
+        none = "" if request.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
+        view.say(b"".join(request.of(job)).decode(errors="replace") or none, end="")
 
     @contextmanager
-    def sending(self, asked: Asked) -> Iterator[Output]:
+    def sending(self, request: RunRequest) -> Iterator[Output]:
         """Draw it where the card will be, in a terminal say it once."""
         output = Output()
-        shown = drawn(asked.call, output) if self._page else said(asked.call, view.say)
-        with nullcontext() if asked.options.quiet else shown:
+        shown = drawn(request.call, output) if self._page else said(request.call, view.say)
+        with nullcontext() if request.options.quiet else shown:
             yield output
 
-    def view(self, job: Job[Any], asked: CellOptions, place: Output) -> view.View:
+    def view(self, job: Job[Any], options: CellOptions, place: Output) -> view.View:
         """Draw a card, in a terminal the log."""
-        if asked.quiet:
+        if options.quiet:
             return view.Silent()
         return view.Card(table.OFFERS, place, lambda: job.trusted) if self._page else view.Terminal()
 
-    def view_runs(self, runs: Runs[Any], asked: CellOptions, place: Output) -> view_runs.RunsView:
+    def view_runs(self, runs: Runs[Any], options: CellOptions, place: Output) -> view_runs.RunsView:
         """Draw a card, in a terminal a line for each run that ends."""
-        if asked.quiet:
+        if options.quiet:
             return view_runs.Silent()
         return view_runs.Card(place) if self._page else view_runs.Terminal(view.say)
 
@@ -278,12 +278,12 @@ TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and a
 
 def _parted(rest: str) -> tuple[str, str]:
     """Return the options before a call, and the call; raises ``LineError``."""
-    found = table.RUN.fullmatch(rest)
-    if found is None and _asks_help(rest.split()):
+    run_line = table.RUN.fullmatch(rest)
+    if run_line is None and _asks_help(rest.split()):
         return table.HELP[0], ""
-    if found is None:
-        raise LineError(f"%torchjob run {rest}: write one call, such as f(x, lr=0.1)")
-    return found["options"], found["call"]
+    if run_line is None:
+        raise LineError(f"%torchjob run {rest}: expected one call, such as f(x, lr=0.1)")
+    return run_line["options"], run_line["call"]
 
 
 def _asks_help(words: Sequence[str]) -> bool:

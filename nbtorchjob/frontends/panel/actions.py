@@ -86,7 +86,7 @@ class Actions:
         """Capture the call and all that it needs, while no cell can change it."""
         shell = get_ipython()
         if shell is None:
-            raise CaptureError("not in a notebook: use submit(fn, spec=panel.spec) in Python")
+            raise CaptureError("the panel runs jobs only in a notebook: use submit(fn, spec=panel.spec)")
         text = self.call.value.strip() or f"{_last_function(shell.user_ns)}()"
         call = capture.from_expression(text, shell.user_ns, root=working())
         return call, origin.of(shell, call.sources)
@@ -97,11 +97,13 @@ class Actions:
         if spec is None:
             return
         self._say("\u2026")
-        work = self._told(lambda: verb(spec))
+        work = self._reporting_errors(lambda: verb(spec))
         if work is not None:
-            threading.Thread(target=lambda: self._told(work), name="nbtorchjob-panel", daemon=True).start()
+            threading.Thread(
+                target=lambda: self._reporting_errors(work), name="nbtorchjob-panel", daemon=True
+            ).start()
 
-    def _told(self, work: Callable[[], Any]) -> Any:
+    def _reporting_errors(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
         except NBTorchJobError as exc:
@@ -139,7 +141,7 @@ def _last_function(namespace: Mapping[str, Any]) -> str:
         for name in reversed(_defined(cell)):
             if callable(namespace.get(name)):
                 return name
-    raise CaptureError("no cell has defined a function yet: define one, or write a call here: train()")
+    raise CaptureError("no cell has defined a function yet: define one, or enter a call such as train()")
 
 
 def _defined(cell: str) -> list[str]:
@@ -147,7 +149,11 @@ def _defined(cell: str) -> list[str]:
         statements = ast.parse(cell).body
     except SyntaxError:
         return []
-    return [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        statement.name
+        for statement in statements
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 T = TypeVar("T")

@@ -68,8 +68,8 @@ class Single:
     @property
     def entry(self) -> Entry:
         """The text in it."""
-        found: Entry = self.widget.value
-        return found
+        value: Entry = self.widget.value
+        return value
 
     def put(self, entry: Entry) -> None:
         """Write it in."""
@@ -110,7 +110,10 @@ class Pick(Single):
         chosen = self.widget.value
         # New labels choose the first value for a moment.
         self._relabelling = True
-        self.widget.options = [*self._none, *((each + notes.get(each, ""), each) for each in self._values)]
+        self.widget.options = [
+            *self._none,
+            *((choice + notes.get(choice, ""), choice) for choice in self._values),
+        ]
         self.put(chosen or "")
         self._relabelling = False
 
@@ -151,10 +154,10 @@ class Nodes(Single):
             self._text.value = str(fewest) if fewest == most else f"{fewest}:{most}"
 
     def _typed(self, change: Any) -> None:
-        found = self._range()
-        if found is not None:
-            self._slider.max = max(self._slider.max, found[1])
-            self._slider.value = found
+        range_ = self._range()
+        if range_ is not None:
+            self._slider.max = max(self._slider.max, range_[1])
+            self._slider.value = range_
 
     def _range(self) -> tuple[int, int] | None:
         try:
@@ -169,7 +172,7 @@ class Rows:
 
     def __init__(self, o: Option) -> None:
         self._option = o
-        self._told: Callable[[], None] = lambda: None
+        self._changed: Callable[[], None] = lambda: None
         self._rows = widgets.VBox()
         self._more = widgets.Button(description="Add", tooltip=f"Add to {o.key}: {o.help}")
         self._more.on_click(lambda _: self._add())
@@ -189,11 +192,13 @@ class Rows:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Report changes in any row, and rows added or removed."""
-        self._told = changed
+        self._changed = changed
 
     def offer(self, choices: Sequence[Choice]) -> None:
         """Offer the choices for adding to the rows."""
-        labels = [(" \u00b7 ".join(filter(None, (each.value, each.note))), each.value) for each in choices]
+        labels = [
+            (" \u00b7 ".join(filter(None, (choice.value, choice.note))), choice.value) for choice in choices
+        ]
         listed = widgets.Dropdown(
             options=[("Add from the cluster\u2026", ""), *labels],
             description=f"choices for {self._option.key}",
@@ -211,16 +216,16 @@ class Rows:
 
     def _set(self, rows: Sequence[Any]) -> None:
         self._rows.children = rows
-        self._told()
+        self._changed()
 
     def _row(self, text: str) -> Any:
         name = self._option.key
         line = widgets.Text(value=text, description=name, placeholder=self._option.metavar)
-        line.observe(lambda _: self._told(), "value")
+        line.observe(lambda _: self._changed(), "value")
         gone = widgets.Button(description="Remove", tooltip=f"Remove this {name}")
         row = widgets.HBox([line, gone])
         gone.on_click(partial(self._remove, row))
         return row
 
     def _remove(self, row: Any, _button: Any) -> None:
-        self._set([each for each in self._rows.children if each is not row])
+        self._set([other for other in self._rows.children if other is not row])

@@ -133,34 +133,34 @@ def judge(
     Of ``base`` only what no option can express counts (``rdzv_configs``, a master's own image). ``check``
     returns cautions, and raises ``SpecError`` for what the backend can't honour.
     """
-    given, errors = _given(held)
+    values, errors = _given(held)
     blank = JobSpec(_blank(base.launch, str(held[LAUNCH])))
     while True:
         try:
-            spec = overlay(blank, given, lambda o: o.key)
+            spec = overlay(blank, values, lambda o: o.key)
             notes = tuple(check(spec))
         except SpecError as exc:
             # A backend names the field, ``overlay`` the key.
-            known = (*given, *ENTRY_KEYS.values())
+            known = (*values, *ENTRY_KEYS.values())
             wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
             # Without the invalid one, the others are checked as well.
             errors.setdefault(wrong.key if wrong else "", _told(exc, named=wrong is None))
-            if wrong is None or given.pop(wrong, None) is None:
+            if wrong is None or values.pop(wrong, None) is None:
                 return Verdict(None, errors)
         else:
             return Verdict(None, errors) if errors else Verdict(spec, {}, notes)
 
 
 def _given(held: Entries) -> tuple[dict[Option, Any], dict[str, str]]:
-    given: dict[Option, Any] = {}
+    values: dict[Option, Any] = {}
     errors: dict[str, str] = {}
     for key, o in ENTRY_KEYS.items():
         if held[key] and shows(o, held):
             try:
-                given[o] = _value(o, held[key])
+                values[o] = _value(o, held[key])
             except SpecError as exc:
                 errors[key] = _told(exc)
-    return given, errors
+    return values, errors
 
 
 def _value(o: Option, held: Entry) -> Any:
@@ -199,7 +199,7 @@ def unsaid(spec: JobSpec, base: JobSpec) -> str:
     more = [key for key, o in KEYS.items() if value_at(o, made) != value_at(o, spec)]
     if more:
         return f"The default profile also has {', '.join(more)}, which no option can remove."
-    return "Launch settings that only Python has are missing from the line: see the call."
+    return "The line lacks launch settings that only Python can express: see the call."
 
 
 def python(spec: JobSpec, fn: str = "fn") -> str:
@@ -225,7 +225,7 @@ def _called(name: str, arguments: list[str]) -> str:
     flat = f"{name}({', '.join(arguments)})"
     if len(flat) <= _WIDTH and "\n" not in flat:
         return flat
-    lines = textwrap.indent("".join(f"{each},\n" for each in arguments), "    ")
+    lines = textwrap.indent("".join(f"{argument},\n" for argument in arguments), "    ")
     return f"{name}(\n{lines})"
 
 

@@ -62,7 +62,7 @@ class Profiles:
     def _load(self) -> str:
         name = self.name.value.strip()
         self._put(profiles.load(name))
-        return f"The form shows {name}."
+        return f"Loaded {name}."
 
     def _save(self) -> str:
         spec, name = self._wanted(), self.name.value.strip()
@@ -91,20 +91,20 @@ def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
     except (NBTorchJobError, ImportError) as exc:
         return told(str(exc))
     if not every:
-        return told("A job on this machine has what this notebook has.")
+        return told("A job on this machine uses this notebook's packages.")
     return "".join(map(_table, every))
 
 
-def _table(found: Comparison) -> str:
-    if not found.rows:
-        return told("This notebook has imported nothing yet that an image may lack.")
-    said = found.summary
-    if found.there is None:
-        said += f": the first job of the image tells it, or {hint('doctor', '--probe')}"
-    return told(f"{said[0].upper()}{said[1:]}.") + grid(found.table(), _MOST)
+def _table(comparison: Comparison) -> str:
+    if not comparison.rows:
+        return told("This notebook hasn't imported any package yet.")
+    said = comparison.summary
+    if comparison.there is None:
+        said += f": run a job with the image, or {hint('doctor', '--probe')}"
+    return told(f"{said[0].upper()}{said[1:]}.") + grid(comparison.table(), _MOST)
 
 
-_LAUNCH_HELP = "Elastic starts nodes as torchrun does; PyTorch has one master and workers, with one rank each"
+_LAUNCH_HELP = "Elastic: nodes as in torchrun; PyTorch: a master and workers with one rank each"
 
 
 class Window:
@@ -127,12 +127,12 @@ class Window:
         self._filling = False
         self._base, self._held = spec, form.entries(spec)
         self._sections = [
-            (each, Fold(each.title, partial(self._build, each), opened=each.opened))
-            for each in form.sections()
+            (section, Fold(section.title, partial(self._build, section), opened=section.opened))
+            for section in form.sections()
         ]
         self._image = widgets.HTML().add_class("nbtorchjob-image")
-        self._imports = Fold("What the image has of this notebook's imports", self._first_imports)
-        self._starts = Fold("Manifests, or the local processes", self._first_manifests)
+        self._imports = Fold("This notebook's imports in the image", self._first_imports)
+        self._starts = Fold("Manifests, or local processes", self._first_manifests)
         self.box = self._box()
         self.put(spec)
 
@@ -240,11 +240,11 @@ class Window:
         where = Cluster(context=target[1] or None, namespace=target[2] or None)
         self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
-    def _offer(self, found: Mapping[str, Sequence[Choice]]) -> None:
+    def _offer(self, choices: Mapping[str, Sequence[Choice]]) -> None:
         with self._offering:
-            self._offered = found
+            self._offered = choices
             for key, field in self._fields.items():
-                field.control.offer(found.get(key, ()))
+                field.control.offer(choices.get(key, ()))
 
 
 def _insertion(line: str) -> str:

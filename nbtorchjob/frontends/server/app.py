@@ -46,7 +46,7 @@ class Tenders:
     """What looks after jobs, one for each backend that this user has used."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nbtorchjob-tending", daemon=True)
 
     def begin(self) -> None:
@@ -55,19 +55,19 @@ class Tenders:
 
     def stop(self) -> None:
         """End it; may take seconds."""
-        self._told.set()
+        self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         begun: dict[str, Tending | None] = {}
-        while not self._told.is_set():
+        while not self._stopping.is_set():
             for name in [name for name, row in ROWS.items() if row.used() and name not in begun]:
                 try:
                     begun[name] = installed(lambda name=name: backend(name).tend("Jupyter server"))  # type: ignore[misc]
                 except NBTorchJobError as exc:
                     begun[name] = None
-                    _log.warning("jobs (%s) aren't looked after: %s", name, exc)
-            self._told.wait(_FIND_S)
+                    _log.warning("jobs (%s) are not tended: %s", name, exc)
+            self._stopping.wait(_FIND_S)
         for tending in begun.values():
             if tending is not None:
                 tending.stop()
@@ -80,14 +80,14 @@ class TorchJobApp(ExtensionApp):
 
     # Proxies give up after 60 s without an answer (nginx's proxy_read_timeout).
     patience_s = Float(55.0, help="seconds a request waits for a backend").tag(config=True)
-    at_once = Int(4, help="requests that ask one cluster, or this machine, at a time").tag(config=True)
+    at_once = Int(4, help="concurrent requests to one cluster, or to this machine").tag(config=True)
 
-    here_s = Float(1.0, help="seconds between two looks at this machine's jobs").tag(config=True)
-    clusters_s = Float(10.0, help="seconds between two looks at a namespace's jobs").tag(config=True)
+    here_s = Float(1.0, help="seconds between polls of this machine's jobs").tag(config=True)
+    clusters_s = Float(10.0, help="seconds between polls of a namespace's jobs").tag(config=True)
 
     tend = Bool(
         default_value=True,
-        help="look after the user's jobs on clusters while the server runs, as whoever follows them does",
+        help="retry and clean up the user's cluster jobs while the server runs",
     ).tag(config=True)
 
     lanes: Lanes

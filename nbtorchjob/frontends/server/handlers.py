@@ -82,7 +82,7 @@ def lane(backend: str, context: str | None) -> str:
 def number(name: str, text: str) -> int:
     """Read a number that counts something; raises ``MalformedError``."""
     if not _NUMBER.fullmatch(text):
-        raise MalformedError(f"{name}: got {text[:_MOST_SHOWN]!r}, but it must be 0 or a positive number")
+        raise MalformedError(f"{name}: got {text[:_MOST_SHOWN]!r}, but it must be a whole number, 0 or more")
     return int(text)
 
 
@@ -181,8 +181,8 @@ class Lanes:
             return await asyncio.wait_for(self._run(room, work), self._patience)
         except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
             raise NoAnswerError(
-                f"{lane} hasn't answered within {self._patience:g} s; the request may still take effect: "
-                "look again in a while"
+                f"{lane} didn't answer within {self._patience:g} s; the request may still take effect: "
+                "check again later"
             ) from None
 
     async def _run(self, room: asyncio.Semaphore, work: Callable[[], T]) -> T:
@@ -208,8 +208,8 @@ def _start(work: Callable[[], T]) -> Future[T]:
 
 def _finish(done: Future[T], work: Callable[[], T]) -> None:
     try:
-        found = work()
+        value = work()
     except BaseException as exc:
         done.set_exception(exc)
     else:
-        done.set_result(found)
+        done.set_result(value)

@@ -129,28 +129,28 @@ class Look(FrozenDataclass):
             # This machine returns the same state of an ended job each time, and there may be thousands.
             known = self.ended.get(id(state))
             try:
-                found = record(state, now, roots) if known is None else known[1]
+                job = record(state, now, roots) if known is None else known[1]
             except Exception:  # a record may hold anything: one job mustn't hide the others
                 left_out.add(state.info.id)
                 if state.info.id not in self.left_out:
                     _log.exception("%s isn't listed", state.info.id)
                 continue
-            records[found["id"]] = found
-            if found["terminal"]:
-                ended[id(state)] = known or (state, found)
-        changed = [each for each in records.values() if not _same(self.records.get(each["id"]), each)]
-        gone = [each for each in self.records if each not in records]
+            records[job["id"]] = job
+            if job["terminal"]:
+                ended[id(state)] = known or (state, job)
+        changed = [job for job in records.values() if not _same(self.records.get(job["id"]), job)]
+        gone = [job for job in self.records if job not in records]
         return Look(records, ended, left_out), Changes(changed, gone)
 
 
-def _same(known: Record | None, found: Record) -> bool:
+def _same(known: Record | None, seen: Record) -> bool:
     """Whether only the clock's numbers changed, which pages count themselves."""
-    return known is found or (known is not None and _lasting(known) == _lasting(found))
+    return known is seen or (known is not None and _lasting(known) == _lasting(seen))
 
 
-def _lasting(found: Record) -> Record:
-    progress = found["progress"]
-    return {**found, "elapsed": None, "progress": progress and {**progress, "left": None}}
+def _lasting(seen: Record) -> Record:
+    progress = seen["progress"]
+    return {**seen, "elapsed": None, "progress": progress and {**progress, "left": None}}
 
 
 _MOST_REMOVED = 4096
@@ -188,14 +188,14 @@ class History:
         while len(self._removed) > _MOST_REMOVED:
             self._forgotten = self._removed.pop(next(iter(self._removed)))
 
-    def since(self, known: str, found: Sequence[Record]) -> News:
+    def since(self, known: str, records: Sequence[Record]) -> News:
         """Return what in ``found``, all jobs as they are, is new to a page with the mark ``known``."""
         mark = f"{self._born}.{self._number}"
         born, _, number = known.partition(".")
         seen = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
         if not self._forgotten <= seen <= self._number:
-            return News(found, (), whole=True, mark=mark)
-        jobs = [job for job in found if self._changed.get(job["id"], self._number) > seen]
+            return News(records, (), whole=True, mark=mark)
+        jobs = [job for job in records if self._changed.get(job["id"], self._number) > seen]
         return News(jobs, [id_ for id_, at in self._removed.items() if at > seen], whole=False, mark=mark)
 
 
@@ -253,18 +253,18 @@ class Watch:
         await asyncio.gather(*map(self._caught_up, self._finding))
         self._answered = True
         now = time.time()
-        found = [
+        records = [
             as_of(job, now) for watched in self._watched.values() for job in watched.look.records.values()
         ]
-        return sorted(found, key=lambda job: job["created"]), [*self._notes.values()]
+        return sorted(records, key=lambda job: job["created"]), [*self._notes.values()]
 
     def job(self, job: JobId) -> Record | None:
         """Return the record of a job that was seen lately; else None."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is None or not watched.poller.fresh or watched.scope.lane in self._notes:
             return None
-        found = watched.look.records.get(str(job))
-        return found and as_of(found, time.time())
+        seen = watched.look.records.get(str(job))
+        return seen and as_of(seen, time.time())
 
     def again(self, job: JobId) -> None:
         """Look again at a job's scope, as something was done to the job."""
@@ -292,17 +292,17 @@ class Watch:
 
     async def _find(self, name: str) -> None:
         """Start watching new scopes, and stop where this user has no jobs any more."""
-        found = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
-        if found is None:
+        names = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
+        if names is None:
             return
-        scopes = {BackendScope(name, each) for each in found}
+        scopes = {BackendScope(name, known) for known in names}
         for scope in scopes - self._watched.keys():
             self._begin(scope)
-        for scope in [each for each in self._watched if each.backend == name and each not in scopes]:
+        for scope in [known for known in self._watched if known.backend == name and known not in scopes]:
             await self._end(self._watched.pop(scope))
 
     def _begin(self, scope: BackendScope) -> None:
-        self._notes[scope.lane] = f"jobs in {scope} aren't known yet: it hasn't answered"
+        self._notes[scope.lane] = f"jobs in {scope} aren't listed yet: it hasn't answered"
         poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
         watched = self._watched[scope] = _Watched(scope, poller, Look())
         poller.begin()
@@ -314,9 +314,9 @@ class Watch:
 
     async def _look(self, watched: _Watched) -> None:
         scope, before = watched.scope, watched.look
-        found = await self._ask(scope.lane, f"{scope}", lambda: before.again(scope, self._roots))
-        if found is not None:
-            watched.look, changes = found
+        result = await self._ask(scope.lane, f"{scope}", lambda: before.again(scope, self._roots))
+        if result is not None:
+            watched.look, changes = result
             self._announce(changes)
 
     def _announce(self, changes: Changes) -> None:
@@ -329,16 +329,16 @@ class Watch:
     async def _ask(self, lane: str, where: str, work: Callable[[], T]) -> T | None:
         """Do it in its lane; if that fails, a note says why until it succeeds."""
         try:
-            found = await self._lanes.run(lane, lambda: installed(work))
+            result = await self._lanes.run(lane, lambda: installed(work))
         except NBTorchJobError as exc:
             self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
         except Exception as exc:
             if self._logged.get(lane) != repr(exc):  # not each time
                 self._logged[lane] = repr(exc)
                 _log.exception("jobs in %s can't be listed", where)
-            self._notes[lane] = f"jobs in {where} can't be listed: see the Jupyter server's log for why"
+            self._notes[lane] = f"jobs in {where} can't be listed: see the Jupyter server's log"
         else:
             self._notes.pop(lane, None)
             self._logged.pop(lane, None)
-            return found
+            return result
         return None

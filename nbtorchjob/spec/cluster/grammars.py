@@ -35,10 +35,10 @@ def toleration(text: str, field: str = "toleration") -> dict[str, str]:
     key, equals, value = taint.partition("=")
     if not key or (colon and effect not in EFFECTS):
         raise SpecError(field, text, f"KEY[=VALUE][:EFFECT] with an effect of {', '.join(EFFECTS)}")
-    found = {"key": qualified(field, key), "operator": "Equal" if equals else "Exists"}
+    parsed = {"key": qualified(field, key), "operator": "Equal" if equals else "Exists"}
     if equals:
-        found["value"] = word(field, value)
-    return {**found, "effect": effect} if colon else found
+        parsed["value"] = word(field, value)
+    return {**parsed, "effect": effect} if colon else parsed
 
 
 _MOST = 2**31 - 1  # Kubernetes' limit (1.36)
@@ -58,7 +58,7 @@ def user(field: str, value: object) -> str:
         uid, gid = parse(text)
         if 0 < uid <= _MOST and gid <= _MOST:
             return text
-    raise SpecError(field, value, "UID or UID:GID as numbers, the UID from 1 on: 0 is root")
+    raise SpecError(field, value, "UID or UID:GID as numbers, with a UID above 0: 0 is root")
 
 
 def parse(text: str) -> User:
@@ -72,24 +72,24 @@ _KEYS = ("metadata", "spec")
 
 def patch(field: str, value: object) -> str:
     """Return the patch as JSON; it is read now, so a file may change afterwards. Raises ``SpecError``."""
-    found = _read(field, value) if isinstance(value, str) else value
-    if not _is_pods(found):
+    mapping = _read(field, value) if isinstance(value, str) else value
+    if not _is_pods(mapping):
         allowed = "a mapping with metadata or spec, as a pod has them, as JSON, YAML or a file's path"
         raise SpecError(field, value, allowed)
     try:
-        return json.dumps(found, sort_keys=True)
+        return json.dumps(mapping, sort_keys=True)
     except (TypeError, ValueError) as exc:
-        raise SpecError(field, value, f"what JSON can hold ({exc})") from None
+        raise SpecError(field, value, f"a value that JSON can represent ({exc})") from None
 
 
-def _is_pods(found: object) -> bool:
-    if not isinstance(found, Mapping) or not found or set(found) - set(_KEYS):
+def _is_pods(mapping: object) -> bool:
+    if not isinstance(mapping, Mapping) or not mapping or set(mapping) - set(_KEYS):
         return False
-    parts = [part for part in found.values() if part is not None]
+    parts = [part for part in mapping.values() if part is not None]
     if not all(isinstance(part, Mapping) for part in parts):
         return False
-    containers = (found.get("spec") or {}).get("containers", [])
-    return isinstance(containers, list) and all(isinstance(each, Mapping) for each in containers)
+    containers = (mapping.get("spec") or {}).get("containers", [])
+    return isinstance(containers, list) and all(isinstance(container, Mapping) for container in containers)
 
 
 def _read(field: str, text: str) -> Any:
@@ -100,18 +100,15 @@ def _read(field: str, text: str) -> Any:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
         except (OSError, ValueError) as exc:
-            raise SpecError(field, text, f"a file that can be read ({exc})") from None
+            raise SpecError(field, text, f"a readable file ({exc})") from None
     try:
         return json.loads(text)
     except ValueError:
-        return _yaml(field, text)
-
-
-def _yaml(field: str, text: str) -> Any:
+        pass
     try:
         import yaml
     except ImportError:  # it comes with the kubernetes package
-        raise SpecError(field, text, "JSON: YAML can't be read here, PyYAML isn't installed") from None
+        raise SpecError(field, text, "JSON, because PyYAML isn't installed") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as exc:
@@ -138,10 +135,10 @@ _LEAST_BYTES = 4_000_000  # no container starts with less; 512m is half a byte
 
 def amount(text: str) -> float:
     """Return the number that ``text`` writes: cores, bytes, pieces. Raises ``ValueError``."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    parts = _QUANTITY.fullmatch(text)
+    if parts is None:
         raise ValueError(text)
-    number, suffix, exponent = found.groups()
+    number, suffix, exponent = parts.groups()
     return float(number) * _SUFFIX[suffix or ""] * 10.0 ** int(exponent or 0)
 
 
@@ -152,13 +149,13 @@ def quantity(field: str, value: object) -> str:
 
 def quantities(field: str, value: object) -> Frozen[str]:
     """Return amounts by resource as texts; flytekit's ``Resources`` are accepted. Raises ``SpecError``."""
-    found: dict[str, str] = {}
+    amounts: dict[str, str] = {}
     for name, text in _by_name(field, value).items():
         known = resource(field, _ALSO.get(name, name))
-        if known in found:
+        if known in amounts:
             raise SpecError(field, name, f"given once: it is {known}")
-        found[known] = _of(field, known, text)
-    return Frozen(found)
+        amounts[known] = _of(field, known, text)
+    return Frozen(amounts)
 
 
 def _by_name(field: str, value: object) -> Mapping[str, object]:
@@ -166,8 +163,12 @@ def _by_name(field: str, value: object) -> Mapping[str, object]:
         return value
     if not all(hasattr(value, name) for name in ("cpu", "mem")):
         raise SpecError(field, value, "a mapping of resources to amounts")
-    given = {name: getattr(value, name, None) for name in _FLYTE}
-    return {_FLYTE_GPU if name == "gpu" else name: each for name, each in given.items() if each is not None}
+    resources = {name: getattr(value, name, None) for name in _FLYTE}
+    return {
+        _FLYTE_GPU if name == "gpu" else name: requested
+        for name, requested in resources.items()
+        if requested is not None
+    }
 
 
 def resource(field: str, name: object) -> str:

@@ -40,12 +40,12 @@ class Mount(FrozenDataclass):
 
 def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
     """Return the mounts as texts, one each, written out. Raises ``SpecError``."""
-    found = parse(value, field)
-    targets = [mount.dst for mount in found]
+    parsed = parse(value, field)
+    targets = [mount.dst for mount in parsed]
     for target in targets:
         if targets.count(target) > 1:
-            raise SpecError(field, target, "mounted once: two mounts have this dst")
-    return tuple(map(str, found))
+            raise SpecError(field, target, "mounted only once")
+    return tuple(map(str, parsed))
 
 
 def parse(value: Iterable[str], field: str = "mount") -> tuple[Mount, ...]:
@@ -65,31 +65,27 @@ def _groups(field: str, text: str) -> Iterator[dict[str, str]]:
             yield group
             group = {}
         if key in group or (key != "type" and not group):
-            raise SpecError(field, text, "begun by type=, and each key given once: type=volume,src=…,dst=…")
+            raise SpecError(field, text, "type= first and each key once: type=volume,src=…,dst=…")
         group[key] = value
     yield group
 
 
 def _mount(field: str, group: Mapping[str, str]) -> Mount:
-    type_ = group["type"]
+    type_, src = group["type"], group.get("src", "")
     if type_ not in _TYPES:
         raise SpecError(field, f"type={type_}", " or ".join(f"type={known}" for known in _TYPES))
-    src = _source(field, type_, group.get("src", ""))
-    dst = _destination(field, group.get("dst", src if type_ == "device" else ""))
-    perm, readonly = _rights(field, group)
-    return Mount(type_, src, dst, readonly, perm)
-
-
-def _source(field: str, type_: str, src: str) -> str:
     if type_ == "volume":
         if not src:
             raise SpecError(field, "", "given a src: the PersistentVolumeClaim's name")
-        return subdomain(field, src)
-    # TorchX does the same: home folders are often the same on all hosts.
-    path = os.path.expanduser(src) if type_ == "bind" else src
-    if not path.startswith("/"):
-        raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
-    return path
+        subdomain(field, src)
+    else:
+        # TorchX does the same: home folders are often the same on all hosts.
+        src = os.path.expanduser(src) if type_ == "bind" else src
+        if not src.startswith("/"):
+            raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
+    dst = _destination(field, group.get("dst", src if type_ == "device" else ""))
+    perm, readonly = _rights(field, group)
+    return Mount(type_, src, dst, readonly, perm)
 
 
 def _destination(field: str, dst: str) -> str:
@@ -98,19 +94,19 @@ def _destination(field: str, dst: str) -> str:
         raise SpecError(field, f"dst={dst}", "an absolute path in the container, other than /")
     for taken in _TAKEN:
         if path == taken or path.startswith(taken + "/"):
-            raise SpecError(field, f"dst={dst}", f"another path: {taken} is the job's own (see --shm)")
+            raise SpecError(field, f"dst={dst}", f"another path: {taken} is reserved for the job (see --shm)")
     return path
 
 
 def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
-    said, device = group.get("readonly", "false"), group["type"] == "device"
+    readonly, device = group.get("readonly", "false"), group["type"] == "device"
     perm = group.get("perm", "rwm")
-    if said not in _SWITCH:
-        raise SpecError(field, f"readonly={said}", "readonly, readonly=true or readonly=false")
+    if readonly not in _SWITCH:
+        raise SpecError(field, f"readonly={readonly}", "readonly, readonly=true or readonly=false")
     if "perm" in group and not device:
-        raise SpecError(field, f"perm={perm}", "left out: only type=device has permissions")
+        raise SpecError(field, f"perm={perm}", "omitted: only type=device has permissions")
     if "readonly" in group and device:
-        raise SpecError(field, "readonly", "left out for type=device: use perm=r instead")
+        raise SpecError(field, "readonly", "omitted for type=device: use perm=r")
     if not perm or set(perm) - set("rwm") or len(set(perm)) != len(perm):
         raise SpecError(field, f"perm={perm}", "some of r, w and m")
-    return perm, not set(perm) & set("wm") if device else _SWITCH[said]
+    return perm, not set(perm) & set("wm") if device else _SWITCH[readonly]

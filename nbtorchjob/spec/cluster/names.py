@@ -53,10 +53,10 @@ def subdomains(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
 
 def secrets(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
     """Check what variables are taken from: ``secret/NAME``."""
-    for each in value:
-        kind, _, name = each.partition("/")
+    for source in value:
+        kind, _, name = source.partition("/")
         if kind != "secret" or not _is_subdomain(name):
-            raise SpecError(field, each, "secret/NAME, a Secret in the job's namespace")
+            raise SpecError(field, source, "secret/NAME, a Secret in the job's namespace")
     return value
 
 
@@ -79,38 +79,36 @@ def word(field: str, value: str) -> str:
 
 def user_labels(field: str, value: object) -> Frozen[str]:
     """Return the labels if a user may set them, else raise ``SpecError``."""
-    found = _free(field, texts(field, value))
-    for text in found.values():
+    labels = _free(field, texts(field, value))
+    for text in labels.values():
         word(field, text)
-    return found
+    return labels
 
 
 def selector(field: str, value: object) -> Frozen[str]:
     """Return the labels that a host must have, else raise ``SpecError``."""
-    found = texts(field, value)
-    for key, text in found.items():
+    labels = texts(field, value)
+    for key, text in labels.items():
         qualified(field, key)
         word(field, text)
-    return found
+    return labels
 
 
 def user_annotations(field: str, value: object) -> Frozen[str]:
     """Return the annotations if a user may set them, else raise ``SpecError``."""
-    found = _free(field, texts(field, value))
-    size = sum(len(key.encode()) + len(text.encode()) for key, text in found.items())
+    annotations = _free(field, texts(field, value))
+    size = sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
     if size > _ANNOTATIONS:
         raise SpecError(field, f"{size} bytes", f"at most {_ANNOTATIONS} bytes in all")
-    return found
+    return annotations
 
 
-def _free(field: str, found: Mapping[str, str]) -> Frozen[str]:
-    for key in found:
+def _free(field: str, labels: Mapping[str, str]) -> Frozen[str]:
+    for key in labels:
         domain = qualified(field, key).rpartition("/")[0]
         if key == MANAGED_BY or domain == DOMAIN:
-            raise SpecError(
-                field, key, f"another name: nbtorchjob finds its jobs by {DOMAIN}/… and {MANAGED_BY}"
-            )
-    return Frozen(found)
+            raise SpecError(field, key, f"another name: {DOMAIN}/… and {MANAGED_BY} are reserved")
+    return Frozen(labels)
 
 
 def _is_subdomain(value: object) -> bool:

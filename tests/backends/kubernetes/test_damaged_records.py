@@ -48,7 +48,7 @@ def refused(work, name):
 def said(verb, *words):
     row = VERBS[verb]
     assert row.answers is not None
-    return [*row.answers(row.given(words), api.attach)]
+    return [*row.answers(row.parse(words), api.attach)]
 
 
 @pytest.fixture

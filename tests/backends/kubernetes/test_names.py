@@ -17,7 +17,7 @@ from nbtorchjob.backends.kubernetes.payload import package as payload
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import attempts, submitter
 from nbtorchjob.commands import verbs
-from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import JobCancelledError, JobNotFoundError, NameTakenError, NotFoundError
 from nbtorchjob.machine import loop
 from nbtorchjob.machine.interrupts import Interrupted
@@ -273,7 +273,7 @@ def test_what_cant_be_cleared_keeps_no_other_from_going(stage):
     lost = stage.submit("begin(); tell('ValueReady', rank=0, round=0, ref='log#00', size=5)")
     lost.wait(LIMIT)
     stage.submit("begin(); value(1)").wait(LIMIT)
-    told = {answer.text: answer.good for answer in verbs.gc(Given([], {"yes": True}), api.attach)}
+    told = {answer.text: answer.good for answer in verbs.gc(ParsedArgs([], {"yes": True}), api.attach)}
 
     (kept,) = (text for text, good in told.items() if not good)
     assert kept.startswith(f"{lost.name} wasn't removed: the value of {lost.name} is gone")

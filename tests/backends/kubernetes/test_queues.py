@@ -443,9 +443,9 @@ def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues, 
         monkeypatch.setattr(cleanup, "_ENDING_S", 0.0)
         gc = VERBS["gc"]
         assert gc.answers is not None
-        *_, said = (answer.text for answer in gc.answers(gc.given(["--yes"]), api.attach))
+        *_, said = (answer.text for answer in gc.answers(gc.parse(["--yes"]), api.attach))
         assert first.name in said
-        assert "Ended, as they still ran though they had been cancelled" in said
+        assert "Ended cancelled jobs that were still running" in said
     assert second.wait(LIMIT)
     assert first.wait(LIMIT)
     assert {first.state.phase, second.state.phase} == {Phase.CANCELLED}

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from nbtorchjob import api, capture, submission
-from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
@@ -39,7 +39,7 @@ def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch)
     (lock,) = [path.read_text() for path in files if path.name == "requirements.txt"]
     answers = VERBS["diff"].answers
     assert answers is not None
-    (answer,) = answers(Given([job.name for job in jobs], {}), api.attach)
+    (answer,) = answers(ParsedArgs([job.name for job in jobs], {}), api.attach)
 
     assert f"# image {told.image}" in lock.splitlines()
     assert f"# commit {told.checkout.commit} on main, nothing changed since" in lock.splitlines()

@@ -47,7 +47,7 @@ def test_a_secret_value_reaches_every_attempt_and_is_only_in_the_jobs_secret(
 
     row = VERBS["describe"]
     assert row.answers is not None
-    [*_, described] = row.answers(row.given([job.name]), api.attach)
+    [*_, described] = row.answers(row.parse([job.name]), api.attach)
     exported = "".join(path.read_text() for path in job.export(tmp_path / "exported"))
     objects = [obj for path in COLLECTIONS if "secrets" not in path for obj in stage.objects(path)]
     for text in (

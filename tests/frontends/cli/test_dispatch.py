@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tty
@@ -66,19 +67,19 @@ def nowhere(tmp_path, monkeypatch):
     ("line", "code", "told"),
     [
         ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
-        ("lst", 2, "nbtorchjob lst: no such verb; did you mean list"),
+        ("lst", 2, "nbtorchjob lst: unknown command; did you mean list"),
         ("--nnodes 2", 2, "to run with options: nbtorchjob run SCRIPT.py:FUNCTION --nnodes …"),
         ("ps all", 2, "nbtorchjob list takes no arguments, got 'all'"),
         ("list all", 2, "nbtorchjob list takes no arguments, got 'all'"),
-        ("list --josn", 2, "nbtorchjob list: unknown option --josn; there are --all"),
+        ("list --josn", 2, "nbtorchjob list: unknown option --josn; available: --all"),
         ("logs --json", 2, "unknown option --json"),
-        ("logs --rank one", 2, "--rank needs a value, a whole number: got 'one'"),
+        ("logs --rank one", 2, "--rank expects a whole number, got 'one'"),
         ("logs --tail -1 known", 2, "tail: got -1"),
-        ("status a b", 2, "nbtorchjob status: one job at a time, got 'a b'"),
-        ("cancel", 2, "nbtorchjob cancel: which job? See nbtorchjob list"),
-        ("export any", 2, "nbtorchjob export NAME FOLDER: got 'any'"),
-        ("completion", 2, "nbtorchjob completion SHELL: got ''"),
-        ("completion csh", 2, "got 'csh'; there are bash, zsh, fish"),
+        ("status a b", 2, "nbtorchjob status takes one job, got 'a b'"),
+        ("cancel", 2, "nbtorchjob cancel expects a job; nbtorchjob list lists them"),
+        ("export any", 2, "nbtorchjob export expects NAME FOLDER, got 'any'"),
+        ("completion", 2, "nbtorchjob completion expects SHELL, got ''"),
+        ("completion csh", 2, "unknown shell 'csh'; available: bash, zsh, fish"),
         ("doctor --nnodes 3:2", 2, "--nnodes: got '3:2'"),
         ("status nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
         ("run", 2, "name one function, got ''"),
@@ -93,13 +94,13 @@ def nowhere(tmp_path, monkeypatch):
         (
             "run train.py:train --lr 3",
             2,
-            "arguments go behind --: nbtorchjob run train.py:train -- --lr 3",
+            "arguments after --: nbtorchjob run train.py:train -- --lr 3",
         ),
-        ("run train.py:train 0.1", 2, "own arguments go behind --: nbtorchjob run train.py:train -- 0.1"),
-        ("run train.py:train -m x", 2, "-m can't be given here: the cell, or the function that is named"),
-        ("run train.py:train --arg lr=1", 2, "--arg is for cells"),
-        ("run train.py:train -o x -- 1", 2, "--out is for cells"),
-        ("run train.py:train --dry-run --json -- 1", 2, "--json: what --dry-run gives"),
+        ("run train.py:train 0.1", 2, "own arguments after --: nbtorchjob run train.py:train -- 0.1"),
+        ("run train.py:train -m x", 2, "-m can't be given here: the job runs the cell or the named function"),
+        ("run train.py:train --arg lr=1", 2, "--arg is for notebook cells"),
+        ("run train.py:train -o x -- 1", 2, "--out is for notebook cells"),
+        ("run train.py:train --dry-run --json -- 1", 2, "--json and --dry-run are mutually exclusive"),
         ("run train.py:train -p nowhere -- 1", 2, "unknown profile nowhere"),
     ],
 )
@@ -153,7 +154,7 @@ def names():
         ("def f(:\n", "SyntaxError"),
         ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
         ("1 / 0\n", "line 1, in <module>\n    1 / 0\n"),
-        ("raise SystemExit(3)\n", "ended itself (3) when it was loaded"),
+        ("raise SystemExit(3)\n", "exited (3) while loading"),
         ("import threading\nlock = threading.Lock()\ndef f():\n    return lock\n", "f → lock is a lock"),
     ],
 )
@@ -225,7 +226,7 @@ def test_what_is_warned_of_stands_beside_the_answer(command):
     [note] = listed.data["notes"]
     assert "the cluster at http://127.0.0.1:9 doesn't answer" in note
     assert listed.err == f"Note: {note}\n"
-    assert (asked.code, asked.err) == (3, f"Note: {note}\nnbtorchjob: which job? There are none\n")
+    assert (asked.code, asked.err) == (3, f"Note: {note}\nnbtorchjob: there are no jobs yet\n")
 
 
 @pytest.mark.torch
@@ -408,7 +409,7 @@ def test_jobs_are_told_apart(command, pair):
         "one-of-two and itself are alike in options, captured data, packages and hosts"
     )
     assert (told.code, same.code) == (0, 0)
-    assert command("diff", "one-of-two").err == "nbtorchjob diff NAME OTHER: got 'one-of-two'\n"
+    assert command("diff", "one-of-two").err == "nbtorchjob diff expects NAME OTHER, got 'one-of-two'\n"
     assert command("diff", "one-of-two", "gone").code == 3
 
 
@@ -423,3 +424,68 @@ def test_map_runs_a_function_for_each_value(command, script):
     given = [(each["given"]["lr"], each["value"]["loss"]) for each in told]
     assert given == [(1, 10), (2, 20)]
     assert "2/2 mapped-r" in done.err
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """Have two jobs, in a state folder of the test's own."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    for name in ("train-2222", "eval-3333"):
+        Acted(name)
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ([], list(COMMANDS)),
+        (["l"], ["list", "lock", "logs"]),
+        (["comp"], ["completion"]),
+        (["completion", ""], ["bash", "zsh", "fish"]),
+        (["status", ""], ["eval-3333", "train-2222"]),
+        (["cancel", "eval-3333", "t"], ["train-2222"]),
+        (["list", "-"], ["--all", "--json"]),
+        (["gc", "--"], ["--yes", "--json"]),
+        (["run", "--nn"], ["--nnodes"]),
+        (["run", "--ar"], []),
+        (["run", "--js"], ["--json"]),
+        (["run", "--backend", ""], ["local", "kubernetes"]),
+        (["run", "train.py:f", "--", "--nn"], []),
+        (["run", ""], []),
+        (["nothing", ""], []),
+    ],
+)
+def test_what_fits_is_offered(command, words, offered):
+    assert command("__complete", *words).out.split() == offered
+
+
+# Each prints what its completion offers behind "nbtorchjob l".
+ASKED = {
+    "bash": (
+        'source "$1"; COMP_WORDS=(nbtorchjob l); COMP_CWORD=1; _nbtorchjob; printf "%s\\n" "${COMPREPLY[@]}"'
+    ),
+    "zsh": (
+        "compdef() { }; compadd() { print -l ${(P)2} }; "
+        'source "$1"; words=(nbtorchjob l); CURRENT=2; _nbtorchjob'
+    ),
+    "fish": 'source $argv[1]; complete -C "nbtorchjob l"',
+}
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_the_shell_asks_the_command(shell, command, tmp_path):
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"there is no {shell} here")
+    (tmp_path / "completion").write_text(command("completion", shell).out)
+    on_path = tmp_path / "nbtorchjob"
+    on_path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nbtorchjob "$@"\n')
+    on_path.chmod(0o755)
+    told = [found, "-c", ASKED[shell], *(["asked"] if shell != "fish" else []), str(tmp_path / "completion")]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        told, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+
+    assert done.stdout.split() == ["list", "lock", "logs"]
+    assert done.stderr == ""

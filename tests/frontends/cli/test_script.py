@@ -63,5 +63,5 @@ def test_what_is_called_needs_no_name_of_its_own():
 
 
 def test_what_does_not_say_what_it_takes_is_refused():
-    with pytest.raises(LineError, match=r"^max doesn't say what it takes"):
+    with pytest.raises(LineError, match=r"^max has no signature"):
         arguments(max, ["1", "2"])

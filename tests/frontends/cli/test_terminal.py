@@ -220,9 +220,9 @@ def test_an_output_that_takes_nothing_is_told_of_in_a_line(process):
         _, err = running.communicate()
 
     assert running.returncode == 4
-    assert "Nobody reads on; full goes on: nbtorchjob attach full\n" in err
+    assert "Output closed; full continues: nbtorchjob attach full follows it\n" in err
     assert err.endswith(
-        "nbtorchjob: the output can't be written (No space left on device): send it elsewhere\n"
+        "nbtorchjob: the output can't be written (No space left on device): redirect it elsewhere\n"
     )
     assert nbtorchjob.attach("full").result(LIMIT)["loss"] == 10
 
@@ -295,7 +295,9 @@ def test_a_reader_that_goes_leaves_the_job_to_itself(process):
     assert running.stdout.readline() == "line 0\n"
     running.stdout.close()
 
-    assert running.stderr.read().endswith("Nobody reads on; unread goes on: nbtorchjob attach unread\n")
+    assert running.stderr.read().endswith(
+        "Output closed; unread continues: nbtorchjob attach unread follows it\n"
+    )
     assert running.wait(LIMIT) == 141
     assert nbtorchjob.attach("unread").result(LIMIT) is None
 
@@ -307,7 +309,8 @@ def test_pdb_on_a_rank_of_a_script(command, monkeypatch):
     left = command("debug", "stops", "--rank", "0")
     assert "3\n" in left.out
     assert (
-        left.err == "Left the debugger: rank 0 stays stopped: nbtorchjob debug stops --rank 0 comes back.\n"
+        left.err
+        == "Left the debugger: rank 0 stays stopped: nbtorchjob debug stops --rank 0 returns to it.\n"
     )
     listed, *_ = [line for line in command("list").out.splitlines() if line.startswith("stops ")]
     assert "DEBUGGING" in listed

@@ -45,7 +45,7 @@ def test_what_both_have_is_the_ranks_which_is_said_once_and_can_be_chosen(notebo
     notebook.run("x = 'mine'")
 
     assert notebook.value("%%torchjob --on lab\nx") == 1
-    assert "Note: x is the one that the ranks of lab have" in notebook.out
+    assert "Note: the ranks of lab use their own x" in notebook.out
     assert notebook.value("%%torchjob --on lab --push x\nx * 2") == "minemine"
     assert notebook.value("%%torchjob --on lab --pull rank\nx") == "mine"
     assert "Note:" not in notebook.out
@@ -88,7 +88,7 @@ def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
     [
         ("--on lab --rank 9", "rank: got 9, but it must be 0 to 1: lab has 2 ranks"),
         ("--on lab --rank x", "rank: got 'x', but it must be a rank, or several: 0, 0,2 or 1-3"),
-        ("--on lab --nnodes 2", "--nnodes can't be given beside --on lab: the lab has what it began with"),
+        ("--on lab --nnodes 2", "--nnodes can't be given with --on lab: the lab keeps its own settings"),
         ("--on lab --push nope", "push: got 'nope', but it must be a variable of the notebook"),
     ],
 )
@@ -100,7 +100,7 @@ def test_what_a_lab_cannot_take_is_refused_before_anything_is_sent(notebook, lab
 def test_what_a_lab_lacks_is_said_before_a_cell_is_sent(notebook, lab, tmp_path, monkeypatch):
     install(tmp_path, "left-pad", "1.0", "left_pad.py")
     monkeypatch.syspath_prepend(tmp_path)
-    lacks = "lab lacks left-pad 1.0, which the call imports: start it anew with --package left-pad==1.0,"
+    lacks = "lab lacks left-pad 1.0, which the call imports: restart it with --package left-pad==1.0,"
 
     refused = notebook.run("%%torchjob --on lab\nimport left_pad").error_in_exec
     assert str(refused) == f"{lacks} or use an image that has it"
@@ -109,7 +109,7 @@ def test_what_a_lab_lacks_is_said_before_a_cell_is_sent(notebook, lab, tmp_path,
     assert "Note: lab lacks left-pad 1.0" in notebook.out
     block = "# /// script\n# dependencies = ['torch', 'left-pad']\n# ///\n1"
     refused = notebook.run(f"%%torchjob --on lab\n{block}").error_in_exec
-    assert "script block asks for: start it anew with --package left-pad" in str(refused)
+    assert "script block: restart it with --package left-pad" in str(refused)
     assert len(lab.state.turns) == 2
 
     # What a cell has installed no fact tells of.

@@ -78,7 +78,7 @@ def test_the_value_can_be_stored_by_name_and_is_not_echoed_then(notebook):
 def test_what_a_cell_without_a_value_sets_is_told_twice(notebook):
     notebook.value("%%torchjob -o \N{MICRO SIGN}\nfor_ranks = 3")
 
-    assert "Note: μ will be None: the cell has no value" in notebook.out
+    assert "Note: μ will be None, because the cell's last line" in notebook.out
     assert "Value:" not in notebook.out
     assert notebook.value("\N{MICRO SIGN}") is None
     refused = str(notebook.error("%%torchjob\nfor_ranks", CaptureError))
@@ -190,7 +190,7 @@ def test_run_wants_one_call(notebook, line):
 def test_a_line_of_many_options_without_a_call_is_refused_at_once(notebook):
     line = "--ttl-seconds-after-finished 3 --active-deadline-seconds 60 " * 20
 
-    assert "write one call" in notebook.refusal(f"%torchjob run {line} train")
+    assert "expected one call" in notebook.refusal(f"%torchjob run {line} train")
 
 
 def test_a_failing_rank_raises_with_the_cells_own_lines(notebook):
@@ -283,26 +283,26 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%%torchjob --nnodes a\n1", "--nnodes: got 'a'"),
         ("%%torchjob --nods 2\n1", "did you mean --nnodes"),
         ("%%torchjob 2\n1", "unexpected argument '2': options start with"),
-        ("%%torchjob --name\n1", "--name needs a value"),
-        ("%%torchjob --name 'x\n1", "quotes are closed"),
+        ("%%torchjob --name\n1", "--name expects a value"),
+        ("%%torchjob --name 'x\n1", "closed quotes"),
         ("%%torchjob --name 3\n1", "--name: got '3'"),
         ("%%torchjob -o 1x\n1", "--out: got '1x'"),
         ("%%torchjob --backoff-limit 1\n1", "backoff_limit can't be given "),
         ("%%torchjob --arg x\n1", "--arg: got 'x', but it must be NAME=VALUE"),
-        ("%torchjob lst", "%torchjob lst: no such verb; did you mean list"),
-        ("%torchjob rm x", "no such verb; did you mean delete?"),
-        ("%torchjob --nnodes 2", "a verb comes first; to run with options: %%torchjob --nnodes …"),
-        ("%torchjob help nothing", "no such verb"),
+        ("%torchjob lst", "%torchjob lst: unknown command; did you mean list"),
+        ("%torchjob rm x", "unknown command; did you mean delete?"),
+        ("%torchjob --nnodes 2", "expected a verb first; to run with options: %%torchjob --nnodes …"),
+        ("%torchjob help nothing", "unknown command"),
         ("%torchjob list all", "takes no arguments"),
-        ("%torchjob status", "which job? This session has submitted none"),
-        ("%torchjob cancel", "%torchjob cancel: which job?"),
-        ("%torchjob delete", "%torchjob delete: which job?"),
-        ("%torchjob logs --rnk 1", "unknown option --rnk; there are --rank, "),
-        ("%torchjob logs --rank", "--rank needs a value"),
-        ("%torchjob logs --rank one", "--rank needs a value"),
-        ("%torchjob logs a b", "one job at a time"),
-        ('%torchjob logs "a', "quotes are closed"),
-        ("%torchjob cancel 'a", "quotes are closed"),
+        ("%torchjob status", "this session has submitted no job"),
+        ("%torchjob cancel", "%torchjob cancel expects a job"),
+        ("%torchjob delete", "%torchjob delete expects a job"),
+        ("%torchjob logs --rnk 1", "unknown option --rnk; available: --rank, "),
+        ("%torchjob logs --rank", "--rank expects a whole number"),
+        ("%torchjob logs --rank one", "--rank expects a whole number"),
+        ("%torchjob logs a b", "takes one job"),
+        ('%torchjob logs "a', "closed quotes"),
+        ("%torchjob cancel 'a", "closed quotes"),
     ],
 )
 @pytest.mark.usefixtures("nothing_new")
@@ -376,7 +376,7 @@ def test_a_named_cell_can_be_run_again(notebook):
     notebook.value("%%torchjob --name only-one\n1")
 
     assert notebook.value("%%torchjob --name only-one\n1") == 1
-    assert "Note: a job named only-one has ended already: this run is only-one-2" in notebook.out
+    assert "Note: a job named only-one has already ended; this run is named only-one-2" in notebook.out
 
 
 def test_a_named_cell_that_runs_is_attached_to_and_another_one_refused(notebook):
@@ -384,7 +384,7 @@ def test_a_named_cell_that_runs_is_attached_to_and_another_one_refused(notebook)
     notebook.run(f"%%torchjob --name busy-one -d -o one\n{waits}")
     notebook.run(f"%%torchjob --name busy-one -d -o two\n{waits}")
 
-    assert "Note: busy-one is running this already: attached to it" in notebook.out
+    assert "Note: busy-one already runs this cell: attached to it" in notebook.out
     drawn = notebook.error("%%torchjob --name busy-one\n2", NameTakenError)
     assert drawn.startswith("NameTakenError: busy-one is still running, with other code, data or options: ")
     notebook["one"].delete()
@@ -447,7 +447,7 @@ def test_a_new_session_means_the_job_that_its_notebook_left_running(notebook, mo
     front.end()
 
     notebook.run("%torchjob attach -d")
-    assert "left-last is the newest of this notebook's jobs; also running: left-first\n" in notebook.out
+    assert "left-last is this notebook's newest job; also running: left-first\n" in notebook.out
     (tmp_path / "gate").touch()
     assert notebook.value("%torchjob attach") == 7
     for name in ("elsewhere", "left-first"):
@@ -528,7 +528,7 @@ def test_a_job_can_be_cancelled_and_deleted(notebook, folder):
     notebook.run(f"%torchjob delete {one.name} {other.name}")
     assert notebook.out == f"{one.name} deleted\n{other.name} deleted\n"
     assert not {one.name, other.name} & jobs()
-    assert "which job?" in notebook.refusal("%torchjob status")
+    assert "submitted no job" in notebook.refusal("%torchjob status")
     assert "there is no job named" in notebook.error(f"%torchjob status {one.name}", JobNotFoundError)
 
 
@@ -556,7 +556,7 @@ def test_help_names_every_verb_and_option(notebook):
 
 
 def test_the_completer_knows_the_magics_verbs(notebook):
-    assert notebook.refusal("%torchjob nothing").endswith(f"there are {', '.join(table.VERBS)}")
+    assert notebook.refusal("%torchjob nothing").endswith(f"available: {', '.join(table.VERBS)}")
 
 
 def test_more_ranks_than_cores_are_warned_of(notebook, monkeypatch):
@@ -614,7 +614,7 @@ def test_what_the_session_chose_goes_with_the_extension(notebook):
 
     notebook.run("%torchjob config")
     assert notebook.out == "%%torchjob\n"
-    assert "This session has submitted none" in notebook.refusal("%torchjob status")
+    assert "this session has submitted no job" in notebook.refusal("%torchjob status")
 
 
 def test_a_job_draws_itself(notebook):

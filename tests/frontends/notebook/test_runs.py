@@ -83,8 +83,8 @@ def test_a_metric_that_no_run_reports_is_told_in_a_note(notebook):
         "%%torchjob --each lr=1,5 --stop-when 'los > 2'\nimport nbtorchjob\nnbtorchjob.report(loss=lr)"
     )
 
-    assert "Note: runs of cell-" in notebook.out
-    assert "to be stopped early by what none reports, los: they report loss\n" in notebook.out
+    assert "Note: early stopping of cell-" in notebook.out
+    assert "needs metrics that no run reports, los: they report loss\n" in notebook.out
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def test_many_runs_are_asked_back(notebook, monkeypatch):
     before = jobs()
 
     monkeypatch.setattr(notebook.shell, "ask_yes_no", lambda *_args, **_options: False)
-    assert "101 jobs weren't sent: --yes" in notebook.refusal("%%torchjob --each n=0:101\nn")
+    assert "101 jobs were not submitted: confirm with --yes" in notebook.refusal(
+        "%%torchjob --each n=0:101\nn"
+    )
     notebook.value("%%torchjob --each n=0:101 --dry-run\nn")
 
     assert notebook.out.startswith("# 101 runs of:\n")

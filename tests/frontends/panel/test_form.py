@@ -138,7 +138,7 @@ def test_no_option_is_on_or_filled_by_default_unless_its_default_says_so():
         ("max-restarts", "-1", "got -1, but it must be a whole number, 0 or more"),
         ("active-deadline-seconds", "0", "got 0, but it must be a whole number, 1 or more"),
         ("retry-backoff", "-1", "got -1.0, but it must be a number of seconds, 0 or more"),
-        ("retry-on", ("not a type",), "the name of an exception's type"),
+        ("retry-on", ("not a type",), "the name of an exception type"),
         ("cpu", "two", "got 'two', but it must be an amount above 0"),
         ("gpu", "many", "got 'many', but it must be a whole number"),
         ("device", ("hca=1",), "a name with a domain"),

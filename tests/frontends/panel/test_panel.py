@@ -250,8 +250,8 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
     screen = Screen(
         JobSpec(backend="kubernetes", package=["PyYAML"], cluster=Cluster(image="registry.example/train:1"))
     )
-    screen.fold("What the image has").click()
-    assert "the first job of the image tells it, or %torchjob doctor " in screen.image
+    screen.fold("This notebook's imports").click()
+    assert "run a job with the image, or %torchjob doctor " in screen.image
     assert screen.cells[:2] == [HEAD, ("tqdm", "tqdm", version("tqdm"), "?", "?")]
 
     told = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
@@ -263,7 +263,7 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
     assert [row[3:] for row in screen.cells[1:]] == [("1.0", "differs"), ("", "pinned")]
 
     screen.type("backend", "local")
-    assert "has what this notebook has" in screen.image
+    assert "A job on this machine uses" in screen.image
 
 
 def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
@@ -324,7 +324,7 @@ def test_a_profile_is_saved_and_loaded_by_name(screen):
 def test_what_is_wrong_is_not_saved_and_what_there_is_not_not_loaded(screen):
     screen.type("profile", "pair")
     screen.click("Load")
-    assert "unknown profile pair; there are none" in str(told(screen))
+    assert "unknown profile pair; available: none" in str(told(screen))
     assert screen.panel.spec == PAIR
 
     screen.type("nnodes", "x")

@@ -30,7 +30,7 @@ async def heard(server):
     """Return the list of jobs, once each place has answered, or failed to."""
     while True:
         listed = json.loads((await server.get(jobs())).body)
-        if not any("aren't known yet" in note for note in listed["notes"]):
+        if not any("aren't listed yet" in note for note in listed["notes"]):
             return listed
 
 
@@ -188,12 +188,12 @@ class TestLittlePatience:
         status, told = error(await server.get(FAR))
 
         assert status == 504
-        assert told.startswith("kubernetes:far hasn't answered within 0.5 s")
+        assert told.startswith("kubernetes:far didn't answer within 0.5 s")
 
     async def test_other_jobs_are_listed_all_the_same(self, server, hanging, profile):
         [note] = (await heard(server))["notes"]
         assert note.startswith(
-            "jobs in far/ml can't be listed: kubernetes:far/ml (all jobs) hasn't answered within 0.5 s"
+            "jobs in far/ml can't be listed: kubernetes:far/ml (all jobs) didn't answer within 0.5 s"
         )
 
 

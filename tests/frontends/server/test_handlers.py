@@ -125,7 +125,7 @@ async def test_a_lane_that_hangs_holds_up_no_other(gate):
 
 async def test_who_asks_too_long_is_told_and_its_room_stays_taken_until_it_ends(gate):
     lanes, hanging, asked = Lanes(0.05, 1), Hanging(gate), []
-    with pytest.raises(NoAnswerError, match=r"kubernetes:far hasn't answered within 0\.05 s"):
+    with pytest.raises(NoAnswerError, match=r"kubernetes:far didn't answer within 0\.05 s"):
         await lanes.run("kubernetes:far", hanging)
     with pytest.raises(NoAnswerError):
         await lanes.run("kubernetes:far", lambda: asked.append("never begun"))

@@ -107,8 +107,8 @@ class RetryHandler(Api):
 
 
 def _watch(handler: Api) -> Watch:
-    found: Watch = cast("Any", handler.extensionapp).watch
-    return found
+    watch: Watch = cast("Any", handler.extensionapp).watch
+    return watch
 
 
 async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -> T:
@@ -164,7 +164,7 @@ class CompareHandler(Api):
         """Return the jobs' curves, and how their options and their code differ from the first one's."""
         jobs = [JobId.parse(text) for text in self.get_arguments("job")]
         if not 2 <= len(jobs) <= page.MOST:
-            raise MalformedError(f"job: got {len(jobs)} of them, but it must be 2 to {page.MOST} jobs")
+            raise MalformedError(f"job: got {len(jobs)}, but it must be 2 to {page.MOST} jobs")
         found = await asyncio.gather(
             *(self.of(job, lambda backend, name: backend.snapshot(name)) for job in jobs)
         )

@@ -84,7 +84,7 @@ class LogHandler(Streamed):
         limit = number("limit", text) if text else None
         if limit is not None and limit > _MAX_PART:
             raise MalformedError(
-                f"limit: got {limit}, but it must be at most {_MAX_PART}; without it all is sent"
+                f"limit: got {limit}, but it must be at most {_MAX_PART}; omit it for the whole log"
             )
         return limit
 
@@ -117,7 +117,7 @@ class ArtifactsHandler(Api):
         attempt = _attempt(self)
 
         def find(at: Backend, name: str) -> list[dict[str, Any]]:
-            return [asdict(each) for each in downloads.listed(at, at.snapshot(name), attempt)]
+            return [asdict(artifact) for artifact in downloads.listed(at, at.snapshot(name), attempt)]
 
         self.finish({"artifacts": await self.of(JobId.parse(id), find)})
 
@@ -169,7 +169,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         """Follow the job's logs over a websocket; 426 for another request."""
         if self.request.headers.get("Upgrade", "").lower() != "websocket":
             raise web.HTTPError(
-                HTTPStatus.UPGRADE_REQUIRED, "logs are followed over a websocket; logs/RANK sends one by HTTP"
+                HTTPStatus.UPGRADE_REQUIRED, "following logs needs a websocket; GET logs/RANK returns one log"
             )
         job, since = JobId.parse(id), _since(self.get_argument("since", ""))
         ranks = _ranks(self.get_argument("ranks", ""))
@@ -195,8 +195,8 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
     async def _send(self) -> None:
         """Send everything, as fast as it is read."""
         try:
-            async with aclosing(self._events) as found:
-                async for message in found:
+            async with aclosing(self._events) as events:
+                async for message in events:
                     await self.write_message(message, binary=isinstance(message, bytes))
             self.close(_ENDED)
         except WebSocketClosedError:
@@ -205,7 +205,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
             await self._break_off(str(exc))
         except Exception:
             self.log.exception("the logs of %s can't be followed", self.request.path)
-            await self._break_off("the logs can't be followed any more: see the Jupyter server's log for why")
+            await self._break_off("the logs can no longer be followed: see the Jupyter server's log")
 
     async def _break_off(self, message: str) -> None:
         try:
@@ -224,16 +224,16 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
 
 def _since(text: str) -> Mapping[tuple[int, int], int]:
     """Parse which bytes are known, by rank and round; raises ``MalformedError``."""
-    found = {}
+    offsets = {}
     for part in filter(None, text.split(",")):
         known = _KNOWN.fullmatch(part)
         if known is None:
             raise MalformedError(
-                f"since: got {part[:_MOST_SHOWN]!r}, but it must be RANK.ROUND.OFFSET, or some with commas"
+                f"since: got {part[:_MOST_SHOWN]!r}, but it must be RANK.ROUND.OFFSET, separated by commas"
             )
         rank, round_, offset = map(int, known.groups())
-        found[rank, round_] = offset
-    return found
+        offsets[rank, round_] = offset
+    return offsets
 
 
 def _ranks(text: str) -> frozenset[int] | None:

@@ -92,9 +92,9 @@ def _takes(o: Option, value: Any) -> bool:
         return False
     # The field itself is asked, as the table doesn't know a text's grammar. The name is one that all
     # mappings accept: a variable's, a label's, a resource's.
-    given = {"example.com/a": value} if o.takes == "pairs" else value
+    candidate = {"example.com/a": value} if o.takes == "pairs" else value
     try:
-        overlay(JobSpec(), {o: given}, lambda option: option.key)
+        overlay(JobSpec(), {o: candidate}, lambda option: option.key)
     except SpecError:
         return False
     return True
@@ -144,15 +144,15 @@ class ProfilesHandler(_AtNotebook):
 
 
 def _profiles(cwd: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     notes = profiles.notes(cwd=cwd)
     for name in profiles.names(cwd=cwd):
         try:
             line = options.magic_line(JobSpec(), CellOptions(profile=name))
-            found[name] = {"line": f"%%torchjob {line}", "spec": profiles.load(name, cwd=cwd).to_json()}
+            by_name[name] = {"line": f"%%torchjob {line}", "spec": profiles.load(name, cwd=cwd).to_json()}
         except NBTorchJobError as exc:  # the others are still there
             notes.append(str(exc))
-    return {"default": profiles.default_name(cwd=cwd), "profiles": found, "notes": notes}
+    return {"default": profiles.default_name(cwd=cwd), "profiles": by_name, "notes": notes}
 
 
 class DoctorHandler(_AtNotebook):
@@ -170,8 +170,8 @@ class DoctorHandler(_AtNotebook):
         spec = await self.ask("profiles", lambda: _spec(name, folder))
         there = lane(spec.backend, spec.cluster.context)
         # It has a lane of its own: it asks much, and mustn't take room from what is done to jobs.
-        found = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
-        self.finish({"findings": [asdict(finding) for finding in found]})
+        findings = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
+        self.finish({"findings": [asdict(finding) for finding in findings]})
 
 
 def _spec(name: str, cwd: Path) -> JobSpec:

@@ -166,15 +166,15 @@ class _Box:
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
                 await asyncio.wait_for(self._news.wait(), self._wait())
-        found = self._shown() if self._first or self._over or _left(self._due_state()) == 0 else []
+        batch = self._shown() if self._first or self._over or _left(self._due_state()) == 0 else []
         if self._quiet and self._logs.size >= _ROOM_BYTES:
             self._quiet = time.monotonic() + _QUIET_S  # what is old may wait for room
-        found += self._logs.take()
+        batch += self._logs.take()
         if self._quiet and not self._ends and _left(self._quiet) == 0:
             self._quiet = None
-            found.append({"loaded": True})
+            batch.append({"loaded": True})
         self._room.set()
-        return found
+        return batch
 
     @property
     def _ends(self) -> bool:

@@ -61,12 +61,12 @@ class Answer(FrozenDataclass):
 
     def describe(self) -> Document:
         """Return it as a Response Object."""
-        found: Document = {"description": self.status.phrase}
+        response: Document = {"description": self.status.phrase}
         if self.shape:
-            found["content"] = {"application/json": {"schema": ref(self.shape)}}
+            response["content"] = {"application/json": {"schema": ref(self.shape)}}
         elif self.media:
-            found["content"] = {self.media: {"schema": {"type": "string"} if self.media == TEXT else {}}}
-        return found
+            response["content"] = {self.media: {"schema": {"type": "string"} if self.media == TEXT else {}}}
+        return response
 
 
 PLAIN = Answer(media=TEXT)

@@ -7,7 +7,7 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.commands import verbs
-from nbtorchjob.commands.front import Given
+from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import DamagedError, ResultError
 
 DEEP = "[" * 200_000
@@ -76,7 +76,7 @@ def test_the_verb_deletes_what_it_cannot_read(act):
     job.lose()
     (job.folder.path / "job.json").write_text("")
 
-    [answer] = verbs.delete(Given([job.name], {}), api.attach)
+    [answer] = verbs.delete(ParsedArgs([job.name], {}), api.attach)
     assert answer.text == f"{job.name} deleted"
     assert not job.folder.path.exists()
 
@@ -89,13 +89,13 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(act, here, spec, why):
     job = act()
     change(job, spec=spec)
 
-    [answer] = verbs.describe(Given([job.name], {}), api.attach)
+    [answer] = verbs.describe(ParsedArgs([job.name], {}), api.attach)
     [told] = [each for each in answer.text.split("\n") if "its spec can't be read" in each]
     assert why in told
     assert "\nWhen:\n" in answer.text
     assert answer.data["spec"] == spec
     assert "its spec can&#x27;t be read" in str(answer.html)
-    refused(lambda: [*verbs.config(Given([job.name], {}), api.attach)], job.name)
+    refused(lambda: [*verbs.config(ParsedArgs([job.name], {}), api.attach)], job.name)
     refused(lambda: here.enforcement(here.info(job.name)), job.name)
 
 
@@ -245,7 +245,7 @@ def test_a_value_that_is_nowhere_is_none(act):
     acted.folder.emit("NodeExited", node=0, pod="", code=0)
     acted.end()
 
-    with pytest.raises(ResultError, match="rank 0 left no value"):
+    with pytest.raises(ResultError, match="rank 0 returned no value"):
         api.attach(acted.name).result()
 
 

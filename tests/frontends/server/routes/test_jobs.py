@@ -136,7 +136,7 @@ async def test_jobs_are_compared(server, ended):
     assert found["heading"] == "2 jobs compared"
     titles = [part["title"] for part in found["parts"]]
     assert titles[-5:] == ["Options", "Code", "Captured data", "Packages", "Hosts"]
-    assert error(one) == (400, "job: got 1 of them, but it must be 2 to 8 jobs")
+    assert error(one) == (400, "job: got 1, but it must be 2 to 8 jobs")
     assert error(gone)[0] == 404
 
 

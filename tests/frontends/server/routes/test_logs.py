@@ -244,7 +244,7 @@ async def test_another_request_is_told_to_use_a_websocket(server, job):
     status, told = error(await server.get(jobs(local(job), "logs")))
 
     assert status == 426
-    assert told == "logs are followed over a websocket; logs/RANK sends one by HTTP"
+    assert told == "following logs needs a websocket; GET logs/RANK returns one log"
 
 
 async def test_a_stranger_is_refused(connect, job):

@@ -136,7 +136,7 @@ async def test_a_profile_that_there_is_not_is_refused(server, write):
     status, said = error(await server.post(f"{API}/doctor?profile=pear"))
 
     assert status == 400
-    assert said.startswith("unknown profile pear; did you mean pair? (looked at: ")
+    assert said.startswith("unknown profile pear; did you mean pair? (searched: ")
 
 
 async def test_a_doctor_who_waits_for_a_cluster_holds_up_nothing_else(server, hanging, profile):  # noqa: F811
@@ -173,7 +173,7 @@ def test_an_option_has_its_type_default_help_group_unit_and_form():
 
     assert found["monitor-interval"] == {
         "type": "number",
-        "description": "how often a node checks its ranks",
+        "description": "interval between checks of a node's ranks",
         "default": 5.0,
         "x-group": "Launch, in torchrun's words",
         "x-unit": "seconds",
