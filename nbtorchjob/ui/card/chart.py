@@ -13,7 +13,7 @@ import math
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
-from itertools import accumulate, cycle, groupby, pairwise
+from itertools import accumulate, cycle, groupby, islice, pairwise
 from statistics import median
 from typing import TypeAlias
 
@@ -178,27 +178,30 @@ def curves(
     height: int = 180,
     x_label: str = "",
     marks: Sequence[tuple[float, str]] = (),
+    colours: Sequence[int] = (),
 ) -> Chart:
     """Draw one line per series; nan and inf leave gaps.
 
     Where x doesn't rise, a line begins anew and its earlier part is paler. ``marks`` are words at an x.
+    ``colours`` are the numbers of the series' colours in a palette, by default in their order.
     """
     drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
     up = up_axis([y for _, y in points if math.isfinite(y)], height - 24, 30)
     left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
     across = across_axis([x for x, _ in points], left, width - 14)
+    numbers = [*islice(colours or cycle(_LINES), len(drawn))]
     title = _told(series) + (", on a logarithmic scale" if up.log else "")
     body = [
         f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
         *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
         *_marks(marks, across, up),
-        *_lines(drawn, across, up),
-        *_legend(drawn, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
+        *_lines(drawn, numbers, across, up),
+        *_legend(drawn, numbers, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
         _text(width - 14, 16, x_label, "end"),
     ]
-    many = max(4, len(drawn))
+    many = 1 + max([3, *numbers])
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
@@ -283,9 +286,9 @@ def _marks(marks: Sequence[tuple[float, str]], across: Axis, up: Axis) -> list[s
     return out
 
 
-def _lines(drawn: Mapping[str, list[list[XY]]], across: Axis, up: Axis) -> list[str]:
+def _lines(drawn: Mapping[str, list[list[XY]]], numbers: Sequence[int], across: Axis, up: Axis) -> list[str]:
     out = []
-    for runs, n in zip(drawn.values(), cycle(_LINES)):
+    for runs, n in zip(drawn.values(), numbers, strict=True):
         means = _smooth(runs, up)
         for number_, run in enumerate(runs, 1):
             paler = 1.0 if number_ == len(runs) else _PALER
@@ -323,9 +326,11 @@ def _polyline(at: Sequence[str], n: int, opacity: float) -> str:
     return f'<polyline points="{" ".join(at)}" {style}/>'
 
 
-def _legend(drawn: Collection[str], left: float, up: Axis, *, smooth: bool) -> list[str]:
+def _legend(
+    drawn: Collection[str], numbers: Sequence[int], left: float, up: Axis, *, smooth: bool
+) -> list[str]:
     out, x = [], left
-    for name, n in zip(drawn, cycle(_LINES)):
+    for name, n in zip(drawn, numbers, strict=True):
         if len(drawn) > 1:
             out.append(
                 f'<rect x="{x:.1f}" y="11" width="12" height="3" class="line{n}" fill="currentColor"/>'

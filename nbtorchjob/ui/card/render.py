@@ -153,7 +153,14 @@ def _note(state: JobState, now: float, tone: head.Tone) -> str:
     lines = [verdict, *others] if verdict else others
     if not lines:  # stalled, and nobody has looked why
         lines = [stillness(state, now) or progress_line(state, now)]
-    return head.note(tone, *(prose(line(each, LINE)) for each in lines if each))
+    # The verdict in one sentence, then what leads to it or out of it.
+    first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
+    shown = [first, reason, *lines[1:]]
+    return head.note(tone, *(prose(line(_sentence(each), LINE)) for each in shown if each))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _tiles(state: JobState, now: float) -> str:

@@ -147,30 +147,77 @@ def _why(state: JobState) -> str:
     return line(facts.heading(state.failure, state) or state.failure.reason.line, 160)
 
 
+def _best(states: Sequence[JobState]) -> JobState | None:
+    """Return the run with the best last value of the first metric; None where nobody knows what is better."""
+    name = _metric(states)
+    early = states[0].info.stops_early if states else None
+    if early is not None and early.halve == name:
+        largest = name in early.largest
+    elif any(part in name.lower() for part in (*_LARGEST, *_SMALLEST)):
+        largest = not any(part in name.lower() for part in _SMALLEST)
+    else:
+        return None
+    told = [(runs.metrics(state).get(name, math.nan), state) for state in states]
+    known = [(value, state) for value, state in told if math.isfinite(value) and word(state) in _RANKED]
+    if len(known) < 2:
+        return None
+    return (max if largest else min)(known, key=lambda each: each[0])[1]
+
+
 def _table(states: Sequence[JobState], now: float) -> str:
-    shown = _chosen(states, _MOST_ROWS)
+    best, colours = _best(states), _coloured(states)
+    shown = sorted(_chosen(states, _MOST_ROWS), key=lambda state: state is not best)
     columns = _columns(states)
     names = ("run", *columns[0], *columns[1], "phase", "s")
-    head = "".join(tag("th", escape(line(each, _MAX_CELL)), _CELL) for each in names)
+    table = [_cells(state, columns, now) for state in shown]
+    # What is a number in each row that has it stands below its like.
+    numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
+    aligned = [_CELL if at == 0 or not right else _RIGHT for at, right in enumerate(numeric)]
+    head = "".join(
+        tag("th", escape(line(each, _MAX_CELL)), style) for each, style in zip(names, aligned, strict=True)
+    )
     body = []
-    for state in shown:
-        cells = _cells(state, columns, now)
+    for state, cells in zip(shown, table, strict=True):
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
-        first = (
-            escape(cells[0]) + " " + action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
-        )
-        row = [tag("td", first, colour), *(tag("td", escape(line(c, _MAX_CELL)), _CELL) for c in cells[1:])]
-        body.append(tag("tr", "".join(row)))
+        logs = action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
+        cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
+        rest = zip(cells[1:], aligned[1:], strict=True)
+        row = [
+            tag("td", f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}", colour),
+            *(tag("td", escape(line(each, _MAX_CELL)), style) for each, style in rest),
+        ]
+        body.append(tag("tr", "".join(row), "font-weight:600" if state is best else ""))
         why = _why(state)
         if why:
             wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{escape(why)}</td>'
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
-    style = f"border-collapse:collapse;{PLAIN}"
-    table = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
-    return f"{table}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
+    style = f"border-collapse:collapse;width:100%;{PLAIN}"
+    opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
+    return f"{opening}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
-_CELL = "text-align:left"
+_CELL, _RIGHT = "text-align:left", "text-align:right"
+BEST = f" {DOT} \u2605 best"
+# In the names of metrics: of which the largest is the best, and of which the smallest.
+_LARGEST = ("acc", "f1", "auc", "score", "bleu", "reward")
+_SMALLEST = ("loss", "err", "perplexity", "ppl", "mse", "mae")
+_RANKED = (Phase.SUCCEEDED.value, Phase.RUNNING.value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+def _swatch(number: int | None) -> str:
+    """Return the colour of a run's curves; nothing for one that isn't drawn."""
+    if number is None:
+        return ""
+    line_ = "display:inline-block;width:12px;height:3px;margin-left:6px;vertical-align:middle"
+    return tag("span", "", f"{line_};background-color:{LIGHT.lines[number]}")
 
 
 def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
@@ -182,19 +229,38 @@ def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
     return told(DOT.join(said), SMALL)
 
 
+def _coloured(states: Sequence[JobState]) -> dict[str, int]:
+    """Return the few runs that are drawn, by id, with the number of the colour that each has everywhere."""
+    few: list[int] = []
+    for name in _metrics(states)[:1]:
+        few = _spread(
+            {at: told[name] for at, state in enumerate(states) if name in (told := runs.metrics(state))}
+        )
+    return {states[at].info.id: number for number, at in enumerate(sorted(few))}
+
+
 def _charts(states: Sequence[JobState]) -> list[str]:
     """Return the curves of the runs over each other, by what varies, for a metric or two."""
     charts: list[str] = []
+    colours = _coloured(states)
+    few = [state for state in states if state.info.id in colours]
+    legend = dict(zip(colours, _legend(few, states), strict=True))
     for name in _metrics(states):
-        last = {at: told[name] for at, state in enumerate(states) if name in (told := runs.metrics(state))}
-        drawn = ((states[at], metrics.curves(_series(states[at]), {}).get(name)) for at in _spread(last))
-        few = [(state, curve) for state, curve in drawn if curve is not None]
-        if not few or len(charts) == _MOST_CHARTS:
+        told_by = sum(name in runs.metrics(state) for state in states)
+        drawn = {state.info.id: metrics.curves(_series(state), {}).get(name) for state in few}
+        found = {key: curve for key, curve in drawn.items() if curve is not None}
+        if not found or len(charts) == _MOST_CHARTS:
             continue
-        names = _legend([state for state, _ in few], states)
-        points = {name: curve.points for name, (_, curve) in zip(names, few, strict=True)}
-        made = chart.curves(points, width=_WIDTH, height=200, x_label=few[0][1].label)
-        which = f"{len(few)} of {len(last):,} runs" if len(few) < len(last) else count(len(last), "run")
+        made = chart.curves(
+            {legend[key]: curve.points for key, curve in found.items()},
+            width=_WIDTH,
+            height=200,
+            x_label=next(iter(found.values())).label,
+            colours=[colours[key] for key in found],
+        )
+        which = count(told_by, "run")
+        if len(found) < told_by:
+            which = f"{len(found)} of {told_by:,} runs, from the lowest to the highest,"
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(tag("div", caption + made.img, PLAIN))

@@ -8,6 +8,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from nbtorchjob.ui.card.chart import LIGHT
 from nbtorchjob.ui.runs import render
 
 NOW = 1010.0
@@ -104,6 +105,47 @@ def test_curves_are_told_apart_by_what_varies():
     assert "lr=3" in chart
     assert "seed" not in chart
     assert "loss</b> · 2 runs by lr" in re.sub(r" +", " ", render.html("sweep", RUNS[:2], NOW))
+
+
+def both(number, loss, accuracy, *facts, lr):
+    told = (ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss + n, "accuracy": accuracy + n}) for n in range(2))
+    return run(number, *begun(), *told, *facts, lr=lr)
+
+
+def test_a_run_has_one_colour_in_all_charts_and_in_its_row():
+    rising = [both(n, n, 10 - n, lr=n) for n in range(3)]
+    loss_only = run(3, *begun(1.0, 9.0), lr=3)
+
+    card = render.html("sweep", [*rising, loss_only], NOW)
+    loss, accuracy = drawn(card)[:2]
+
+    def colours(chart):
+        legend = re.findall(r'<rect[^>]*class="line(\d)"[^>]*/><text[^>]*>lr=(\d)', chart)
+        return {lr: number for number, lr in legend}
+
+    assert colours(loss) == {"0": "0", "1": "1", "2": "2", "3": "3"}
+    assert colours(accuracy) == {"0": "0", "1": "1", "2": "2"}
+    swatch = "vertical-align:middle;background-color:{}"
+    assert [card.count(swatch.format(LIGHT.lines[number])) for number in range(4)] == [1, 1, 1, 1]
+
+
+def test_the_best_run_is_first_and_marked():
+    told = [
+        both(1, 3.0, 0.1, *ENDED, lr=1),
+        both(2, 1.0, 0.3, *ENDED, lr=2),
+        both(3, 0.5, 0.9, *FAILED, lr=3),
+    ]
+
+    rows = re.findall(r"<tr[^>]*>.*?</tr>", render.html("sweep", told, NOW))
+
+    assert re.findall(r"<td[^>]*>(\d)", rows[1])[0] == "2"
+    assert ["best" in row for row in rows] == [False, True, False, False, False]
+
+
+def test_of_a_metric_that_nobody_knows_no_run_is_the_best():
+    told = [run(n, *begun(), ev.Reported(1003.0, 0, 0, 0, {"size": n}), *ENDED, lr=n) for n in range(2)]
+
+    assert "best" not in render.html("sweep", told, NOW)
 
 
 def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
