@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend_of, downloads
+from nbtorchjob.backends import backend_of, downloads, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
@@ -327,9 +327,7 @@ class Job(Generic[T]):
         Of a node that doesn't answer within ``timeout`` seconds, and of a job that has ended, the result has
         what was known last. Nothing that is asked changes the job.
         """
-        from nbtorchjob.backends import inspection  # late: most handles are asked for none
-
-        return inspection.ask(self._backend, self._known(), timeout)
+        return stacks.ask(self._backend, self._known(), timeout)
 
     def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
         """Have a rank profiled for the next ``seconds``: a trace in ``folder``, and where its time went.
@@ -338,9 +336,9 @@ class Job(Generic[T]):
         seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import inspection  # late, as above
+        from nbtorchjob.backends import profiles  # late: most handles are asked for none
 
-        return inspection.take(self._backend, self._known(), rank, seconds, Path(folder))
+        return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
         """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
@@ -348,9 +346,9 @@ class Job(Generic[T]):
         Raises as :meth:`profile` does, also where the rank uses no accelerator.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import inspection  # late, as above
+        from nbtorchjob.backends import profiles  # late, as above
 
-        return inspection.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
+        return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
         """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.

@@ -35,7 +35,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.lab.lab import ANEW, ELSEWHERE, NOT_YET
+from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken

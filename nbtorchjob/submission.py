@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.capture import settings
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import identity
+from nbtorchjob.payload import identity, settings
 from nbtorchjob.spec import grid, site
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, imported, lookup, modules, pickling, report, settings
+from nbtorchjob.capture import arguments, cells, imported, logged, lookup, modules, pickling, report
 from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.lookup import NOTHING, Theirs
 from nbtorchjob.capture.modules import LocalFile
@@ -409,7 +409,7 @@ def _take(
 ) -> Call:
     began = time.time()
     objects = {**objects, **theirs.push}
-    call["logging"], handlers = settings.setup()
+    call["logging"], handlers = logged.setup()
     call["carried"] = carried.told()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
@@ -445,7 +445,7 @@ def _take(
             *imported.differences(paths),
             *imported.patched(named, taken),
             *left,
-            *(handlers if settings.used(taken, imports) else ()),
+            *(handlers if logged.used(taken, imports) else ()),
         ),
         began=began,
         stops=pickled.seen.stops or any(cells.file_stops(file.data) for file in files),

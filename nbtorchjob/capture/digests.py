@@ -2,67 +2,16 @@
 
 The same value has the same digest in another kernel, too. Of a big one samples are looked at, so that this
 takes no longer than pickling it does; its digest then begins with ``SAMPLED``.
-
-What tells two calls apart: the same cell over the same values has the same fingerprint.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
-from nbtorchjob.runtime.objects import rebuilt
-
-if TYPE_CHECKING:
-    from nbtorchjob.capture.call import Call
-
-
-from collections.abc import Iterable, Sequence
-
+from nbtorchjob.capture import fingerprint
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.state.info import SAMPLED
-
-# A pickle's frames are as long as the file names in it, which hold the kernel's process id.
-_FRAME = re.compile(rb"\x95.{8}", re.DOTALL)
-_SHORT_BINUNICODE = b"\x8c"
-
-
-def of(call: Call) -> str:
-    """Return 40 hex digits: the same for a cell that is run again unchanged, also by a new kernel.
-
-    It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
-    second is simply another job.
-    """
-    found = hashlib.sha256(stable(call.pickle, call.sources))
-    for view in call.buffers:
-        found.update(view)
-    for local in call.files:
-        found.update(local.path.encode() + hashlib.sha256(local.data).digest())
-    if call.wanted:
-        found.update(call.wanted.digest.encode())
-    for file in call.shipped:
-        content = file.sha256 or f"{file.size} {file.mtime}"
-        found.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
-    return found.hexdigest()[:40]
-
-
-def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:
-    """Return a pickle without what differs between kernels, and from one run of a cell to the next."""
-    data = _FRAME.sub(b"", pickled)
-    for filename, text in sources.items():
-        # The text says more than the name: it is In[3] today and In[7] tomorrow.
-        data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
-    for tag in rebuilt.tags():
-        data = _replaced(data, tag, b"class")
-    return data
-
-
-def _replaced(data: bytes, text: str, stable: bytes) -> bytes:
-    raw = text.encode()
-    return data.replace(_SHORT_BINUNICODE + bytes([len(raw) & 0xFF]) + raw, stable)
-
 
 _DIGITS = 16
 _WHOLE = 4_000_000  # bytes of buffers that are looked at in full: some milliseconds
@@ -77,7 +26,7 @@ def of_value(
     ``sources`` are the notebook's files whose code may be in it, as in a call.
     """
     # Nobody is kept out by it, and it takes a third of the time of SHA-256.
-    found = hashlib.sha1(stable(pickled, sources), usedforsecurity=False)
+    found = hashlib.sha1(fingerprint.stable(pickled, sources), usedforsecurity=False)
     total = sum(view.nbytes for view in buffers)
     for view in buffers:
         found.update(b"%d " % view.nbytes)

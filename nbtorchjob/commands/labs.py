@@ -15,6 +15,7 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime.lab.lead import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.state.info import MARK
@@ -140,8 +141,6 @@ def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
 
 
 def _unrepeatable(turn: Turn) -> str:
-    from nbtorchjob.runtime.lab.lab import TEXT  # late: it imports torch
-
     taken = turn.taken
     if not taken.text:
         return f"it was a call, {words.line(taken.label, 60)}, not a cell"

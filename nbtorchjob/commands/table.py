@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import debugging, labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
@@ -197,7 +198,7 @@ _ROWS = (
         "[NAME]",
         "show each rank's stack, and the blocking rank",
         answers=verbs.stacks,
-        change=verbs.look,
+        change=stacks.look,
         offer=Offer(
             "Stacks",
             "Show Stacks of Torch Job…",

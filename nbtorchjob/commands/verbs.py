@@ -124,13 +124,6 @@ def stacks(args: ParsedArgs, find: Find) -> Answers:
     yield Answer(str(report), report.to_json(), report._repr_html_(), good=bool(report.samples))
 
 
-def look(backend: Backend, name: str) -> None:
-    """Record the ranks' stacks; raises as ``inspection.look`` does."""
-    from nbtorchjob.backends import inspection  # late: most lines inspect nothing
-
-    inspection.look(backend, name)
-
-
 def profile(args: ParsedArgs, find: Find) -> Answers:
     """Profile a rank of a job for some seconds."""
     job, spelled, rank = find(args.name), args.options.get("seconds", "3"), args.options.get("rank", 0)
@@ -139,7 +132,7 @@ def profile(args: ParsedArgs, find: Find) -> Answers:
         seconds = float(spelled)
     except ValueError:
         raise LineError(f"{hint('profile')}: --seconds expects a number, got {spelled!r}") from None
-    from nbtorchjob.backends import inspection as profiles  # late: most lines profile nothing
+    from nbtorchjob.backends import profiles  # late: most lines profile nothing
 
     profiles.check(seconds, Path(args.options.get("folder", ".")))
     what = "memory of " if memory else ""

@@ -74,7 +74,7 @@ class JobState(Known):
 
     @property
     def stopped(self) -> tuple[RankStops, ...]:
-        """The ranks that are stopped in the debugger, of the newest round or a turn of it, in their order."""
+        """The ranks of the newest round that are stopped in the debugger, in their order."""
         if self.phase is not Phase.RUNNING or self.reforming:
             return ()
         gone = {each.rank for each in self.exits if each.round == self.round}
@@ -85,7 +85,7 @@ class JobState(Known):
     def _holds_still(self, stop: RankStops) -> bool:
         after = self.goes_on.get(stop.rank)
         gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
-        return self.base(stop.round) == self.round and not gone_on
+        return stop.round == self.round and not gone_on
 
     @cached_property
     def counted_from_zero(self) -> frozenset[str]:

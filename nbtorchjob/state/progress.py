@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.state import turns
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.series import UNITS, Point, Series, as_float
 
@@ -76,14 +75,9 @@ class Stillness(FrozenDataclass):
 def progress(state: JobState) -> Progress | None:
     """Return how far the job is, in reports where they count nothing; None before the first.
 
-    Where its ranks' reports don't say so, or aren't read, its operator may know. A lab is as far as the turn
-    that it runs.
+    Where its ranks' reports don't say so, or aren't read, its operator may know.
     """
     round_ = max((series.round for series in state.series.values()), default=-1)
-    if state.info.lab is not None:
-        turn = turns.running(state)
-        if turn is None or turn.taken.round != round_:
-            return None
     known = {rank: each for rank, each in state.series.items() if each.round == round_}
     if round_ == state.round and state.world_size:
         known = {rank: each for rank, each in known.items() if rank < state.world_size}
@@ -141,13 +135,6 @@ def pace(counts: Sequence[tuple[float, float]]) -> float | None:
         return None
     took, many = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]
     return took / many if took > 0 and 0 < many < math.inf else None
-
-
-def spoken(state: JobState) -> Series:
-    """Return what the rank that stands for all reported; while a lab runs a turn, only in that."""
-    turn = turns.running(state) if state.info.lab is not None else None
-    series = state.spoken
-    return series if turn is None or turn.taken.round == series.round else Series()
 
 
 def latest(series: Series) -> dict[str, float]:

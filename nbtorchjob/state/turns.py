@@ -50,8 +50,6 @@ _ROUNDS = (
     ev.RankLeft,
     ev.RankFailed,
     ev.RankExited,
-    ev.RankStops,
-    ev.RankGoesOn,
     ev.Reported,
     ev.Displayed,
     ev.Sampled,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from nbtorchjob import ProfileError
-from nbtorchjob.backends import inspection, talk
+from nbtorchjob.backends import profiles, stacks, talk
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api import remote
 from nbtorchjob.backends.kubernetes.jobs import asking
@@ -58,7 +58,7 @@ def profile_of(told, trace):
     return (*packed(content[0], "told"), *packed(content[1], "trace"))
 
 
-@pytest.mark.parametrize(("by", "told"), [(inspection.take, FULL), (inspection.take_memory, HELD)])
+@pytest.mark.parametrize(("by", "told"), [(profiles.take, FULL), (profiles.take_memory, HELD)])
 def test_a_forged_profile_is_shown_or_refused(folder, by, told):
     draw = random.Random(41)
     refused = []
@@ -111,7 +111,7 @@ def test_forged_stacks_are_shown_or_left_out():
     sample = {"rank": 1, "state": "runs", "pid": 7, "threads": [thread], "note": ""}
     fact = {"event": "Sampled", "time": 5.0, "node": 1, "round": 0, "why": "asked", "samples": [sample]}
     for _ in range(CASES):
-        found = inspection.ask(answering(forged(fact, draw)), state(), 1.0)
+        found = stacks.ask(answering(forged(fact, draw)), state(), 1.0)
         assert str(found)
         assert found._repr_html_()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.backends import inspection
+from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.runtime.facts.samples import RUNS, RankSample
@@ -33,7 +33,7 @@ SILENT = NodeAnswer(1, (), "doesn't answer since 12 s")
 def test_one_node_that_answers_will_do():
     backend: Any = Asked(SILENT, TOLD)
 
-    inspection.look(backend, "job")
+    stacks.look(backend, "job")
 
 
 @pytest.mark.parametrize(("answers", "why"), [((SILENT,), "doesn't answer since 12 s"), ((), "has ended")])
@@ -41,4 +41,4 @@ def test_says_why_none_answers(answers, why):
     backend: Any = Asked(*answers)
 
     with pytest.raises(NBTorchJobError, match=f"job told nothing of its ranks: .*{why}"):
-        inspection.look(backend, "job")
+        stacks.look(backend, "job")

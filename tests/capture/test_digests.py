@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from nbtorchjob import capture
-from nbtorchjob.capture import captured, digests, from_function
+from nbtorchjob.capture import captured, from_function
 from nbtorchjob.state.info import SAMPLED
-from tests.programs import program
 
 
-def captured_digests(**kwargs):
+def digests(**kwargs):
     """Return the digest of each argument of a call."""
     found = captured(from_function(print, (), kwargs))
     return {name: digest for name, (_, digest) in found.items()}
@@ -34,7 +32,7 @@ def captured_digests(**kwargs):
     ],
 )
 def test_a_digest_tells_values_apart_as_far_as_it_looks(one, other):
-    found = captured_digests(one=one, same=one, other=other)
+    found = digests(one=one, same=one, other=other)
 
     assert found["one"] == found["same"]
     if found["one"].startswith(SAMPLED) and isinstance(one, str):
@@ -48,7 +46,7 @@ def test_of_a_big_array_samples_are_looked_at():
     changed = big.copy()
     changed[::1000] = 1.0
 
-    found = captured_digests(big=big, again=big.copy(), changed=changed)
+    found = digests(big=big, again=big.copy(), changed=changed)
 
     assert found["big"].startswith(SAMPLED)
     assert found["big"] == found["again"] != found["changed"]
@@ -57,7 +55,7 @@ def test_of_a_big_array_samples_are_looked_at():
 def test_what_else_is_captured_doesn_t_matter():
     one = list(range(2_000_000))
 
-    assert captured_digests(one=one)["one"] == captured_digests(one=one, other=1)["one"]
+    assert digests(one=one)["one"] == digests(one=one, other=1)["one"]
 
 
 def test_it_is_the_same_in_another_process():
@@ -71,7 +69,7 @@ def test_it_is_the_same_in_another_process():
     argv = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
     there = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert captured_digests(x=[torch.arange(5), {"lr": 0.1}, torch.zeros(2)])["x"] == there
+    assert digests(x=[torch.arange(5), {"lr": 0.1}, torch.zeros(2)])["x"] == there
 
 
 def test_nothing_is_kept_of_what_is_called_a_secret():
@@ -94,29 +92,3 @@ def test_local_modules_have_one_too(tmp_path, monkeypatch):
 
     assert one[0] == other[0] == "module, 1 file, 18 B"
     assert one[1] != other[1]
-
-
-def fingerprint_in_kernel(*, pid="17", count="3", lr="0.1"):
-    done = subprocess.run(program("cells", pid, count, lr), check=True, capture_output=True, text=True)
-    return done.stdout
-
-
-def test_a_new_kernel_and_another_prompt_number_change_nothing():
-    assert fingerprint_in_kernel() == fingerprint_in_kernel(pid="123456", count="41")
-
-
-def test_another_value_is_another_call():
-    assert fingerprint_in_kernel() != fingerprint_in_kernel(lr="0.2")
-
-
-@pytest.mark.parametrize(("left", "right"), [("a + 1", "a + 2"), ("a", "a  # said")])
-def test_another_text_is_another_call(left, right):
-    one, two = (capture.from_cell(text, {"a": 1}) for text in (left, right))
-    assert digests.of(one) != digests.of(two)
-
-
-def test_memory_that_travels_beside_the_pickle_counts():
-    numpy = pytest.importorskip("numpy")
-    calls = [capture.from_function(sum, (numpy.full(4096, value),)) for value in (1.0, 1.0, 2.0)]
-    same, again, other = map(digests.of, calls)
-    assert same == again != other

@@ -8,7 +8,7 @@ import pytest
 
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.progress import QUIET_S, STALLED_S, Progress, latest, progress, spoken, still
+from nbtorchjob.state.progress import QUIET_S, STALLED_S, Progress, latest, progress, still
 
 
 def job(*facts, world=2, **info):
@@ -180,20 +180,3 @@ def calls(world):
 
 def test_how_far_a_job_is_takes_time_in_proportion_to_its_ranks():
     assert calls(64) < 1.5 * 8 * calls(8)
-
-
-def test_a_lab_is_as_far_as_the_turn_that_it_runs():
-    first = [ev.TurnTaken(1.0, 0, 0, 0, "", (0,), (0,), "cell", "x", "<1>"), *steps(1, 2, 3)]
-    over = ev.TurnEnded(9.0, 0, 0)
-    second = ev.TurnTaken(10.0, 0, 1, 0, "b", (0,), (0,), "cell", "x", "<2>")
-    lab = {"world": 1, "lab": 3600.0}
-
-    def reached(*facts):
-        found = progress(job(*first, *facts, **lab))
-        return found and found.done
-
-    assert reached() == 3
-    assert reached(over) is None
-    assert reached(over, second) is None
-    assert latest(spoken(job(*first, over, second, **lab))) == {}
-    assert reached(over, second, *steps(5, round_=1, since=11.0)) == 5

@@ -113,15 +113,6 @@ def test_a_turn_that_failed_shows_its_first_failing_rank():
     assert (state.failure.rank, state.failure.error and state.failure.error.message) == (1, "boom")
 
 
-def test_a_turn_and_its_lab_know_which_rank_is_stopped_in_the_debugger():
-    stop = ev.RankStops(3.2, 1, 1, 5, 7, "step", "<cell 5>", ev.BREAKPOINT)
-    stopped = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:2], stop]
-    goes_on = ev.RankGoesOn(3.4, 1, 1, 5, "continues")
-
-    assert seen(stopped, "a").stopped == known(*stopped).stopped == (stop,)
-    assert seen([*stopped, goes_on], "a").stopped == known(*stopped, goes_on).stopped == ()
-
-
 def test_a_turn_on_some_ranks_is_over_when_these_are():
     state = seen([*FIRST, taken(5, 3.0, "a", ranks=(1,)), *ran(5, 3.1, ranks=(1,))], "a")
 

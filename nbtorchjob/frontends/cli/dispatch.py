@@ -1,8 +1,6 @@
 """The command itself: which verb does the work, and the exit code that results.
 
 ``nbtorchjob tend``: looks after jobs until it is told to end, and says on stderr what it does.
-
-Tab completion in bash, zsh and fish: a few lines for each, which ask the command itself.
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbtorchjob.backends import tended
-from nbtorchjob.commands import completion
 from nbtorchjob.commands.table import HELP, JSON
 from nbtorchjob.errors import (
     CaptureError,
@@ -27,8 +24,8 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
-from nbtorchjob.frontends.cli import output
-from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS, SHELLS, command, help_of, overview
+from nbtorchjob.frontends.cli import completion, output
+from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.text import hints
@@ -73,52 +70,6 @@ def _log() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-
-
-ASKED = "__complete"  # the verb that the shells ask with: the words so far, the last one unfinished
-
-# Where nothing is offered, each falls back on file names: a script's, a folder's.
-_SCRIPTS = {
-    "bash": r"""_nbtorchjob() {
-    local word
-    COMPREPLY=()
-    while IFS= read -r word; do
-        [[ -n $word ]] && COMPREPLY+=("$word")
-    done < <(nbtorchjob __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-}
-complete -o default -F _nbtorchjob nbtorchjob""",
-    "zsh": r"""#compdef nbtorchjob
-_nbtorchjob() {
-    local -a found
-    found=(${(f)"$(nbtorchjob __complete "${(@)words[2,$CURRENT]}" 2>/dev/null)"})
-    (( $#found )) && compadd -a found || _files
-}
-compdef _nbtorchjob nbtorchjob""",
-    "fish": r"""function __nbtorchjob_complete
-    set -l before (commandline -opc)
-    nbtorchjob __complete $before[2..-1] (commandline -ct | string collect --allow-empty) 2>/dev/null
-end
-complete -c nbtorchjob -a '(__nbtorchjob_complete)'""",
-}
-
-
-def script(words: Sequence[str]) -> str:
-    """Return what a shell sources; raises ``LineError`` for a shell that isn't known."""
-    (shell,) = COMMANDS["completion"].parse(words).words
-    if shell not in _SCRIPTS:
-        raise LineError(f"nbtorchjob completion: unknown shell {shell!r}; available: {', '.join(SHELLS)}")
-    return _SCRIPTS[shell]
-
-
-def candidates(words: Sequence[str]) -> Iterable[str]:
-    """Return what the last of ``words`` could become."""
-    *before, word = words or [""]
-    if "--" in before:
-        return []
-    if before == ["completion"]:
-        return [shell for shell in SHELLS if shell.startswith(word)]
-    completions = completion.of_verbs(before, word, COMMANDS)
-    return [candidate for candidate in completions if candidate.lstrip("-") not in (*CELLS_ONLY, "o")]
 
 
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbtorchjob run --help")
@@ -174,8 +125,8 @@ def _do(words: list[str]) -> int:
     elif not name:
         output.beside(overview())
         return 2
-    elif name == ASKED:
-        output.answer("\n".join(candidates(rest)))
+    elif name == completion.ASKED:
+        output.answer("\n".join(completion.candidates(rest)))
     else:
         return _verb(name, rest)
     return 0
@@ -191,7 +142,7 @@ def _verb(name: str, words: list[str]) -> int:
     if json:
         words.remove("--json")
     if verb.name == "completion":
-        output.answer(script(words))
+        output.answer(completion.script(words))
         return 0
     if verb.name == "tend":
         # late: it is seldom asked for

@@ -1,7 +1,4 @@
-"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown.
-
-A job on a terminal, or in the log of a CI run: its own log on stdout, its status on stderr.
-"""
+"""A terminal, as the verbs see it: how a job is found, a call captured, and the outcome shown."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +26,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.spec.options import CellOptions, apart
-from nbtorchjob.state import JobState, Origin, Phase
-from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
-from nbtorchjob.state.logs import LogLine, Splitter
+from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
@@ -42,79 +37,6 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
     from nbtorchjob.ui.runs import view as view_runs
-
-_RANK_0 = LogRequest()
-
-
-class Stream:
-    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
-
-    The log is written in the thread that follows the job, so that a slow reader slows that down and
-    nothing piles up here.
-    """
-
-    tells = False
-
-    def __init__(
-        self,
-        job: Job[Any],
-        *,
-        write: Callable[[bytes], object],
-        tell: Callable[[str], object],
-        request: LogRequest = _RANK_0,
-    ) -> None:
-        from nbtorchjob.ui.card.view import Stops  # late: most verbs show no job that goes on
-
-        self._write = write
-        self._tell = tell
-        self._request = request
-        self._splitters: dict[int, Splitter] = {}  # by rank
-        self._there: set[tuple[int, int]] = set()  # of the node that was request for: rank and round
-        self._line_open = False
-        self._phase: Phase | None = None
-        self._stops = Stops()
-        job.listen(self._heard)
-
-    def _heard(self, event: Event) -> None:
-        if isinstance(event, Closed | Lost):
-            self._put(line for splitter in self._splitters.values() for line in splitter.end())
-        if isinstance(event, WorkersStarted) and event.node == self._request.node:
-            self._there |= {(rank, event.round) for rank in event.ranks}
-        if not isinstance(event, LogChunk) or not self._is_wanted(event):
-            return
-        if self._request.as_written:
-            self._write(event.data)
-            self._line_open = not event.data.endswith(b"\n")
-        else:
-            self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
-
-    def _is_wanted(self, chunk: LogChunk) -> bool:
-        if self._request.node is not None:
-            return (chunk.rank, chunk.round) in self._there
-        return self._request.rank in (None, chunk.rank)
-
-    def _put(self, lines: Iterable[LogLine]) -> None:
-        if shown := b"".join(map(self._request.shown, filter(self._request.wanted.has, lines))):
-            self._write(shown)
-
-    def draw(self, state: JobState) -> None:
-        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
-        if state.phase is not self._phase and not state.phase.terminal:
-            self._phase = state.phase
-            self._say(state)
-        if stops := self._stops.new(state):
-            self._tell(stops.rstrip("\n"))
-
-    def close(self, state: JobState, value: str = "") -> None:
-        """Print how the job ended, or its status when it is left."""
-        self._say(state)
-
-    def _say(self, state: JobState) -> None:
-        from nbtorchjob.ui.card import render  # late, as above
-
-        # A progress bar leaves the line open.
-        self._tell(("\n" if self._line_open else "") + render.last_line(state, time.time()))
-        self._line_open = False
 
 
 class Terminal:
@@ -201,6 +123,8 @@ class Terminal:
     def log(self, job: Job[Any], request: LogRequest) -> None:
         """Write the log's bytes as they are."""
         if request.follow:
+            from nbtorchjob.frontends.cli.shown import Stream  # late, as what draws a card is
+
             Stream(job, write=output.log, tell=self.say, request=request)
             job.wait()
         else:
@@ -215,7 +139,7 @@ class Terminal:
 
     def view(self, job: Job[Any], options: CellOptions, place: Output) -> view.View:
         """Write the log as it comes, and a line for each phase."""
-        # late: most verbs show no job that goes on
+        from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
         from nbtorchjob.ui.card import view
 
         # A program that reads the JSON has no use for the log, but a person may.

@@ -440,7 +440,6 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
 
     class Prompt(base):  # type: ignore[misc]
         holds = False
-        interrupted = False
 
         def interaction(self, frame: Any, *rest: Any) -> None:
             if self.holds:
@@ -450,17 +449,6 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
             with debugger.alone, debugger.stopped(place, BREAKPOINT):
                 super().interaction(frame, *rest)
             line.say({"goes": line.how})
-            if self.interrupted:
-                self.interrupted = False
-                raise KeyboardInterrupt
-
-        def _cmdloop(self) -> None:
-            # An interrupt, as of a lab's cell, is for the code: pdb and IPython would only prompt again.
-            try:
-                self.cmdloop()
-            except KeyboardInterrupt:
-                self.interrupted = True
-                self.set_continue()
 
         def user_return(self, frame: Any, value: Any) -> None:
             super().user_return(frame, value)

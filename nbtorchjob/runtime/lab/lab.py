@@ -5,8 +5,6 @@ each node tells its own ranks (``standing.py``). Only one turn runs at a time: t
 nodes are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name.
 The *base* is the round in which the ranks were started. They may be started anew, and then they are empty:
 turns that were taken before aren't run any more.
-
-What the lead of a lab says in words that the host reads.
 """
 
 from __future__ import annotations
@@ -41,19 +39,13 @@ from nbtorchjob.runtime.facts.emit import emit, tear
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.install import needed
 from nbtorchjob.runtime.lab import turns
+from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects.wire import derived, sign
 from nbtorchjob.runtime.rendezvous.peers import PeersEnded
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
-
-TEXT = 1 << 18  # characters that are told of a cell
-# Why a turn isn't taken that may be taken later, or elsewhere.
-NOT_YET = "its ranks haven't begun yet"
-ANEW = "its ranks began anew"
-ELSEWHERE = "the lead is node %d"
-
 
 _HEAR_S = 60.0  # for the next piece of a payload to come
 _LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew

@@ -206,8 +206,7 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
     held = "failed, and is held" if stop.why == FAILURE else "stops"
     label, _ = state.info.sources.get(stop.filename, ("", ""))
-    label = label or labs.called(stop.filename, state) or stop.filename.rpartition("/")[2]
-    where = f"{label}, line {stop.lineno}"
+    where = f"{label or stop.filename.rpartition('/')[2]}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
     told = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
     return f"{told}, for {duration(max(0.0, now - stop.time))}"

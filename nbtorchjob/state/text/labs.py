@@ -37,11 +37,6 @@ def doing_now(state: JobState) -> str:
     return f"runs {found.name}{behind}"
 
 
-def called(filename: str, state: JobState) -> str:
-    """Return which of a lab's cells has that file name: ``cell 4``; "" where none has."""
-    return next((turn.name for turn in turns.turns(state) if turn.taken.filename == filename), "")
-
-
 def lines(state: JobState, now: float) -> list[str]:
     """Return what a lab's card says of it: whose cell runs, what it has run and holds, and when it ends."""
     if state.info.lab is None:

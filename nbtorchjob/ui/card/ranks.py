@@ -181,10 +181,7 @@ def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
 
 
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
-    # Of a lab its turns' cards show that.
-    if state.phase is Phase.SUCCEEDED or state.info.lab is not None:
-        return [], ""
-    if len(state.series) < 2 or state.world_size < 2:
+    if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
         return [], ""
     at = now if state.ended is None else state.ended
     unit = unit_of(state.series[min(state.series)])

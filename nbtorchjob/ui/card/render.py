@@ -13,9 +13,9 @@ from html import escape
 from typing import TypeAlias
 
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
-from nbtorchjob.state.progress import PERCENT, REPORT, progress, spoken
+from nbtorchjob.state.progress import PERCENT, REPORT, progress
 from nbtorchjob.state.text import attempts, facts, labs, lifetime, usage
 from nbtorchjob.state.text.progress import overdue, progress_line, rate, stillness
 from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
@@ -100,7 +100,7 @@ def html(
     room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
-    curves = metrics.curves(state.spoken, attempts.turns(state))
+    curves = metrics.curves(_series(state), attempts.turns(state))
     charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
     drawn = ""
     if charts:
@@ -127,7 +127,7 @@ def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offe
     took = duration(state.elapsed(now))
     said = [labs.doing(state, now) or stillness(state, now), took, facts.shape(state), facts.counts(state)]
     if state.phase is Phase.SUCCEEDED:
-        said = [f"in {took}", *metrics.told(spoken(state), 4, counting=False), facts.counts(state)]
+        said = [f"in {took}", *metrics.told(_series(state), 4, counting=False), facts.counts(state)]
     elif state.phase.terminal:
         said[1] = f"after {took}"
     rest = escape(DOT.join(each for each in (*said, facts.where(state.info)) if each))
@@ -172,7 +172,7 @@ def _tiles(state: JobState, now: float) -> str:
         tiles.append((far.unit, f"{number(far.done)}{total}" + (" %" if far.unit == PERCENT else "")))
         left = far.left(now)
         tiles += [("left", duration(left))] if left is not None and math.isfinite(left) else []
-    values = metrics.newest(spoken(state), counting=counting)
+    values = metrics.newest(_series(state), counting=counting)
     tiles += values[:_MOST_TILES]
     if len(values) > _MOST_TILES:
         tiles.append(("more", count(len(values) - _MOST_TILES, "metric")))
@@ -243,7 +243,7 @@ def last_line(state: JobState, now: float) -> str:
     elif state.next is not None:
         rest = [attempts.coming(state, now)]
     else:
-        rest = metrics.told(spoken(state), 4, counting=False)
+        rest = metrics.told(_series(state), 4, counting=False)
     return DOT.join([f"torchjob {facts.last_line(state, now)}", *rest])
 
 
@@ -255,9 +255,13 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
     return tag("div", tag("time", when) + instead, SMALL, cls=cls) if when else ""
 
 
+def _series(state: JobState) -> Series:
+    return state.spoken
+
+
 def _metrics(state: JobState, now: float) -> list[str]:
     """Return progress and the newest values while the job lives, all last values once it has ended."""
-    series = spoken(state)
+    series = _series(state)
     found = progress(state)
     most = 16 if state.phase.terminal else 8
     newest = metrics.told(series, most, counting=found is None or found.unit == REPORT)

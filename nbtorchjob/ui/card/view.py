@@ -319,7 +319,7 @@ def watch(
 
     The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
     reports that. What runs on a lab is interrupted by the first, and waited for; a second within five seconds
-    ``asks`` whether to end the lab. Where it is stopped in the debugger the first only stops waiting.
+    ``asks`` whether to end the lab.
     """
     if MARK in job.name:
         _on_a_lab(job, lambda: _watched(job, view, quiet_s, clock), say, asks)
@@ -358,11 +358,6 @@ def _interrupted(job: Job[Any], say: Callable[[str], object], asks: Callable[[st
     """Interrupt a cell on all its ranks; return whether it is over."""
     lab = job.info.id.rpartition(MARK)[0]
     name = job.info.of_lab
-    if job.state.stopped:  # pdb would take the interrupt for its own, and the rank stop again
-        raise Detached(
-            f"Stopped waiting for {job.name}, which stays in the debugger: "
-            f"{hint('debug', job.name)} opens it, {hint('attach', job.name)} follows it."
-        ) from None
     try:
         again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to end the lab."
         say(f"Interrupting {job.name} on its ranks, which stay. {again}")

@@ -268,16 +268,6 @@ def test_an_unknown_option_stops_run_all(kernel):
     assert reply["content"]["ename"] == "UsageError"
 
 
-def typed(kernel, code, *lines):
-    """Begin a cell, and type lines at pdb's prompt."""
-    cell = kernel.start(code)
-    for line in lines:
-        asked = kernel.client.get_stdin_msg(timeout=LIMIT)["content"]
-        assert asked["prompt"] in ("ipdb> ", "(Pdb) ")
-        kernel.client.input(line)
-    return cell
-
-
 def test_pdb_on_a_rank_from_a_cell(kernel, monkeypatch):
     monkeypatch.setattr(kernel.client, "allow_stdin", True)
     kernel.run("%%torchjob -d --name stops\ndef f(x):\n    breakpoint()\n    return x * 2\nf(21)")
@@ -285,7 +275,14 @@ def test_pdb_on_a_rank_from_a_cell(kernel, monkeypatch):
         "import time, nbtorchjob\nwhile not nbtorchjob.attach('stops').state.stopped: time.sleep(0.05)"
     )
 
-    first = typed(kernel, "%torchjob debug", "p x")
+    def typed(cell, *lines):
+        for line in lines:
+            asked = kernel.client.get_stdin_msg(timeout=LIMIT)["content"]
+            assert asked["prompt"] in ("ipdb> ", "(Pdb) ")
+            kernel.client.input(line)
+        return cell
+
+    first = typed(kernel.start("%torchjob debug"), "p x")
     kernel.client.get_stdin_msg(timeout=LIMIT)
     kernel.interrupt()
     assert first.end().text.endswith("21\n")
@@ -294,29 +291,7 @@ def test_pdb_on_a_rank_from_a_cell(kernel, monkeypatch):
         "rank 0 stays stopped: %torchjob debug stops --rank 0 returns to it" in first.error["traceback"][-1]
     )
 
-    assert "rank 0 has returned" in typed(kernel, "%torchjob debug stops", "x = 4", "c").end().text
+    assert "rank 0 has returned" in typed(kernel.start("%torchjob debug stops"), "x = 4", "c").end().text
     assert kernel.run("%torchjob attach stops").value == "8"
     ended = kernel.run("%torchjob debug stops").error
     assert "stops has ended: there is no rank to look at any more" in ended["evalue"]
-
-
-def test_a_labs_cell_that_stops_in_the_debugger_holds_no_kernel(kernel, monkeypatch):
-    kernel.run("%%torchjob --keep held --debug-wait 300\n1")
-    cell = kernel.start("%%torchjob --on held\nx = 4\nbreakpoint()\nx")
-    cell.until("update_display_data", "Debugging")
-    cell.until("update_display_data", "%torchjob debug held#2")
-    kernel.interrupt()
-    assert "held#2, which stays in the debugger" in cell.end().error["evalue"]
-
-    monkeypatch.setattr(kernel.client, "allow_stdin", True)
-    assert "rank 0 has returned" in typed(kernel, "%torchjob debug held", "x = 5", "c").end().text
-    assert kernel.run("%torchjob attach held#2").value == "5"
-
-    monkeypatch.setattr(kernel.client, "allow_stdin", False)
-    cell = kernel.start("%%torchjob --on held\nbreakpoint()\nx")
-    cell.until("update_display_data", "%torchjob debug held#3")
-    kernel.interrupt()
-    cell.end()
-    assert "held#3 " in kernel.run("%torchjob cancel held#3").text
-    assert kernel.run("%%torchjob --on held\nx").value == "5"
-    kernel.run("%torchjob cancel held")

@@ -58,11 +58,3 @@ def test_who_sends_the_first_cell_after_ranks_began_anew_is_told(greenwich):
     assert list(labs.began_anew(lab(*START, FIRST, OVER))) == []
     (said,) = labs.began_anew(lab(*START, FIRST, OVER, anew))
     assert said.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what former cells set is gone")
-
-
-def test_a_lab_names_the_cell_in_which_a_rank_is_stopped():
-    stop = ev.RankStops(6.0, 0, 1, 2, 7, "<module>", "<2>", ev.BREAKPOINT)
-
-    (said,) = facts.stops(lab(*START, FIRST, OVER, SECOND, stop), 8.0)
-
-    assert said.startswith("rank 1 stops at cell 2, line 7, for 2.0 s")

@@ -399,15 +399,6 @@ def test_a_cell_that_an_interrupt_does_not_end_shows_where_it_is_and_is_waited_f
     assert capsys.readouterr().out.endswith("lab#2 isn't over after 5 s:\nranks 0-1 wait for each other\n")
 
 
-def test_an_interrupt_leaves_a_cell_that_is_stopped_in_the_debugger(clock):
-    stops = ev.RankStops(1002.0, 0, 1, 0, 7, "step", "train.py", ev.BREAKPOINT)
-    job = on_lab(clock, (*STARTED, stops), KeyboardInterrupt())
-
-    with pytest.raises(view.Detached, match="%torchjob debug lab#2 opens it"):
-        view.watch(job, Seen(clock), clock=clock)
-    assert not job.cancelled
-
-
 def test_a_second_interrupt_asks_before_it_ends_a_lab(clock):
     asked = []
 

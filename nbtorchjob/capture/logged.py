@@ -1,25 +1,12 @@
-"""How ``logging`` is set up in the notebook, as far as that can go along to ranks.
-
-This process's settings: ranks are fresh processes, and don't inherit them.
-"""
+"""How ``logging`` is set up in the notebook, as far as that can go along to ranks."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbtorchjob.capture import pickling
-from nbtorchjob.runtime.rank import settings
-from nbtorchjob.spec.jobspec import JobSpec
-
-
-def cautions(spec: JobSpec) -> Iterator[str]:
-    """Name settings that change numbers, and aren't carried along under ``spec``."""
-    found = settings.words(settings.told())
-    if found and not spec.carry_settings:
-        them = "it" if len(found) == 1 else "them"
-        yield f"ranks don't get {', '.join(found)}: --carry-settings takes {them} along"
 
 
 def setup() -> tuple[dict[str, Any], list[str]]:

@@ -1,21 +1,6 @@
-"""A profile of a rank: its node is asked for one, and what comes of it becomes a file, and is read.
-
-What a job's ranks do now: its nodes are asked, and what they answer is laid over what is known.
-"""
+"""A profile of a rank: its node is asked for one, and what comes of it becomes a file, and is read."""
 
 from __future__ import annotations
-
-import time
-from typing import TYPE_CHECKING
-
-from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobEndedError, NBTorchJobError
-from nbtorchjob.state import JobState, apply
-from nbtorchjob.state.events import Sampled, believed
-
-if TYPE_CHECKING:
-    from nbtorchjob.state.text.stacks import Stacks
-
 
 import base64
 import gzip
@@ -27,48 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.errors import ProfileError, SpecError
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import JobEndedError, ProfileError, SpecError
 from nbtorchjob.runtime.facts.samples import RUNS, RankSample
-from nbtorchjob.runtime.look.lookout import ENDING_S, MOST_WRITTEN
 from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S
+from nbtorchjob.runtime.look.profiling import ENDING_S, MOST_WRITTEN
+from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis.standing import place, users_frame
-from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.events import UNREADABLE, Sampled, believed
 from nbtorchjob.state.spent import marked, spent
 from nbtorchjob.state.text.stacks import STATES, Held, MemoryProfile, Profile
 from nbtorchjob.text.words import line
 
 _LOOK_S = 10.0
-
-
-def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
-    """Return the stacks of a job's ranks now; of one that has ended, or doesn't answer, the last known."""
-    from nbtorchjob.state.text.stacks import Stacks  # late: most of what the command does asks for none
-
-    trouble: dict[int, str] = {}
-    asked = False
-    try:
-        for answer in backend.ask(state.info.address, {"question": "sample"}, timeout=timeout):
-            facts = [fact for each in answer.records if isinstance(fact := believed(each), Sampled)]
-            for fact in facts:
-                state, asked = apply(state, fact), True
-            if answer.trouble or not facts:
-                trouble[answer.node] = answer.trouble or "it told nothing of its ranks"
-    except JobEndedError:
-        pass  # what is known last is shown, and said to be that
-    return Stacks(state, trouble, asked=asked, time=time.time())
-
-
-def look(backend: Backend, name: str) -> None:
-    """Have a job's nodes tell what their ranks do, a fact of the job from then on.
-
-    Raises ``NBTorchJobError`` where none of them answers.
-    """
-    found = ask(backend, backend.snapshot(name), _LOOK_S)
-    if not found.asked:
-        why = next(iter(found.trouble.values()), "the job has ended")
-        raise NBTorchJobError(f"{found.state.info.name} told nothing of its ranks: {why}")
-
-
 _SPARE_S = 2 * TURN_S + ENDING_S + 20.0  # beside the seconds of a profile: for it to begin, and to come home
 _MAX_LINE = 300
 _LEVEL = 6  # of compression, as the node's

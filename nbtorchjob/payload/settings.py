@@ -1,0 +1,16 @@
+"""This process's settings: ranks are fresh processes, and don't inherit them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbtorchjob.runtime.rank import settings
+from nbtorchjob.spec.jobspec import JobSpec
+
+
+def cautions(spec: JobSpec) -> Iterator[str]:
+    """Name settings that change numbers, and aren't carried along under ``spec``."""
+    found = settings.words(settings.told())
+    if found and not spec.carry_settings:
+        them = "it" if len(found) == 1 else "them"
+        yield f"ranks don't get {', '.join(found)}: --carry-settings takes {them} along"

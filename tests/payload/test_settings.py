@@ -1,0 +1,62 @@
+"""What the notebook's process was told, named where ranks don't have it, and laid on them on request."""
+
+import pytest
+import torch
+
+from nbtorchjob import JobSpec, SpecError, api, submission
+from nbtorchjob.runtime.rank import settings as told
+
+TOLD = {
+    "dtype": "float64",
+    "device": "meta",
+    "grad": False,
+    "deterministic": 1,
+    "matmul": "high",
+    "anomaly": True,
+    "cudnn.enabled": False,
+    "cudnn.benchmark": True,
+    "cudnn.deterministic": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_starts():
+    """Check that torch's defaults are the ones known here, and put them back."""
+    assert told.told() == {}
+    yield
+    told.lay({name: setting.default for name, setting in told._SETTINGS.items()})
+    torch.set_default_device(None)  # also what asks for it at each operation
+
+
+def test_what_torch_was_told_is_read_laid_and_put_in_words():
+    told.lay(TOLD)
+
+    assert told.told() == TOLD
+    assert told.words(told.told()) == [
+        "torch.set_default_dtype(torch.float64)",
+        "torch.set_default_device('meta')",
+        "torch.set_grad_enabled(False)",
+        "torch.set_deterministic_debug_mode(1)",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.autograd.set_detect_anomaly(True)",
+        "torch.backends.cudnn.enabled = False",
+        "torch.backends.cudnn.benchmark = True",
+        "torch.backends.cudnn.deterministic = True",
+    ]
+    for statement in told.words(TOLD):
+        exec(statement)
+    assert told.told() == TOLD
+
+
+def test_what_changes_numbers_is_a_note():
+    torch.set_grad_enabled(False)
+    asked = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
+
+    assert submission.cautions(JobSpec()) == (asked,)
+    assert submission.cautions(JobSpec(carry_settings=True)) == ()
+    assert f"# note: {asked}" in api.dry_run(len, "x")
+
+
+def test_it_is_on_or_off():
+    with pytest.raises(SpecError, match="carry_settings"):
+        JobSpec(carry_settings="yes")  # type: ignore[arg-type]
