@@ -19,20 +19,19 @@ from nbtorchjob.state.failure.cause import Row
 
 _INTRO = """# Errors
 
-Made from the tables that the code reads. Each message is one line: what was wrong, what was seen, what to do.
-How attempts and budgets work is in [failures.md](failures.md).
+This page is generated from the tables that the code reads. Each message is one line: what was wrong, what
+was seen, what to do. [failures.md](failures.md) explains attempts and budgets.
 
 ## Exceptions
 
-All are in `nbtorchjob.errors`, and those that a program may want to catch in `nbtorchjob`, too.
+All are in `nbtorchjob.errors`; those that a program may want to catch are in `nbtorchjob` too.
 """
 _CAUSES = """
 ## Why a job failed, or waits
 
-Of the rows of a table that fit the first one counts; what none fits is shown as it is. `…` stands for
-anything, and in what is said for what was seen. *Paid from* is the budget of the next attempt, where the job
-has one; an exception that is a `RecoverableError`, or that `--retry-on` names, is paid from `--retries`
-whatever is said here.
+The first row of a table that fits counts; text that fits no row is shown as it is. In a sign, `…` stands
+for anything; in a message, for what was seen. *Paid from* is the budget of the next attempt, if the job has
+one. An exception that is a `RecoverableError`, or that `--retry-on` names, is always paid from `--retries`.
 """
 
 
@@ -82,13 +81,13 @@ _NODE_CODES = (
 _EXITS = """
 ## Exit codes of the command
 
-`nbtorchjob` in a terminal ([cli.md](cli.md)).
+These are the exit codes of `nbtorchjob` in a terminal ([cli.md](cli.md)).
 """
 _REFUSALS = """
 ## What a cluster refuses
 
-To a user `ann`, about a job `train` in the namespace `ml`. Where a permission is missing, the Role and the
-RoleBinding to ask for are printed beneath the line.
+The examples are for a user `ann` and a job `train` in the namespace `ml`. If a permission is missing, the
+Role and the RoleBinding to request follow below the line.
 """
 
 

@@ -17,29 +17,32 @@ from nbtorchjob.spec.validation import Option
 
 _INTRO = """# Options
 
-Made from the table that the magic line, the panel, the profiles and the completion are made from.
+This page is generated from the table that also defines the magic line, the panel, the profiles and the
+completion.
 
-- **Option**: on a line, `%%torchjob --nnodes 2` or `--nnodes=2`. One that adds up may be given several times.
-  torchrun's spellings do as well: `--nproc_per_node`, and `auto`, `gpu` or `cpu` for its number, which is
-  counted here, or taken from `--gpu` and `--cpu`. Its options that have no effect (`--standalone`,
-  `--master-port`, …) are accepted with a note; those that would have one (`--numa-binding`, …) are refused.
-- **Profile**: the key in `nbtorchjob.toml`, the option without its dashes. What adds up is a table or a list.
-- **Environment**: counts above the profile and below the line. What adds up is words with blanks between,
-  quoted as in a shell; a switch is `1` or `0`.
+- **Option**: on a line, `%%torchjob --nnodes 2` or `--nnodes=2`. Repeat an option that adds up. torchrun's
+  spellings work too: `--nproc_per_node`, and `auto`, `gpu` or `cpu` as its number, which nbtorchjob counts
+  here, or takes from `--gpu` and `--cpu`. It accepts torchrun's options that have no effect here
+  (`--standalone`, `--master-port`, …) with a note, and refuses those that would have one (`--numa-binding`,
+  …).
+- **Profile**: the key in `nbtorchjob.toml`, which is the option without its dashes. An option that adds up
+  is a table or a list.
+- **Environment**: overrides the profile; the line overrides it. An option that adds up takes words
+  separated by blanks, quoted as in a shell; a switch is `1` or `0`.
 - **Python**: the field of the config, see [python.md](python.md).
-- **Taken by**: where it can be given. Elsewhere it is refused before anything is sent, with who takes it:
-  [kinds.md](kinds.md).
+- **Taken by**: the backends and kinds that support the option. Elsewhere it is refused before anything is
+  sent, with the kinds that support it: [kinds.md](kinds.md).
 
-`nbtorchjob.toml` is looked for in the notebook's folder and its parents up to the home directory, in
+nbtorchjob looks for `nbtorchjob.toml` in the notebook's folder and its parents up to the home directory, in
 `~/.config/nbtorchjob`, and where an administrator has put one ([administrators.md](administrators.md)). If
-several files have a profile of one name, the nearest counts, as a whole. A file that others can write to
-isn't used ([security.md](security.md#which-configuration-files-are-trusted)).
+several files have a profile of one name, the nearest one counts, as a whole. A file that others can write
+to is ignored ([security.md](security.md#which-configuration-files-are-trusted)).
 
-The profile is chosen by `-p NAME`, else the variable `NBTORCHJOB_PROFILE`, else the file's
+`-p NAME` selects the profile, otherwise the variable `NBTORCHJOB_PROFILE`, otherwise the file's
 `default = "NAME"`. Jobs are kept in `~/.local/state/nbtorchjob`, or in the folder that
 `NBTORCHJOB_STATE_DIR` names.
 """
-_HEADS = ("option", "what it says", "default", "profile, environment", "Python", "taken by")
+_HEADS = ("option", "meaning", "default", "profile, environment", "Python", "taken by")
 
 # What an option may be given as, where its kind of value doesn't say: values that differ in who takes them.
 _SAMPLES: Mapping[str, Sequence[str]] = {

@@ -22,13 +22,14 @@ from nbtorchjob.backends.kubernetes.objects.rights import Use, grant
 
 _INTRO = """# Permissions on a cluster
 
-Made from the table of the calls that are made; a test runs jobs of every kind with exactly these. All are of
-the user's own account, in the job's namespace: pods need none, and there is no server component.
-`%torchjob doctor` asks the cluster for each that a job needs, and prints the Role of those that are missing.
+This page is generated from the table of API calls; a test runs jobs of every kind with exactly these
+permissions. All belong to the user's own account, in the job's namespace: pods need none, and there is no
+server component. `%torchjob doctor` asks the cluster about each permission that a job needs, and prints the
+Role for the missing ones.
 
-**Who may read Secrets of a namespace can read all of them**, and who may create jobs there can have a pod
-mount any of them, or run as any service account. RBAC can't say "only those of nbtorchjob". So give jobs a
-namespace of their own, with nothing in it that its users may not have.
+**An account that may read Secrets of a namespace can read all of them**, and one that may create jobs there
+can have a pod mount any of them, or run as any service account. RBAC cannot express "only those of
+nbtorchjob". So give jobs a namespace of their own, with nothing in it that its users may not have.
 
 ## What jobs need
 
@@ -36,31 +37,34 @@ namespace of their own, with nothing in it that its users may not have.
 _OPTIONAL = """
 ## What a job runs without
 
-Where one of these is refused, what it is for is left out. So are jobs of kinds that may not be listed.
+If one of these is refused, nbtorchjob omits what it is for. It also omits jobs of kinds that it may not
+list.
 
 """
 _CLUSTERWIDE = """
-The same, of what is in no namespace, or in all of them, and so for a ClusterRole:
+The same for objects in no namespace, or in all of them, which need a ClusterRole:
 
 """
 _BEATS = """
-So that it can be told who looks after jobs, and one of several tenders does ([tending.md](tending.md)):
+These let nbtorchjob say who looks after jobs, and let one of several tenders act
+([tending.md](tending.md)):
 
 """
 _TENDING = """
-## What a tender of everybody's jobs needs
+## What a tender of all users' jobs needs
 
-`nbtorchjob tend --manifests` writes it for an account of its own, beside all that is done to job objects of
-each kind (`create get list watch patch delete`), to an Indexed Job's Service and with Volcano's Commands:
+`nbtorchjob tend --manifests` writes these for an account of its own, beside the permissions for the job
+objects of each kind (`create get list watch patch delete`), for an Indexed Job's Service and for Volcano's
+Commands:
 
 """
 _ROLE = """
-Beyond these only what every account may do by default: read the server's version and what it serves, and ask
-what itself is called and may do.
+Beyond these, nbtorchjob only does what every account may do by default: it reads the server's version and
+the APIs that it serves, and asks for its own name and permissions.
 
 ## The Role
 
-For all kinds and options; leave out the kinds that aren't used.
+It covers all kinds and options; leave out the kinds that you do not use.
 
 """
 _HEADS = ("jobs", "resource", "verbs", "for")

@@ -25,20 +25,21 @@ Policies: TypeAlias = Mapping[str, Enforced]
 
 _INTRO = """# Run policies: who enforces them
 
-Made from what each kind can do (`nbtorchjob/backends/kubernetes/kinds`).
+This page is generated from what each kind can do (`nbtorchjob/backends/kubernetes/kinds`).
 
-- **natively**: by the cluster, or this machine's supervisor, with the notebook closed.
-- **by us**: by whoever follows the job, or `%torchjob gc`; until then it waits.
+- **natively**: the cluster does it, or this machine's supervisor, with the notebook closed.
+- **by us**: the process that follows the job, a tender ([tending.md](tending.md)) or `%torchjob gc` does
+  it; until then it waits.
 - **refused**: before anything is sent.
 
-A cancelled job is suspended rather than ended, so that its logs can be read: removing it after
-`ttl_seconds_after_finished` is always ours.
+A cancelled job is suspended rather than ended, so that its logs stay readable: nbtorchjob itself always
+removes it after `ttl_seconds_after_finished`.
 """
 _BUDGETS = """
 ## Who owns the retries
 
-The retry owner starts the next attempt, within the budgets of failures and preemptions. It is the operator,
-or we, never both.
+The retry owner starts the next attempt, within the budgets of failures and preemptions. It is either the
+operator or nbtorchjob, never both.
 """
 
 _SIZES: Mapping[str, int | str] = {"fixed": 2, "elastic": "1:2"}
