@@ -24,7 +24,7 @@ def test_pdb_in_a_cell_on_a_rank_that_stops(lab, tmp_path):
     notebook.run(0)
     notebook.run(1)
     card = notebook.output(1)
-    expect(card).to_contain_text("rank 1 stops at Cell In[2], line 9, in `step`, for", timeout=60_000)
+    expect(card).to_contain_text("Rank 1 stops at Cell In[2], line 9, in `step`, for", timeout=60_000)
     notebook.command("notebook:interrupt-kernel")
     notebook.idle()
 
