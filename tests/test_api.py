@@ -267,7 +267,7 @@ def test_a_job_is_found_by_its_name_as_it_was_asked_for(empty):
     acted = Acted("l-1")
     for name in ("l-1", "L_1", "local:L 1"):
         assert api.attach(name).name == "l-1"
-    with pytest.raises(SpecError, match="a lab, as --keep NAME starts it"):
+    with pytest.raises(SpecError, match="a lab, started with --keep NAME"):
         api.lab("L_1")
     acted.remove()
 

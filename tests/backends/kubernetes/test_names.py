@@ -225,7 +225,7 @@ def test_a_name_is_looked_for_where_the_settings_say(stage, monkeypatch):
     assert stage.submit("begin(); value(1)", name="same").result(LIMIT) == 1
     monkeypatch.setenv("NBTORCHJOB_NAMESPACE", other)
 
-    with pytest.raises(JobNotFoundError, match="no job named 'same'; there is one in another namespace"):
+    with pytest.raises(JobNotFoundError, match="no job named 'same'; another namespace has one"):
         api.attach("same")
     assert stage.submit("begin(); value(2)", name="same", namespace=other).result(LIMIT) == 2
     assert api.attach("same").result(LIMIT) == 2
