@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbtorchjob.capture.call import (
-        Call,
-        Part,
         asked_for,
         asked_for_by,
         asked_for_call,
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
         ships_line,
     )
     from nbtorchjob.capture.lookup import Theirs
+    from nbtorchjob.capture.model import Call, Part, Ship
     from nbtorchjob.capture.modules import LocalFile
-    from nbtorchjob.capture.packages import Need, of_notebook
-    from nbtorchjob.capture.report import Ship
+    from nbtorchjob.capture.needs import Need, of_notebook
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels
 
@@ -52,10 +50,12 @@ __all__ = [
 
 _HOMES = {
     "LocalFile": "modules",
-    "Ship": "report",
+    "Call": "model",
+    "Part": "model",
+    "Ship": "model",
     "Theirs": "lookup",
-    "Need": "packages",
-    "of_notebook": "packages",
+    "Need": "needs",
+    "of_notebook": "needs",
 }  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

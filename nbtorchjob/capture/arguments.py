@@ -37,7 +37,12 @@ def bind(
     """
     spec = entry.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
-    _refuse_unknown(entry, [parameter.arg for parameter in named], given)
+    known = [parameter.arg for parameter in named]
+    unknown = [name for name in given if name not in known]
+    clash = {parameter.arg for parameter in entry.args.posonlyargs}.intersection(unknown)
+    if unknown and (entry.args.kwarg is None or clash):
+        takes = ", ".join(known) if known else "none at all"
+        raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
     needs = [name for name in _required(spec) if name in given or name not in theirs]
     values = {name: namespace[name] for name in needs if name in namespace and name not in given}
     values |= {name: evaluate(name, text, namespace) for name, text in given.items()}
@@ -76,14 +81,6 @@ def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:
         raise CaptureError(f"--arg {name}={text}: {exc} in the notebook") from exc
     except Exception as exc:
         raise CaptureError(f"--arg {name}={text}: {type(exc).__name__}: {exc}") from exc
-
-
-def _refuse_unknown(entry: Function, known: list[str], given: Mapping[str, str]) -> None:
-    unknown = [name for name in given if name not in known]
-    clash = {parameter.arg for parameter in entry.args.posonlyargs}.intersection(unknown)
-    if unknown and (entry.args.kwarg is None or clash):
-        takes = ", ".join(known) if known else "none at all"
-        raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
 
 
 def names(entry: Function) -> list[str]:

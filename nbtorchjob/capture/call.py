@@ -14,8 +14,7 @@ import builtins
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
@@ -23,114 +22,28 @@ from typing import Any
 from nbtorchjob.capture import arguments, cells, imported, logged, lookup, modules, pickling, report
 from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.lookup import NOTHING, Theirs
-from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.packages import NO_IMPORTS, Imports, Need, needs
-from nbtorchjob.capture.report import Ship
-from nbtorchjob.capture.shipped import Shipped, ShippedFile
-from nbtorchjob.environment.requirements import NOTHING as INSTALLS_NOTHING
-from nbtorchjob.environment.requirements import Wanted
-from nbtorchjob.environment.wheels import Installer
+from nbtorchjob.capture.model import NO_ITEMS, Call, Part
+from nbtorchjob.capture.needs import Imports
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.objects import importable, pickler
-from nbtorchjob.runtime.objects.sources import ANCHOR, Codes, SourceError, check
+from nbtorchjob.runtime.objects.sources import ANCHOR
 from nbtorchjob.runtime.rank import carried
 
 _LABEL = 60
-_NONE: Mapping[str, str] = MappingProxyType({})
-
-
-class Call(FrozenDataclass):
-    """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
-
-    ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
-    ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
-    what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
-    captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
-    in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
-    ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
-    ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them. ``given`` are the names whose values each run of a group has of its own. ``code`` is all code in the
-    pickle; it is ``sourced`` where its sources go along, as a node may have another Python.
-    """
-
-    label: str
-    pickle: bytes
-    buffers: tuple[memoryview, ...]
-    ships: tuple[Ship, ...]
-    files: tuple[LocalFile, ...]
-    sources: Mapping[str, str]
-    filename: str
-    notes: tuple[str, ...] = ()
-    sets: frozenset[str] = frozenset()
-    gives: bool = True
-    began: float = 0.0
-    text: str = ""
-    by: str = ""
-    promoted: str = ""  # the lab whose cells it runs once more
-    stops: bool = False
-    imports: Imports = NO_IMPORTS
-    wanted: Wanted = INSTALLS_NOTHING
-    codes: tuple[CodeType, ...] = ()
-    paths: Mapping[str, str | PurePath] = field(default_factory=lambda: _NONE)
-    shipped: tuple[ShippedFile, ...] = ()
-    given: frozenset[str] = frozenset()
-    code: Codes = field(default_factory=Codes)
-    sourced: bool = True
-    lays: bool = False  # settings of this process or of ``logging`` go along
-
-    @cached_property
-    def table(self) -> Mapping[str, Any]:
-        """Where the source of its code is, for another Python; made once somebody asks, as ``needs`` is."""
-        return self.code.table(*([(self.filename, self.text)] if self.text else []))
-
-    @cached_property
-    def needs(self) -> tuple[Need, ...]:
-        """What it needs of distributions, by module; found once somebody asks: that takes milliseconds."""
-        return needs(self.imports, self.files)
-
-    def uncompilable(self, python: str) -> str:
-        """Say why a ``python`` ("3.12") can't compile its code, as far as that is known here; else ""."""
-        try:
-            check(dict(self.table), python)
-        except SourceError as exc:
-            return str(exc)
-        return ""
-
-    @property
-    def size(self) -> int:
-        """The bytes of the pickle and its buffers."""
-        return len(self.pickle) + sum(view.nbytes for view in self.buffers)
-
-    @property
-    def stored(self) -> tuple[ShippedFile | Installer, ...]:
-        """What of it goes into a job's store: big files, and what installs the packages."""
-        own = self.wanted.installer
-        return (*(file for file in self.shipped if file.data is None), *([own] if own else []))
-
-    def with_files(self, shipped: Shipped) -> Call:
-        """Return it with files that were asked for."""
-        return replace(
-            self,
-            shipped=shipped.files,
-            ships=(*self.ships, *shipped.ships),
-            notes=tuple(dict.fromkeys((*self.notes, *shipped.notes))),
-        )
 
 
 def from_cell(
     text: str,
     namespace: dict[str, Any],
     *,
-    args: Mapping[str, str] = _NONE,
+    args: Mapping[str, str] = NO_ITEMS,
     argv: Iterable[str] = (),
     filename: str = "<torchjob cell>",
     root: Path | None = None,
     former: Container[str] = (),
     theirs: Theirs = NOTHING,
-    given: Mapping[str, Any] = _NONE,
+    given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
@@ -202,14 +115,6 @@ def from_cell(
         stops=stops or taken.stops,
         given=frozenset(given),
     )
-
-
-class Part(FrozenDataclass):
-    """One of several cells that are run in order: on these ranks, or on all where there are none."""
-
-    text: str
-    filename: str
-    ranks: tuple[int, ...] = ()
 
 
 def from_cells(
@@ -323,7 +228,7 @@ def from_function(
     *,
     root: Path | None = None,
     theirs: Theirs = NOTHING,
-    given: Mapping[str, Any] = _NONE,
+    given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture a call of ``fn``, which may be any callable; ``given`` are the first run's of a group.
 
@@ -359,7 +264,7 @@ def from_expression(
     *,
     root: Path | None = None,
     theirs: Theirs = NOTHING,
-    given: Mapping[str, Any] = _NONE,
+    given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 

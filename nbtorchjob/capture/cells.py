@@ -70,7 +70,11 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
 
     Raises ``SyntaxError`` as Python does, and ``CaptureError`` for an empty cell or IPython syntax.
     """
-    text = _dedented(text)
+    # Take the first line's indentation from all lines that have it, as IPython does.
+    lines = text.splitlines(keepends=True)
+    first = next((line for line in lines if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    text = "".join(line.removeprefix(indent) for line in lines) if indent else text
     try:
         code = compile(text, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     except SyntaxError as exc:
@@ -97,14 +101,6 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         function,
         function is not None or isinstance(tree.body[-1], ast.Expr),
     )
-
-
-def _dedented(text: str) -> str:
-    """Take the first line's indentation from all lines that have it, as IPython does."""
-    lines = text.splitlines(keepends=True)
-    first = next((line for line in lines if line.strip()), "")
-    indent = first[: len(first) - len(first.lstrip())]
-    return "".join(line.removeprefix(indent) for line in lines) if indent else text
 
 
 def modules_named(code: CodeType) -> set[str]:

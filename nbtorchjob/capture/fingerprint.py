@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nbtorchjob.runtime.objects import rebuilt
 
 if TYPE_CHECKING:
-    from nbtorchjob.capture.call import Call
+    from nbtorchjob.capture.model import Call
 
 # A pickle's frames are as long as the file names in it, which hold the kernel's process id.
 _FRAME = re.compile(rb"\x95.{8}", re.DOTALL)

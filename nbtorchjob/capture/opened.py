@@ -11,10 +11,8 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from nbtorchjob.capture.call import Call
+from nbtorchjob.capture.model import Call
 
 _OPENS = frozenset(
     (
@@ -104,7 +102,10 @@ class _Opened:
             if isinstance(node, ast.Attribute) and node.attr in _WRITES:
                 said.add(node.value)
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                yield from self._path(node.value)
+                # A captured path that is asked for something: ``folder.iterdir()``
+                value = self._values.get(node.value.id)
+                if isinstance(value, PurePath):
+                    yield str(value)
             if isinstance(node, ast.BinOp) and (node in said or self._text(node)):
                 said.add(node.left)
             if isinstance(node, ast.BinOp) and node not in said and (text := self._text(node)):
@@ -119,12 +120,6 @@ class _Opened:
             mode = node.args[1]
             return not (isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x", "a"))
         return name in _OPENS or name.startswith(_BEGIN)
-
-    def _path(self, node: ast.Name) -> Iterator[str]:
-        """Yield a captured path that is asked for something: ``folder.iterdir()``."""
-        value = self._values.get(node.id)
-        if isinstance(value, PurePath):
-            yield str(value)
 
     def _named(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.List | ast.Tuple):

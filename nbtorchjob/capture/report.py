@@ -8,9 +8,9 @@ from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleTyp
 from typing import Any
 
 from nbtorchjob.capture import digests
+from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
-from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.described import is_secret
 from nbtorchjob.runtime.objects.memory import Memory
 from nbtorchjob.text import words
@@ -22,24 +22,6 @@ _LINE = 160
 _MOST_NAMES = 200  # that are written down
 _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
-
-
-class Ship(FrozenDataclass):
-    """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value.
-
-    ``digest`` is that of data (``digests``); empty of code, and of what is secret by its name.
-    """
-
-    name: str
-    type: str
-    size: int
-    value: str = ""
-    digest: str = ""
-
-    @property
-    def human(self) -> str:
-        """The size in the words of people."""
-        return words.size(self.size)
 
 
 def ships(

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nbtorchjob.capture import digests
+from nbtorchjob.capture.model import Ship, Shipped, ShippedFile
 from nbtorchjob.capture.modules import SKIPPED_FOLDERS
-from nbtorchjob.capture.report import Ship
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text import words
 
 SMALL = 1 << 18  # bytes, up to which a file lies in the payload though there is a better place for it
@@ -30,31 +29,6 @@ _NAMED = 3
 _PIECE = 1 << 20
 # The digests of big files, by what changes when they do: a cell is run again and again.
 _digests: dict[tuple[str, int, int, int, int], str] = {}
-
-
-class ShippedFile(FrozenDataclass):
-    """A file that travels; ``path`` is relative to the notebook's folder, with slashes.
-
-    ``data`` is what it holds where that is to lie in the payload. ``sha256`` is the digest of that, in hex;
-    "" of a big file that stays on this machine, of which ``mtime`` tells in what state it was.
-    """
-
-    path: str
-    source: Path
-    size: int
-    executable: bool
-    mtime: int  # nanoseconds
-    sha256: str
-    data: bytes | None
-
-
-@dataclass
-class Shipped:
-    """What was asked for, as it was found: an entry of ``ships`` for each name, ``notes`` of what stays."""
-
-    files: tuple[ShippedFile, ...] = ()
-    ships: tuple[Ship, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -143,7 +117,9 @@ def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Itera
             raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
         yield from _below(path, name, found, (*above, real))
     elif not stat.S_ISREG(seen.st_mode):
-        raise CaptureError(f"--ship {name}: it is {_sort(seen)}, and only files can be shipped")
+        sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
+        sort = sorts.get(stat.S_IFMT(seen.st_mode), "a device")
+        raise CaptureError(f"--ship {name}: it is {sort}, and only files can be shipped")
     else:
         key = os.path.normpath(name)
         found.paths[key] = Path(real), seen
@@ -180,11 +156,6 @@ def _entries(path: Path) -> list[str]:
             if len(entries) > MOST_FILES:
                 break
     return sorted(entries)
-
-
-def _sort(seen: os.stat_result) -> str:
-    sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
-    return sorts.get(stat.S_IFMT(seen.st_mode), "a device")
 
 
 def _unreadable(name: str, exc: OSError) -> CaptureError:

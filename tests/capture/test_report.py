@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from nbtorchjob.capture import report
+from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.report import Ship
 
 
 def notebook(text, **values):

@@ -81,18 +81,14 @@ def of(value: Any) -> Dict[str, Any]:
     try:
         formatters: Any = importlib.import_module("IPython.core.formatters")
     except ImportError:  # an image needn't have it
-        return _by_methods(value)
+        # The bundle that an object's own methods make, by IPython's names for them.
+        found: Dict[str, Any] = {TEXT: repr(value)}
+        for mime, name in _METHODS:
+            with suppress(Exception):  # whatever it raises, or it has none
+                data = getattr(value, name)()
+                found.update({mime: data} if data is not None else {})
+        return found
     return dict(formatters.DisplayFormatter().format(value)[0])
-
-
-def _by_methods(value: Any) -> Dict[str, Any]:
-    """Return the bundle that an object's own methods make, by IPython's names for them."""
-    found: Dict[str, Any] = {TEXT: repr(value)}
-    for mime, name in _METHODS:
-        with suppress(Exception):  # whatever it raises, or it has none
-            data = getattr(value, name)()
-            found.update({mime: data} if data is not None else {})
-    return found
 
 
 _METHODS = (

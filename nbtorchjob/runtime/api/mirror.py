@@ -60,7 +60,10 @@ class Mirror:
                 here = _stamp(self._here(name))
                 unchanged = here is None or (was is not None and was["here"] == here)
                 if (was is None or was["there"] != key) and unchanged:
-                    self._get(path, self._here(name))
+                    target = self._here(name)
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    self._fs.get_file(path, target + _PARTIAL)
+                    os.replace(target + _PARTIAL, target)
                     known[name] = {"here": _stamp(self._here(name)), "there": key}
                     fetched = True
             if fetched:
@@ -137,11 +140,6 @@ class Mirror:
                 if stamp is not None and not file.endswith(_PARTIAL):
                     found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
         return found
-
-    def _get(self, path: str, target: str) -> None:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        self._fs.get_file(path, target + _PARTIAL)
-        os.replace(target + _PARTIAL, target)
 
     def _put(self, name: str, stamp: _Stamp, *, ended: bool) -> bool:
         """Put a file beside its place in the store, if it is whole; return whether that is so."""

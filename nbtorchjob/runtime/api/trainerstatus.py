@@ -75,7 +75,13 @@ class Poster(threading.Thread):
                     posted = None
                     self._news.set()
                 if failed == _TOLD_AFTER:
-                    _say(why)
+                    try:
+                        emit(
+                            "Notice",
+                            text="what is reported can't be posted to the TrainJob's status: %.300s" % why,
+                        )
+                    except OSError:  # a full disk
+                        pass
             if ended:
                 return
             self._ended.wait(min(_EVERY_S * 2**failed, _SLOWEST_S))
@@ -92,21 +98,19 @@ class Poster(threading.Thread):
         for unit, totals in TOTALS.items():
             total = next((self._metrics[name] for name in totals if name in self._metrics), 0)
             if unit in self._metrics and 0 < total < math.inf and math.isfinite(self._metrics[unit]):
-                told.update(self._far(now, self._metrics[unit], total))
+                # Code that counts from 0 has done one more step than it reports.
+                count = self._metrics[unit]
+                self._zero = self._zero or (not self._counts and count == 0)
+                done = count + self._zero
+                self._counts.append((now, done))
+                (since, before), left = self._counts[0], max(0.0, total - done)
+                far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
+                if done > before:
+                    seconds = (now - since) / (done - before) * left
+                    far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
+                told.update(far)
                 break
         return told
-
-    def _far(self, now: float, count: float, total: float) -> Dict[str, int]:
-        """Return how far it is: who counts from 0 has done one more than it reports."""
-        self._zero = self._zero or (not self._counts and count == 0)
-        done = count + self._zero
-        self._counts.append((now, done))
-        (since, before), left = self._counts[0], max(0.0, total - done)
-        far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
-        if done > before:
-            seconds = (now - since) / (done - before) * left
-            far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
-        return far
 
 
 def _post(body: Dict[str, Any]) -> str:
@@ -128,10 +132,3 @@ def _post(body: Dict[str, Any]) -> str:
             there.close()
     except Exception as exc:  # whatever it is, the job goes on without it
         return "%s: %s" % (type(exc).__name__, exc)
-
-
-def _say(why: str) -> None:
-    try:
-        emit("Notice", text="what is reported can't be posted to the TrainJob's status: %.300s" % why)
-    except OSError:  # a full disk
-        pass

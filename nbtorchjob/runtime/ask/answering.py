@@ -150,7 +150,11 @@ class _Talk:
             self._say({"number": number})
             self._messages.number(number)
             try:
-                asked = self._question()
+                asked = self.hear(QUESTION_BYTES, _ASKING_S)
+                if asked is None:
+                    raise ConnectionError("no question came")
+                if isinstance(asked, bytes):
+                    raise WireError("it isn't a question")
             except WireError as exc:
                 self._say({"end": "it can't take the question: %s" % exc})
             else:
@@ -183,14 +187,6 @@ class _Talk:
     def _send(self, message: bytes) -> None:
         self._peer.settimeout(_ASKING_S)
         self._peer.sendall(message)
-
-    def _question(self) -> Dict[str, Any]:
-        asked = self.hear(QUESTION_BYTES, _ASKING_S)
-        if asked is None:
-            raise ConnectionError("no question came")
-        if isinstance(asked, bytes):
-            raise WireError("it isn't a question")
-        return asked
 
     def hear(self, most: int, seconds: float) -> Optional[Content]:
         """Return the next message; None where it hasn't come whole within so many seconds."""

@@ -44,7 +44,19 @@ def main(seconds: int) -> None:
     node = next(_nodes(), None)
     if node is None:
         sys.exit(NO_NODE)
-    _pass_on(node, seconds)
+    while True:
+        ready, _, _ = select.select([0, node.fileno()], [], [])
+        if node.fileno() in ready:
+            data = node.recv(_CHUNK)
+            if not data:
+                return
+            _write(data)
+        if 0 in ready:
+            said = os.read(0, _CHUNK)
+            if not said:
+                return
+            signal.alarm(seconds)
+            node.sendall(said)
 
 
 def _nodes() -> Iterator[socket.socket]:
@@ -65,22 +77,6 @@ def _connected(folder: str) -> Optional[socket.socket]:
         return None
     # A folder may be shared with other pods; their processes have no number here.
     return node if _CREDENTIALS.unpack(found)[0] else None
-
-
-def _pass_on(node: socket.socket, seconds: int) -> None:
-    while True:
-        ready, _, _ = select.select([0, node.fileno()], [], [])
-        if node.fileno() in ready:
-            data = node.recv(_CHUNK)
-            if not data:
-                return
-            _write(data)
-        if 0 in ready:
-            said = os.read(0, _CHUNK)
-            if not said:
-                return
-            signal.alarm(seconds)
-            node.sendall(said)
 
 
 def _write(data: bytes) -> None:

@@ -328,7 +328,13 @@ class _Line:
         peer, _ = listener.accept()
         peer.settimeout(_HEARING_S)
         try:
-            asked = json.loads(_first_line(peer).decode())
+            data = b""
+            while not data.endswith(b"\n") and len(data) < LINE_BYTES:
+                part = peer.recv(1 << 12)
+                if not part:
+                    break
+                data += part
+            asked = json.loads(data.decode())
             if asked.get("release"):
                 self.released = self.until == float("inf")
                 peer.sendall(json.dumps({"released": self.released}).encode() + b"\n", socket.MSG_NOSIGNAL)
@@ -372,16 +378,6 @@ class _Line:
     again = 0.0  # seconds for somebody to come back
 
 
-def _first_line(peer: socket.socket) -> bytes:
-    data = b""
-    while not data.endswith(b"\n") and len(data) < LINE_BYTES:
-        part = peer.recv(1 << 12)
-        if not part:
-            break
-        data += part
-    return data
-
-
 def _pieces(record: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield a record in parts that each are a line."""
     text = record.get("out")
@@ -422,16 +418,12 @@ def _words(pdb: Any, asked: Dict[str, Any]) -> List[str]:
 def _made(debugger: Debugger) -> Any:
     """Return a debugger: IPython's, where there is one that works here."""
     try:
-        return _prompt(_ipythons(), debugger)
+        module = importlib.import_module("IPython.core.debugger")
+        history = importlib.import_module("IPython.core.history")
+        history.HistoryManager.enabled = False  # no file of its own for a rank
+        return _prompt(module.Pdb, debugger)
     except Exception:
         return _prompt(importlib.import_module("pdb").Pdb, debugger)
-
-
-def _ipythons() -> Any:
-    module = importlib.import_module("IPython.core.debugger")
-    history = importlib.import_module("IPython.core.history")
-    history.HistoryManager.enabled = False  # no file of its own for a rank
-    return module.Pdb
 
 
 def _prompt(base: Any, debugger: Debugger) -> Any:

@@ -119,8 +119,10 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
     cause = behind(exc)
+    type_ = type(exc)
+    plain = type_.__module__ in ("builtins", "__main__")
     return Error(
-        type=_type_name(type(exc)),
+        type=type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__,
         message=_message(exc),
         frames=tuple(frame for frame, _ in traced(exc)),
         notes=_notes(exc),
@@ -177,11 +179,6 @@ def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     while last < len(frames) and frames[last].filename.startswith((HERE, _ASYNCIO)):
         last += 1
     return tuple(frames[last:] or frames[first:] or frames)
-
-
-def _type_name(type_: type) -> str:
-    plain = type_.__module__ in ("builtins", "__main__")
-    return type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__
 
 
 def _message(exc: BaseException) -> str:

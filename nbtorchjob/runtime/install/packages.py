@@ -20,7 +20,7 @@ import sysconfig
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 from urllib.parse import quote
 
 from nbtorchjob.runtime.facts.emit import emit
@@ -81,32 +81,34 @@ def provide(
     if _PROVIDED in os.environ:
         return os.environ.pop(_PROVIDED)
     try:
-        found = _provide(payload, folder, node, key)
+        wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
+        began = time.monotonic()
+        emit("Installing", node=node)
+        wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
+        if wanted["kept"]:
+            found, by = _kept(wanted, wheels, node)
+        else:
+            found = os.path.join(folder, "packages")
+            by = _stocked(wanted, wheels, found, node, key)
+        names = ["%s %s" % each for each in sorted(environment.distributions(found).items())]
+        emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
+        # Before the image's own: what is there now was asked for because the image's wouldn't do.
+        sys.path.insert(1, found)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
     except InstallError as exc:
         exc.again = exc.again and payload.header["retry"]["retries"] > 0
         raise
     if warm and shadows(found):
         os.environ[_PROVIDED] = found
-        _begin_anew(payload.path)
+        # Run the payload in a fresh interpreter, in this one's place.
+        code = (
+            "import runpy, sys; sys.argv[:] = %r; sys.path[:] = %r; runpy.run_path(%r, run_name='__main__')"
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        others = [entry for entry in sys.path if entry != payload.path]
+        os.execv(sys.executable, [sys.executable, "-c", code % ([payload.path], others, payload.path)])
     return found
-
-
-def _provide(payload: Payload, folder: str, node: int, key: Optional[bytes]) -> str:
-    wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
-    began = time.monotonic()
-    emit("Installing", node=node)
-    wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
-    if wanted["kept"]:
-        target, by = _kept(wanted, wheels, node)
-    else:
-        target = os.path.join(folder, "packages")
-        by = _stocked(wanted, wheels, target, node, key)
-    names = ["%s %s" % each for each in sorted(environment.distributions(target).items())]
-    emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
-    # Before the image's own: what is there now was asked for because the image's wouldn't do.
-    sys.path.insert(1, target)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
-    return target
 
 
 def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
@@ -120,15 +122,6 @@ def shadows(folder: str) -> bool:
     loaded = (sys.modules.get(name) for name in tops)
     files = (getattr(module, "__file__", None) for module in loaded if module is not None)
     return any(not (file or "").startswith(folder + os.sep) for file in files)
-
-
-def _begin_anew(path: str) -> NoReturn:
-    """Run the payload at ``path`` in a fresh interpreter, in this one's place."""
-    code = "import runpy, sys; sys.argv[:] = %r; sys.path[:] = %r; runpy.run_path(%r, run_name='__main__')"
-    sys.stdout.flush()
-    sys.stderr.flush()
-    others = [entry for entry in sys.path if entry != path]
-    os.execv(sys.executable, [sys.executable, "-c", code % ([path], others, path)])
 
 
 def _wheels(payload: Payload, names: Iterable[str], folder: str) -> List[str]:
@@ -154,7 +147,15 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
         if os.path.isdir(target):
             os.utime(target)
             return target, ""
-        _thin_out(kept)
+        # Remove what no job has used for long, and what a killed one left half made.
+        for name in os.listdir(kept):
+            path = os.path.join(kept, name)
+            try:
+                unused = time.time() - os.stat(path).st_mtime
+            except OSError:  # somebody else was faster
+                continue
+            if unused > (_WITHIN_S * 2 if name.endswith(".partial") else _UNUSED_S) and os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
         partial = "%s.%d.partial" % (target, os.getpid())
         try:
             by = _install(wanted, wheels, partial, node)
@@ -195,18 +196,6 @@ def _locked(path: str) -> Iterator[None]:
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _thin_out(kept: str) -> None:
-    """Remove what no job has used for long, and what one that was killed left half made."""
-    for name in os.listdir(kept):
-        path = os.path.join(kept, name)
-        try:
-            unused = time.time() - os.stat(path).st_mtime
-        except OSError:  # somebody else was faster
-            continue
-        if unused > (_WITHIN_S * 2 if name.endswith(".partial") else _UNUSED_S) and os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:

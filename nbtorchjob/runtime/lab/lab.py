@@ -44,7 +44,7 @@ from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects.wire import derived, sign
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
 _HEAR_S = 60.0  # for the next piece of a payload to come
@@ -264,7 +264,7 @@ class Lab:
     def _forget(self, number: int) -> None:
         relay = self._relay
         if isinstance(relay, Lead):
-            with suppress(RuntimeError):
+            with store_may_be_gone():
                 relay.say({"drop": number})
         self._unlink(number)
 
@@ -436,15 +436,15 @@ class Lab:
 
     def _say(self, message: Dict[str, Any]) -> bool:
         """Say it to the other nodes; return whether that could be done."""
-        if self._relay is not None:
-            try:
+        if self._relay is None:
+            return True
+        try:
+            with store_may_be_gone():
                 self._relay.say(message)
-            except PeersEnded as exc:
-                self.agent.distrust(exc)
-                return False
-            except RuntimeError:  # the store is gone: others see to that
-                return False
-        return True
+                return True
+        except PeersEnded as exc:
+            self.agent.distrust(exc)
+        return False
 
     def _run_here(self, number: int, ranks: Sequence[int], told: Dict[str, Any]) -> None:
         assert self._base is not None
@@ -611,7 +611,13 @@ class Lab:
         for waiting in self._line:
             if waiting.round == round_:
                 self._line.remove(waiting)
-                self._cancel(waiting)
+                assert self._base is not None
+                for node in waiting.nodes:
+                    ranks = [rank for rank in waiting.ranks if self._base.where[rank] == node]
+                    self._fail(node, waiting.round, ranks, KeyboardInterrupt())
+                    self._tell("TurnEnded", node=node, round=waiting.round, failed=ranks)
+                self._say({"drop": waiting.number})
+                self._unlink(waiting.number)
                 return {"interrupted": list(waiting.ranks)}
         if turn is None or turn not in self._ahead() or round_ not in (None, turn.round):
             return {"interrupted": []}
@@ -628,15 +634,6 @@ class Lab:
         for rank in here.left:
             with suppress(KeyError, ProcessLookupError):  # it has yet to come, and finds it on the page
                 os.kill(self._pids[rank], turns.SIGNAL)
-
-    def _cancel(self, turn: _Turn) -> None:
-        assert self._base is not None
-        for node in turn.nodes:
-            ranks = [rank for rank in turn.ranks if self._base.where[rank] == node]
-            self._fail(node, turn.round, ranks, KeyboardInterrupt())
-            self._tell("TurnEnded", node=node, round=turn.round, failed=ranks)
-        self._say({"drop": turn.number})
-        self._unlink(turn.number)
 
     def _ask_to_end(self, asked: Dict[str, Any]) -> Dict[str, Any]:
         if self._why != _ENDS:

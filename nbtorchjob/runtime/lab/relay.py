@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from nbtorchjob.runtime.ask.answering import Refused
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import PeersEnded, store_may_be_gone
 
 Connect = Callable[[], Any]
 
@@ -65,11 +65,10 @@ class _Waits:
     def _run(self) -> None:
         """Hear until there is nothing more to hear; in a thread of its own."""
         try:
-            self._hear()
+            with store_may_be_gone():
+                self._hear()
         except PeersEnded as exc:
             self._distrust(exc)
-        except RuntimeError:  # the store is gone: others see to that
-            pass
 
     def _hear(self) -> None:
         raise NotImplementedError

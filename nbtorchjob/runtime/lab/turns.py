@@ -140,15 +140,6 @@ def _ignore(number: int, frame: Optional[FrameType]) -> None:
     """Take a SIGINT that comes while there is nothing to interrupt."""
 
 
-def _without_handler(exc: BaseException) -> None:
-    """Have a traceback end where the user's code was interrupted."""
-    at = exc.__traceback__
-    while at is not None and at.tb_next is not None:
-        if at.tb_next.tb_frame.f_code is Interrupts._heed.__code__:
-            at.tb_next = None
-        at = at.tb_next
-
-
 class _Turns:
     def __init__(self, rank: worker.Rank, interrupts: Interrupts) -> None:
         self._of = rank
@@ -272,7 +263,12 @@ class _Turns:
                 file.write(json.dumps({name: found[name] for name in ("cell", "filename", "flags")}) + "\n")
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
-        _without_handler(exc)
+        # The traceback ends where the user's code was interrupted.
+        at = exc.__traceback__
+        while at is not None and at.tb_next is not None:
+            if at.tb_next.tb_frame.f_code is Interrupts._heed.__code__:
+                at.tb_next = None
+            at = at.tb_next
         if shortage.number_of(exc) in shortage.FULL:
             exc.__notes__ = [*getattr(exc, "__notes__", ()), shortage.limit_met(exc)]  # type: ignore[attr-defined]
         streams.flush()

@@ -261,7 +261,19 @@ class Profiler:
             if torch.cuda.is_initialized():
                 activities.add(ProfilerActivity.CUDA)
             self._result = None
-            self._give_way()
+            # Ours ends where the user's code starts torch's profiler: there can be only one.
+            prepare = torch_versions.PREPARE.get()
+
+            def theirs(*args: Any, **named: Any) -> Any:
+                if _in_main():
+                    self._record_no_more()
+                    self._wait_for_gloo(_HELD_UP_S)
+                    self._stop()
+                    self._result = RefusedError(_THEIRS)
+                return prepare(*args, **named)
+
+            torch_versions.PREPARE.replace(theirs)
+            self._restore = partial(torch_versions.PREPARE.replace, prepare)
             before = os.environ.get(_LOGS)
             os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
             try:
@@ -313,21 +325,6 @@ class Profiler:
             self._restore()
             self._restore = None
 
-    def _give_way(self) -> None:
-        """Have ours end where the user's code starts torch's profiler: there can be only one."""
-        prepare = torch_versions.PREPARE.get()
-
-        def theirs(*args: Any, **named: Any) -> Any:
-            if _in_main():
-                self._record_no_more()
-                self._wait_for_gloo(_HELD_UP_S)
-                self._stop()
-                self._result = RefusedError(_THEIRS)
-            return prepare(*args, **named)
-
-        torch_versions.PREPARE.replace(theirs)
-        self._restore = partial(torch_versions.PREPARE.replace, prepare)
-
     def _watched(self, seconds: float, gloos: recorder.GloosCalls) -> "tuple[list[list[int]], list[_Stack]]":
         """Look at the main thread for so long, or until the user's code starts torch's profiler.
 
@@ -341,7 +338,13 @@ class Profiler:
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._restore is not None:
             time.sleep(_EVERY_S)
-            number = numbers.setdefault(_stack(main), len(numbers))
+            # The user's frames are let go with this call: what they hold would end with this thread.
+            frame = sys._current_frames().get(main)
+            found: List[Tuple[str, int, str]] = []
+            while frame is not None and len(found) < _DEPTH:
+                found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+                frame = frame.f_back
+            number = numbers.setdefault(tuple(found[::-1]), len(numbers))
             at = time.time_ns()
             looks.append([at, time.clock_gettime_ns(clock), number, int(gloos.look(at))])
         return looks, list(numbers)
@@ -382,16 +385,6 @@ class _Ranges:
         now = time.time_ns()
         found = self._over + [(*begun, now) for begun in list(self._begun.values())]
         return [each for each in found if each[2] > began]
-
-
-def _stack(main: int) -> _Stack:
-    # The user's frames are let go with this call: what they hold would end with this thread.
-    frame = sys._current_frames().get(main)
-    found: List[Tuple[str, int, str]] = []
-    while frame is not None and len(found) < _DEPTH:
-        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = frame.f_back
-    return tuple(found[::-1])
 
 
 def _memory(path: str, seconds: float) -> Dict[str, Any]:

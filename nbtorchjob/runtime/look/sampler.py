@@ -171,7 +171,10 @@ class Sampler:
         pending = [] if moved or self._returned else recorder.pending()
         waits = bool(self._counts) and not moved and not self._returned and _waits()
         told = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
-        return {**told, "place": asdict(_place())}
+        # Where the main thread is in the user's code, for whoever finds this process stopped later
+        stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
+        own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+        return {**told, "place": asdict(_with_line(next(own, Frame("", 0, ""))))}
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
         """Begin a profile; return why not, else nothing."""
@@ -267,13 +270,6 @@ def _waits() -> bool:
     stack = sys._current_frames().get(threading.main_thread().ident or 0)
     *_, last = _places(stack) or [Frame("", 0, "")]
     return last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
-
-
-def _place() -> Frame:
-    """Return where the main thread is in the user's code, for whoever finds this process stopped later."""
-    stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
-    own = (frame for frame in reversed(stack) if not is_library(frame.filename))
-    return _with_line(next(own, Frame("", 0, "")))
 
 
 def _with_line(frame: Frame) -> Frame:

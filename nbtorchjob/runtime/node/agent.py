@@ -208,20 +208,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         rounds, nodes, attempts, since = zip(*(map(int, store.get(key).split()) for key in keys))
         self._round = max(rounds)
         if mine == 0:
-            store.set("nbtorchjob/attempt", str(self._count(attempts, since)))
+            # An elastic group that goes on counts the losses that were replaced. Nodes that were lost in one
+            # round are one loss, as in ``state/attempts``.
+            lost = {round_ for round_ in since if round_ >= 0} - self._paid
+            self._paid |= lost
+            known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
+            store.set("nbtorchjob/attempt", str(max([*attempts, max(known, default=0) + len(lost)])))
         self._attempt = int(store.get("nbtorchjob/attempt"))
         self._since = _IN
         self._peers.enter(self._round, nodes, self._node)
-
-    def _count(self, attempts: Sequence[int], since: Sequence[int]) -> int:
-        """Return the attempt's number: an elastic group that goes on counts the losses that were replaced.
-
-        Nodes that were lost in one round are one loss, as in ``state/attempts``.
-        """
-        lost = {round_ for round_ in since if round_ >= 0} - self._paid
-        self._paid |= lost
-        known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
-        return max([*attempts, max(known, default=0) + len(lost)])
 
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
         self._end_round()
@@ -258,7 +253,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _watched(self, worker_group: WorkerGroup) -> RunResult:
         until, pause = time.monotonic() + self._interval, _SHORTEST
         while True:
-            self._heed()
+            # Another node may end this one; ranks that were told to save may do so first.
+            try:
+                self._peers.check()
+            except PeersEnded as exc:
+                if not self._save_on or exc.code != exits.INFRASTRUCTURE_ERROR:
+                    raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
             if self._leave(codes):
@@ -293,14 +293,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         for process in self._processes:
             process.kill()
         self._pcontext = None  # there is nothing left of it to close
-
-    def _heed(self) -> None:
-        """Raise if this node has to end because of another one; ranks that were told to save may, first."""
-        try:
-            self._peers.check()
-        except PeersEnded as exc:
-            if not self._save_on or exc.code != exits.INFRASTRUCTURE_ERROR:
-                raise
 
     @property
     def _save_on(self) -> bool:

@@ -146,19 +146,16 @@ class Meter:
         """Look, and tell what is used if it is time for that."""
         with suppress(Exception):  # the kernel's files may say anything; a job isn't ended over that
             if self._ranks:
-                self._look()
-
-    def _look(self) -> None:
-        now = self._clock()
-        if now - self._began >= _GPUS_FROM:
-            self._gpus.watch()
-        self._memory = self._memory or Memory(self._roots)
-        used, limit = self._memory.read()
-        self._last = self._last or used
-        due = now - self._told >= (self.every if self._seq else _FIRST)
-        least = _SMALL_RISE if used > _FULL * limit else _RISE
-        if due or used - self._last > least * limit:
-            self._tell(used, limit, now)
+                now = self._clock()
+                if now - self._began >= _GPUS_FROM:
+                    self._gpus.watch()
+                self._memory = self._memory or Memory(self._roots)
+                used, limit = self._memory.read()
+                self._last = self._last or used
+                due = now - self._told >= (self.every if self._seq else _FIRST)
+                least = _SMALL_RISE if used > _FULL * limit else _RISE
+                if due or used - self._last > least * limit:
+                    self._tell(used, limit, now)
 
     def _tell(self, memory: int, limit: int, now: float) -> None:
         uses = [*self._uses(_WORKED * (now - self._told))]

@@ -68,28 +68,32 @@ def explained(error: Error, exc: BaseException, roots: Roots = HERE) -> Error:
 def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
     """Return which limit an exception met, and its value; "" where it met none that is known."""
     try:
-        return _limit_met(exc, roots)
+        number = number_of(exc)
+        if number == errno.EMFILE:
+            return "a process may have this many files open: %s" % _limit("RLIMIT_NOFILE")
+        if number == errno.ENFILE:
+            return "this machine may have this many files open: %s (fs.file-max)" % _read(
+                os.path.join(roots.proc, "sys", "fs/file-max")
+            )
+        if number == errno.EAGAIN:
+            return "no more processes or threads may be started: " + "; ".join(_processes(roots))
+        if number == errno.ENOMEM:
+            return "there is no memory for it: " + "; ".join(_memory(roots))
+        if number in FULL:
+            path = _path(exc) or _fullest()
+            folder = path
+            while not os.path.isdir(folder):
+                folder = os.path.dirname(folder) or "."
+            found = os.statvfs(folder)
+            total = found.f_blocks * found.f_frsize
+            return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
+        if number == errno.EROFS:
+            return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
+        if listening.ITSELF in str(exc):
+            return "its ranks meet at that address"
+        return ""
     except Exception:  # what is short may be what it takes to look
         return ""
-
-
-def _limit_met(exc: BaseException, roots: Roots) -> str:
-    number = number_of(exc)
-    if number == errno.EMFILE:
-        return "a process may have this many files open: %s" % _limit("RLIMIT_NOFILE")
-    if number == errno.ENFILE:
-        return "this machine may have this many files open: %s (fs.file-max)" % _kernels(roots, "fs/file-max")
-    if number == errno.EAGAIN:
-        return "no more processes or threads may be started: " + "; ".join(_processes(roots))
-    if number == errno.ENOMEM:
-        return "there is no memory for it: " + "; ".join(_memory(roots))
-    if number in FULL:
-        return _disk(_path(exc) or _fullest())
-    if number == errno.EROFS:
-        return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
-    if listening.ITSELF in str(exc):
-        return "its ranks meet at that address"
-    return ""
 
 
 def _limit(name: str) -> str:
@@ -124,15 +128,6 @@ def _addresses() -> Iterator[str]:
             yield "a process may have %s of memory (%s)" % (_size(soft), name)
 
 
-def _disk(path: str) -> str:
-    folder = path
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder) or "."
-    found = os.statvfs(folder)
-    total = found.f_blocks * found.f_frsize
-    return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
-
-
 def _fullest() -> str:
     """Return where a process of a job writes and has the least room: the error of a write names no file.
 
@@ -162,10 +157,6 @@ def _size(size: float) -> str:
         size /= 1000
         del units[0]
     return "%.3g %s" % (size, units[0])
-
-
-def _kernels(roots: Roots, name: str) -> str:
-    return _read(os.path.join(roots.proc, "sys", name))
 
 
 def _read(path: str) -> str:

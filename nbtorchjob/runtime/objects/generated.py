@@ -314,7 +314,10 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
         names = [name for name in names if _is_bit(members[name]._value_)]
     _set(cls, _member_names_=names, _member_map_=members, _value2member_map_=attributes["_value2member_map_"])
     if issubclass(cls, enum.Flag) and redirects:
-        _set_masks(cls, [member._value_ for member in members.values()])
+        values = [member._value_ for member in members.values()]
+        mask = functools.reduce(operator.or_, values, 0)
+        bits = functools.reduce(operator.or_, filter(_is_bit, values), 0)
+        _set(cls, _flag_mask_=mask, _singles_mask_=bits, _all_bits_=2 ** mask.bit_length() - 1)
         if attributes.get("_boundary_") is not None:
             _set(cls, _boundary_=attributes["_boundary_"])
     if "__new_member__" in attributes and redirects:
@@ -322,7 +325,16 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
     for index, (name, member) in enumerate(members.items()):
         if redirects:
             vars(member).setdefault("_sort_order_", index)
-            _place(cls, name, member)
+            # ``cls`` finds a member by its name, as its metaclass does, also where a base has that name.
+            below = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
+            if below:
+                functions = [getattr(below[0], each, None) for each in ("fget", "fset", "fdel")]
+                redirect: Any = make_redirect(*functions)
+                redirect.member = member
+                redirect.__set_name__(cls, name)
+                _set(cls, **{name: redirect})
+            else:
+                _set(cls, **{name: member})
         _note_value(vars(cls), name, member._value_)
     return {
         name: value
@@ -338,25 +350,6 @@ def _set(cls: type, **attributes: Any) -> None:
 
 def _is_bit(value: Any) -> bool:
     return isinstance(value, int) and value > 0 and not value & (value - 1)
-
-
-def _set_masks(cls: type, values: List[int]) -> None:
-    mask = functools.reduce(operator.or_, values, 0)
-    bits = functools.reduce(operator.or_, filter(_is_bit, values), 0)
-    _set(cls, _flag_mask_=mask, _singles_mask_=bits, _all_bits_=2 ** mask.bit_length() - 1)
-
-
-def _place(cls: type, name: str, member: Any) -> None:
-    """Have ``cls`` find a member by its name, as its metaclass does, also where a base has that name."""
-    below = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
-    if below:
-        functions = [getattr(below[0], each, None) for each in ("fget", "fset", "fdel")]
-        redirect: Any = make_redirect(*functions)
-        redirect.member = member
-        redirect.__set_name__(cls, name)
-        _set(cls, **{name: redirect})
-    else:
-        _set(cls, **{name: member})
 
 
 def _note_value(tables: Any, name: str, value: Any) -> None:

@@ -24,7 +24,24 @@ def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] =
     try:
         return load(data, buffers=buffers)
     except Exception as exc:  # whatever a user's __setstate__ raises
-        name = _reached(data, buffers)
+        # Name the variable that loading fails at, from what the unpickler in Python leaves on its stacks.
+        unpickler: Any = pickle._Unpickler(io.BytesIO(data), buffers=buffers)
+        try:
+            unpickler.load()
+        except Exception:  # as before
+            pass
+        # Each mark opens a stack: the call's own items, a function that is being filled, the names and values
+        # that it reads. What a value is made of may lie behind its name.
+        stacks: List[List[Any]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
+        functions = [each for stack in stacks for each in stack if isinstance(each, types.FunctionType)]
+        read = {
+            name
+            for each in functions
+            if each.__code__.co_name == sources.ANCHOR
+            for name in each.__code__.co_names
+        }
+        found = [name for stack in stacks for name in stack if isinstance(name, str) and name in read]
+        name = found[-1] if found else ""
         sources.forget()
         if not name:
             raise
@@ -32,24 +49,3 @@ def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] =
             "the notebook's %r was pickled there, but can't be made again here (%s: %s); make it in the cell"
             % (name, type(exc).__name__, exc)
         ) from exc
-
-
-def _reached(data: bytes, buffers: Sequence[memoryview]) -> str:
-    """Return the variable that loading fails at, from what the unpickler in Python leaves on its stacks."""
-    unpickler: Any = pickle._Unpickler(io.BytesIO(data), buffers=buffers)
-    try:
-        unpickler.load()
-    except Exception:  # as before
-        pass
-    # Each mark opens a stack: the call's own items, a function that is being filled, the names and values
-    # that it reads. What a value is made of may lie behind its name.
-    stacks: List[List[Any]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
-    functions = [each for stack in stacks for each in stack if isinstance(each, types.FunctionType)]
-    read = {
-        name
-        for each in functions
-        if each.__code__.co_name == sources.ANCHOR
-        for name in each.__code__.co_names
-    }
-    found = [name for stack in stacks for name in stack if isinstance(name, str) and name in read]
-    return found[-1] if found else ""

@@ -202,14 +202,12 @@ def _source(
             compiled = functions(less, filename, features)
         except (SyntaxError, ValueError, RecursionError):
             continue
-        indices = [_index(code, compiled) for code in codes]
+        indices = [
+            next((index for index, each in enumerate(compiled) if each == code), None) for code in codes
+        ]
         if indices.count(None) < found[1].count(None):
             found = less, indices
     return found
-
-
-def _index(code: types.CodeType, compiled: List[Optional[types.CodeType]]) -> Optional[int]:
-    return next((index for index, each in enumerate(compiled) if each == code), None)
 
 
 def _texts(filename: str) -> Iterator[str]:

@@ -33,16 +33,9 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
-    _lay(call.get("carried", {}), call.get("logging", {}))
-    if "cells" in call:
-        return _cells(call["cells"], namespace)
-    if "cell" in call:
-        return _cell(call, namespace)
-    return _finished(call["function"](*call["args"], **call["kwargs"]))
-
-
-def _lay(settings: dict[str, Any], logging: dict[str, Any]) -> None:
-    """Set this process up as the notebook's is, whatever a lab's turn before has set."""
+    # Set this process up as the notebook's is, whatever a lab's turn before has set.
+    settings = call.get("carried", {})
+    logging = call.get("logging", {})
     if settings or logging or f"{__package__}.logsetup" in sys.modules:
         from nbtorchjob.runtime.rank import (
             carried,
@@ -51,6 +44,16 @@ def _lay(settings: dict[str, Any], logging: dict[str, Any]) -> None:
 
         carried.lay(settings)
         logsetup.lay(logging)
+    if "cells" in call:
+        # Of several cells, in their order, those that are for this rank; the value is the last one's.
+        value = None
+        for cell in call["cells"]:
+            mine = not cell["ranks"] or int(os.environ["RANK"]) in cell["ranks"]
+            value = _cell(cell, namespace) if mine else None
+        return value
+    if "cell" in call:
+        return _cell(call, namespace)
+    return _finished(call["function"](*call["args"], **call["kwargs"]))
 
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
@@ -94,21 +97,15 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     text, filename = call["cell"], call["filename"]
     show(text, filename)
     tree = ast.parse(text, filename)
-    _assign_last(tree)
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr):
+        assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         values = {name: namespace[name] for name in call.get("theirs", ())}
         return _finished(_enter(namespace[call["entry"]], dict(values, **call["kwargs"])))
     return namespace.pop(_VALUE, None)
-
-
-def _cells(cells: list[dict[str, Any]], namespace: dict[str, Any]) -> Any:
-    """Run those of several cells, in their order, that are for this rank; return what the last one gives."""
-    value = None
-    for each in cells:
-        mine = not each["ranks"] or int(os.environ["RANK"]) in each["ranks"]
-        value = _cell(each, namespace) if mine else None
-    return value
 
 
 def show(text: str, filename: str) -> None:
@@ -120,13 +117,6 @@ def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, An
     """Run the statements of a cell, which may await at their top."""
     code = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     _finished(eval(code, namespace))
-
-
-def _assign_last(tree: ast.Module) -> None:
-    last = tree.body[-1]
-    if isinstance(last, ast.Expr):
-        assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
-        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
 
 
 def _enter(function: Any, values: dict[str, Any]) -> Any:

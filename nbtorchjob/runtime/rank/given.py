@@ -29,14 +29,7 @@ def lay(call: Dict[str, Any], key: Optional[bytes]) -> None:
 
     Without a ``key`` it isn't checked: a process that a rank starts has it of that rank, which has done so.
     """
-    values = _read(os.environ.get(GIVEN, ""), key)
-    if "function" in call:
-        call["kwargs"].update(values)
-    else:
-        call["names"][:0] = values.items()
-
-
-def _read(text: str, key: Optional[bytes]) -> Dict[str, Any]:
+    text = os.environ.get(GIVEN, "")
     try:
         data = base64.b64decode(text, validate=True)
         mark, pickled = data[:MARK], data[MARK:]
@@ -46,4 +39,7 @@ def _read(text: str, key: Optional[bytes]) -> Dict[str, Any]:
     if not good or not pickled:
         raise PayloadError("what this run is given isn't signed with this job's key")
     values: Dict[str, Any] = loading.loads(pickled, [])["given"]
-    return values
+    if "function" in call:
+        call["kwargs"].update(values)
+    else:
+        call["names"][:0] = values.items()

@@ -100,20 +100,6 @@ def call_once(rank: Rank) -> None:
         send(value, rank.number, rank.round, rank.folder, rank.key)
 
 
-def _call(rank: Rank) -> Any:
-    payload = begin(rank)
-    found = loading.loads(payload.call(), payload.buffers())
-    if rank.header.get("given"):
-        from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
-
-        given.lay(found, rank.key)
-    settings.lay(rank.header["settings"])
-    emit("RankBegan", rank=rank.number, round=rank.round)
-    value = call.run(found, os.path.abspath(rank.path))
-    over(rank)
-    return value
-
-
 def over(rank: Rank) -> None:
     """Stop nowhere any more: the code has returned."""
     if rank.header["debug"]:
@@ -165,7 +151,17 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
 
 def _called(rank: Rank) -> Any:
     try:
-        return _call(rank)
+        payload = begin(rank)
+        found = loading.loads(payload.call(), payload.buffers())
+        if rank.header.get("given"):
+            from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
+
+            given.lay(found, rank.key)
+        settings.lay(rank.header["settings"])
+        emit("RankBegan", rank=rank.number, round=rank.round)
+        value = call.run(found, os.path.abspath(rank.path))
+        over(rank)
+        return value
     except SystemExit as exc:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
@@ -189,16 +185,12 @@ def leave(rank: int, round_: int) -> NoReturn:
 def _end_program() -> None:
     """Do what Python does when a program succeeds: wait for threads, run exit handlers, write out files."""
     threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
-    _leave_out_compile_times()
-    atexit._run_exitfuncs()
-    streams.flush_files()
-
-
-def _leave_out_compile_times() -> None:
-    """Have torch not work out, in 4 ms, how long it compiled, to log that nowhere."""
+    # Else torch works out for 4 ms how long it compiled, and logs that nowhere.
     dump, log = torch_versions.COMPILE_TIMES.get(), torch_versions.COMPILE_LOG.get()
     if dump is not None and log is not None and not log.isEnabledFor(logging.INFO):
         atexit.unregister(dump)
+    atexit._run_exitfuncs()
+    streams.flush_files()
 
 
 def _said(exc: BaseException) -> str:

@@ -69,7 +69,8 @@ class Endpoint:
             self._found, self.address = _await(*self._where, until - time.monotonic())
             try:
                 store = self.connect()
-                code = _ended(store)
+                words = store.below(PREFIX)
+                code = exits.of_peer(int(words.get(END))) if words.check([END]) else None
                 if code is None:
                     return enter(store)
             except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
@@ -84,11 +85,6 @@ class Endpoint:
         """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
         made: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
         return SignedStore(made, self._key)
-
-
-def _ended(store: SignedStore) -> Optional[int]:
-    words = store.below(PREFIX)
-    return exits.of_peer(int(words.get(END))) if words.check([END]) else None
 
 
 def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:

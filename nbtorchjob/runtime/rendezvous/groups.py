@@ -104,7 +104,8 @@ def leave() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
-    if not (_one_node() and _only_gloo()):
+    # Its ranks end once all of them have returned; of several nodes each would on its own.
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") or not _only_gloo():
         distributed.destroy_process_group()
         return
 
@@ -115,11 +116,6 @@ def leave() -> None:
     thread = threading.Thread(target=leave_soon, name="leave", daemon=True)
     thread.start()
     atexit.register(thread.join)  # for an interpreter that ends in order: most ranks just end
-
-
-def _one_node() -> bool:
-    # Its ranks end once all of them have returned; of several nodes each would on its own.
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
 def _only_gloo() -> bool:

@@ -29,7 +29,8 @@ import json
 import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, Optional, Sequence, Set
+from contextlib import suppress
+from typing import Any, Callable, Dict, Optional, Sequence, Set, Type
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -56,6 +57,14 @@ class PeersEnded(RendezvousError):  # type: ignore[misc]
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(text)
         self.code = code
+
+
+def store_may_be_gone(*others: "Type[Exception]") -> "suppress":
+    """Leave off a step if the store can't be reached (torch: ``RuntimeError``), or for ``others``.
+
+    Nothing else has to be done about it: the thread of :class:`Peers` that looks at the store ends the node.
+    """
+    return suppress(RuntimeError, *others)
 
 
 class Alone:
@@ -227,14 +236,12 @@ class Peers(Alone):
     def tell(self, code: int) -> int:
         """See the base class; the first word that ends the job stands."""
         self._told = True
-        try:
+        with store_may_be_gone(PeersEnded):  # or somebody else writes there
             if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
                 return self._tell_end(code)
             if self._ring is not None:  # before that nobody counts on this node: another may take its place
                 code = self._tell_loss(code, self._ring)
                 self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
-        except (RuntimeError, PeersEnded):  # the store is gone, or somebody else writes there
-            pass
         return code
 
     def _tell_end(self, code: int) -> int:
@@ -250,22 +257,18 @@ class Peers(Alone):
     def want_sample(self, why: str) -> None:
         """See the base class."""
         ring = self._ring
-        try:
-            if ring is not None:
-                ring.sampled = ("%s %d %d" % (why, ring.node, time.time_ns())).encode()
+        if ring is not None:
+            ring.sampled = ("%s %d %d" % (why, ring.node, time.time_ns())).encode()
+            with store_may_be_gone():
                 self._store.set(ring.key("sample"), ring.sampled)
-        except RuntimeError:  # the store is gone: others see to that
-            pass
 
     def show_sample(self, record: Dict[str, Any]) -> None:
         """See the base class."""
         ring, data = self._ring, zlib.compress(json.dumps(record).encode())
-        try:
-            if ring is not None and len(data) <= _SEEN_BYTES:
-                ring.sample_looks = _SAMPLE_LOOKS
+        if ring is not None and len(data) <= _SEEN_BYTES:
+            ring.sample_looks = _SAMPLE_LOOKS
+            with store_may_be_gone():
                 self._store.seal(ring.key("seen", ring.node), data)
-        except RuntimeError:  # the store is gone: others see to that
-            pass
 
     @property
     def asks(self) -> bool:  # type: ignore[override]
@@ -275,13 +278,10 @@ class Peers(Alone):
     def say_asks(self) -> None:
         """See the base class."""
         ring = self._ring
-        if ring is None or "asks" in ring.said:
-            return
-        try:
-            self._store.set(ring.key("asks"), "1")
-            ring.said.add("asks")
-        except RuntimeError:  # the store is gone: others see to that
-            pass
+        if ring is not None and "asks" not in ring.said:
+            with store_may_be_gone():
+                self._store.set(ring.key("asks"), "1")
+                ring.said.add("asks")
 
     @property
     def leaves(self) -> Optional[float]:  # type: ignore[override]
@@ -292,50 +292,44 @@ class Peers(Alone):
         """See the base class; the first word stands."""
         ring = self._ring
         assert ring is not None
-        try:
+        stands: Any = seconds  # without the store each node leaves for itself
+        with store_may_be_gone():
             stands = self._store.compare_set(ring.key("leave"), "", str(seconds))
-        except RuntimeError:  # the store is gone: each node for itself
-            stands = str(seconds)
         ring.leaves = float(stands)
 
     def say(self, word: str, value: str) -> "Optional[list[str]]":
         """See the base class."""
         ring = self._ring
         assert ring is not None
-        try:
+        with store_may_be_gone():
             if word not in ring.said:
                 self._store.set(ring.key(word, ring.node), value)
                 ring.said.add(word)
             if self._store.check(ring.keys(word)):
                 return [self._store.get(key).decode() for key in ring.keys(word)]
-        except RuntimeError:  # the store is gone: others see to that
-            pass
         return None
 
     def have_said(self, word: str) -> "list[bool]":
         """See the base class."""
         ring = self._ring
         assert ring is not None
-        try:
+        with store_may_be_gone():
             return [self._store.check([key]) for key in ring.keys(word)]
-        except RuntimeError:  # the store is gone: others see to that
-            return [False] * len(ring.nodes)
+        return [False] * len(ring.nodes)
 
     def decide(self, word: str, value: str) -> str:
         """See the base class."""
         assert self._ring is not None
-        try:
+        with store_may_be_gone():
             return str(self._store.compare_set(self._ring.key(word), "", value).decode())
-        except RuntimeError:  # the store is gone: others see to that
-            return ""
+        return ""
 
     def others_done(self) -> bool:
         """See the base class."""
         ring = self._ring
-        try:
+        with store_may_be_gone():
             return ring is not None and self._store.check([ring.key("done", node) for node in ring.after])
-        except RuntimeError:  # the store is gone: others see to that
-            return False
+        return False
 
     def finish(self, limit: float) -> None:
         """See the base class. Raises ``PeersEnded``."""
@@ -371,11 +365,9 @@ class Peers(Alone):
     def _linger(self, ring: _Ring) -> None:
         until = time.monotonic() + LINGER_S
         others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
-        try:
+        with store_may_be_gone(PeersEnded):
             while not self._store.check(others) and time.monotonic() < until:
                 time.sleep(0.02)
-        except (RuntimeError, PeersEnded):
-            return
 
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """See the base class."""
@@ -419,24 +411,28 @@ class Peers(Alone):
             if ring is not None:  # at last: from then on the store may go at any moment
                 store.set(ring.key("bye", ring.node), "1")
         elif ring is not None:
-            self._look_at(ring, store)
-
-    def _look_at(self, ring: _Ring, store: Any) -> None:
-        ring.own_beats += 1
-        store.set(ring.key("beat", ring.node), str(ring.own_beats))
-        ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
-        self._look_for_wish(ring, store)
-        self._look_for_samples(store)
-        ring.asks = ring.asks or store.check([ring.key("asks")])
-        if ring.leaves is None and store.check([ring.key("leave")]):
-            ring.leaves = float(store.get(ring.key("leave")))
-        next_one = ring.key("beat", ring.next)
-        beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
-        # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
-        ring.missed = 0 if beats > ring.beats else ring.missed + 1
-        ring.beats = max(beats, ring.beats)
-        if ring.missed * _LOOK_S >= self._silence and not ring.lost:
-            self._lost(ring, store)
+            ring.own_beats += 1
+            store.set(ring.key("beat", ring.node), str(ring.own_beats))
+            ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+            self._look_for_wish(ring, store)
+            self._look_for_samples(store)
+            ring.asks = ring.asks or store.check([ring.key("asks")])
+            if ring.leaves is None and store.check([ring.key("leave")]):
+                ring.leaves = float(store.get(ring.key("leave")))
+            next_one = ring.key("beat", ring.next)
+            beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
+            # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
+            ring.missed = 0 if beats > ring.beats else ring.missed + 1
+            ring.beats = max(beats, ring.beats)
+            if ring.missed * _LOOK_S >= self._silence and not ring.lost:
+                text = "node %d has been silent for %d s" % (ring.next, self._silence)
+                if self._elastic:
+                    emit("Notice", text=text)
+                    store.set(ring.key("lost"), "1")
+                    ring.lost = True
+                else:
+                    stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+                    self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _look_for_wish(self, ring: _Ring, store: Any) -> None:
         wish = ring.key("sample")
@@ -463,16 +459,6 @@ class Peers(Alone):
     def _left_behind(self, ring: _Ring, store: Any) -> bool:
         # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
         return self._elastic and store.get(_NEWEST).decode() != ring.name
-
-    def _lost(self, ring: _Ring, store: Any) -> None:
-        text = "node %d has been silent for %d s" % (ring.next, self._silence)
-        if self._elastic:
-            emit("Notice", text=text)
-            store.set(ring.key("lost"), "1")
-            ring.lost = True
-        else:
-            stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
-            self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _store_is_gone(self, why: object) -> None:
         why = str(why).partition("\n")[0]  # torch adds a C++ backtrace

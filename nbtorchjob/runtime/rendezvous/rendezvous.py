@@ -225,14 +225,21 @@ def dynamic(
             hosted=hosted,
             silence=float(conf["silence"]),
         )
+        timeout = RendezvousTimeout(
+            join=timedelta(seconds=int(conf["join_timeout"])),
+            last_call=timedelta(seconds=float(conf["last_call_timeout"])),
+            close=timedelta(seconds=int(conf["close_timeout"])),
+            heartbeat=timedelta(seconds=int(conf["heartbeat_timeout"])),
+        )
+        names = ("keep_alive_interval", "keep_alive_max_attempt") if torch_versions.KEEP_ALIVE.get() else ()
         handler = DynamicRendezvousHandler.from_backend(
             run_id,
             store,
             Meeting(other, run_id, peers),
             *nodes,
             local_addr,
-            _timeout(conf),
-            **_keep_alive(conf),
+            timeout,
+            **{name: int(conf[name]) for name in names},
         )
         return handler, peers
 
@@ -249,17 +256,3 @@ def _calling(depth: int = 2) -> str:
     modules: 0.1 to 0.2 s in a zipapp. On a busy machine nodes then miss their heartbeats.
     """
     return sys._getframe(depth).f_code.co_name
-
-
-def _keep_alive(conf: Dict[str, Any]) -> Dict[str, int]:
-    names = ("keep_alive_interval", "keep_alive_max_attempt") if torch_versions.KEEP_ALIVE.get() else ()
-    return {name: int(conf[name]) for name in names}
-
-
-def _timeout(conf: Dict[str, Any]) -> RendezvousTimeout:
-    return RendezvousTimeout(
-        join=timedelta(seconds=int(conf["join_timeout"])),
-        last_call=timedelta(seconds=float(conf["last_call_timeout"])),
-        close=timedelta(seconds=int(conf["close_timeout"])),
-        heartbeat=timedelta(seconds=int(conf["heartbeat_timeout"])),
-    )

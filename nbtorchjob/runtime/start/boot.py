@@ -45,17 +45,13 @@ def _write(folder: str, target: BinaryIO) -> None:
     if not parts:
         with open(os.path.join(folder, "payload.url"), encoding="utf-8") as text:
             url, _, digest = text.read().strip().partition("\n")
-        _fetch(url, digest, target)
-
-
-def _fetch(url: str, digest: str, target: BinaryIO) -> None:
-    found = hashlib.sha256()
-    with _opened(url) as source:
-        for chunk in iter(lambda: source.read(1 << 20), b""):
-            found.update(chunk)
-            target.write(chunk)
-    if found.hexdigest() != digest:
-        raise ValueError("the file at %s isn't what was stored there" % url)
+        found = hashlib.sha256()
+        with _opened(url) as source:
+            for chunk in iter(lambda: source.read(1 << 20), b""):
+                found.update(chunk)
+                target.write(chunk)
+        if found.hexdigest() != digest:
+            raise ValueError("the file at %s isn't what was stored there" % url)
 
 
 def _opened(url: str) -> Any:

@@ -105,7 +105,19 @@ def _wait(child: int, limit: float) -> int:
         got = signal.sigtimedwait(SIGNALS, timeout)
         status = _reap(child)
         if status is not None:
-            return _code(status, stopped=kill_at is not None)
+            stopped = kill_at is not None
+            if os.WIFEXITED(status):
+                code = os.WEXITSTATUS(status)
+                # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
+                return exits.CANCELLED if stopped and code == exits.OK else code
+            if stopped:
+                return exits.CANCELLED
+            number = os.WTERMSIG(status)
+            text = "the node's agent was killed by %s" % signal.Signals(number).name
+            code = 128 + number  # as a container says it whose first process was killed
+            error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
+            emit("NodeFailed", node=node_index(), code=code, error=error)
+            return code
         if got is not None and got.si_signo != signal.SIGCHLD and kill_at is None:
             os.kill(child, signal.SIGTERM)
             kill_at = time.monotonic() + limit
@@ -125,18 +137,3 @@ def _reap(child: int) -> Optional[int]:
             return found
         if pid == child:
             found = status
-
-
-def _code(status: int, *, stopped: bool) -> int:
-    if os.WIFEXITED(status):
-        code = os.WEXITSTATUS(status)
-        # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
-        return exits.CANCELLED if stopped and code == exits.OK else code
-    if stopped:
-        return exits.CANCELLED
-    number = os.WTERMSIG(status)
-    text = "the node's agent was killed by %s" % signal.Signals(number).name
-    code = 128 + number  # as a container says it whose first process was killed
-    error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
-    emit("NodeFailed", node=node_index(), code=code, error=error)
-    return code

@@ -46,27 +46,27 @@ def main(path: str) -> int:
     node = injected.node_index()
     os.environ[injected.NODE] = str(node)  # for ranks
     try:
-        _stop_on_signals()
+        # As PID 1 of a container a process without handlers ignores SIGTERM, and torch installs its own
+        # only when the first workers start.
+        def stop(number: int, _frame: Any) -> None:
+            raise _Stopped(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
         _check_run()
         payload = Payload(os.path.abspath(path))
         key = _key()
         payload.verify(key)
         code = _run(payload, node, key)
         if code == exits.OK and node >= injected.launch(payload.header["launch"])["nodes"][1]:
-            _stay()
+            # A spare node never ends well: it waits until a signal handler raises. A Job makes one for each
+            # node that it has lost for good, and it has failed once the lost and those that ended well are
+            # all that it has, before it asks whether node 0 ended well (Kubernetes 1.36).
+            while True:
+                signal.pause()
         return code
     except Exception as exc:
         return _ended(exc, node)
-
-
-def _stay() -> None:
-    """Have a spare node wait to be told to end, in place of a good end, until a handler raises.
-
-    A Job makes one for each node that it has lost for good. It has failed once the lost and those that ended
-    well are all that it has, before it asks whether node 0 did (Kubernetes 1.36): so no spare ends well.
-    """
-    while True:
-        signal.pause()
 
 
 def _ended(exc: Exception, node: int) -> int:
@@ -94,16 +94,6 @@ def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool
     while exc is not None and not isinstance(exc, signals):
         exc = exc.__cause__ or exc.__context__
     return exc is not None
-
-
-def _stop_on_signals() -> None:
-    # As PID 1 of a container a process without handlers ignores SIGTERM, and torch installs its own
-    # only when the first workers start.
-    def stop(number: int, _frame: Any) -> None:
-        raise _Stopped(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
 
 
 def _tell(exc: Exception, node: int, code: int) -> int:

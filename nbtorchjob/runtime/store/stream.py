@@ -42,16 +42,13 @@ class Tail:
         data = os.read(self._fd, _BATCH)
         self.offset += len(data)
         if self.offset - self._freed >= _HOLE:
-            self._free()
+            # A long job's logs would fill the node's disk, for which Kubernetes evicts the pod.
+            fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+            if fallocate is not None:
+                size = ctypes.c_long(self.offset - self._freed)
+                fallocate(self._fd, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(self._freed), size)
+            self._freed = self.offset
         return data
-
-    def _free(self) -> None:
-        # A long job's logs would fill the node's disk, for which Kubernetes evicts the pod.
-        fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-        if fallocate is not None:
-            size = ctypes.c_long(self.offset - self._freed)
-            fallocate(self._fd, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(self._freed), size)
-        self._freed = self.offset
 
     def remove(self) -> None:
         """Close the file and unlink it."""
@@ -107,7 +104,19 @@ class Pump(threading.Thread):
         pause, quiet = _SHORTEST, 0.0
         while True:
             ended = self._ended.is_set()  # asked before the look, so that last words are read after it
-            moved = self._look(ended=ended)
+            out: List[bytes] = []
+            for line in self._events.read(ended=ended):
+                self._event(line, out)
+            for (round_, rank), log in list(self._logs.items()):
+                at = log.offset
+                data = log.read()
+                if data:
+                    out.append(frames.log(rank, round_, at, data))
+                elif round_ < max(self._logs)[0]:
+                    log.remove()
+                    del self._logs[round_, rank]
+            out.extend(frames.output(line) for line in self._output.read(ended=ended))
+            moved = self._write(b"".join(out))
             if ended and not moved:
                 return
             quiet = 0.0 if moved else quiet + pause
@@ -116,49 +125,30 @@ class Pump(threading.Thread):
             if moved < _BATCH:
                 self._ended.wait(pause)
 
-    def _look(self, *, ended: bool) -> int:
-        """Copy what is new; return how many bytes that were."""
-        out: List[bytes] = []
-        for line in self._events.read(ended=ended):
-            self._event(line, out)
-        for (round_, rank), log in list(self._logs.items()):
-            at = log.offset
-            data = log.read()
-            if data:
-                out.append(frames.log(rank, round_, at, data))
-            elif round_ < max(self._logs)[0]:
-                log.remove()
-                del self._logs[round_, rank]
-        out.extend(frames.output(line) for line in self._output.read(ended=ended))
-        return self._write(b"".join(out))
-
     def _event(self, line: bytes, out: List[bytes]) -> None:
         try:
             record: Dict[str, Any] = json.loads(line.decode())
         except (ValueError, RecursionError):  # half a line from when the disk was full (``emit.py``)
             return
         try:
-            self._hear(record, out)
+            if record["event"] == "WorkersStarted":
+                for rank in record["ranks"]:
+                    path = self._path(record["round"], rank, "log")
+                    self._logs[record["round"], rank] = Tail(path)
+            elif record.get("ref", "").startswith(LOG + "#"):
+                if record["event"] == "ValueReady":
+                    of, path = ("rank", "round"), self._path(record["round"], record["rank"], "value")
+                else:
+                    of = ("node", "attempt")
+                    path = os.path.join(self._folder, "artifacts-%d.zip" % record["attempt"])
+                with open(path, "rb") as file:
+                    out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
+                os.unlink(path)
+            for hear in self._heard:
+                hear(record)
         except Exception:  # any process of a rank may write there: what it says is for the host to refuse
             pass
         out.append(frames.fact(line))
-
-    def _hear(self, record: Dict[str, Any], out: List[bytes]) -> None:
-        if record["event"] == "WorkersStarted":
-            for rank in record["ranks"]:
-                path = self._path(record["round"], rank, "log")
-                self._logs[record["round"], rank] = Tail(path)
-        elif record.get("ref", "").startswith(LOG + "#"):
-            if record["event"] == "ValueReady":
-                of, path = ("rank", "round"), self._path(record["round"], record["rank"], "value")
-            else:
-                of = ("node", "attempt")
-                path = os.path.join(self._folder, "artifacts-%d.zip" % record["attempt"])
-            with open(path, "rb") as file:
-                out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
-            os.unlink(path)
-        for hear in self._heard:
-            hear(record)
 
     def _path(self, round_: int, rank: int, what: str) -> str:
         return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import capture
-from nbtorchjob.capture.shipped import ShippedFile
+from nbtorchjob.capture.model import ShippedFile
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.ui.card import sending
 from tests.patience import LIMIT

@@ -30,7 +30,7 @@ from nbtorchjob.runtime.install import stock
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
-    from nbtorchjob.capture.shipped import ShippedFile
+    from nbtorchjob.capture.model import ShippedFile
     from nbtorchjob.environment.wheels import Installer
 
 FOLDERS = (SHARED, stock.FOLDER)
