@@ -1,10 +1,45 @@
-"""A lab: a job whose ranks stay when its call is done, and run turns, which somebody asks of its lead.
+"""A lab: a job whose ranks stay when its call is done, and then run turns, which users ask of its lead.
+
+Theory of operation
+===================
 
 The lead is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
-each node tells its own ranks (``standing.py``). Only one turn runs at a time: the next one begins once all
-nodes are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name.
-The *base* is the round in which the ranks were started. They may be started anew, and then they are empty:
-turns that were taken before aren't run any more.
+each node tells its own ranks (``standing.py``). One turn runs at a time: the next one begins once all nodes
+are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name. The
+*base* is the round in which the ranks were started. If they are started anew they are empty: turns that were
+taken before aren't run any more.
+
+Whether turns are taken is ``_why``, the reason why not:
+
+    state        until                     what is asked meanwhile
+    -----------  ------------------------  ---------------------------------------------------------------
+    NOT_YET      the ranks are started     refused, for now
+    ""           one of the rows below     taken, on the lead
+    ELSEWHERE    the lab ends              refused, with the lead's number; the state of all other nodes
+    ANEW         the ranks are started     refused, and what waited is dropped: a rank ended, or all are to
+    _ENDS        the ranks return          refused; what waits is run first, then all ranks are let go
+
+A turn on the lead is *coming* (its payload is on its way), then in the *line*, then *running*, with the nodes
+that are ``left``; on each node it is ``_here``, with the ranks that are ``left``. All of it changes in one
+thread (``Standing``); questions and the agent post there.
+
+    from    to     message                    leads to
+    ------  -----  -------------------------  -------------------------------------------------------------
+    host    lead   turn, and its payload      the answer that was given before, or the rows up to "taken"
+    lead    host   bring: nodes               the host sends the payload to these, too
+    host    node   bring, and the payload     a file that waits for its number
+    lead    nodes  have: number, name         that file becomes the turn's; each answers ``have/N/NODE``
+    lead    nodes  taken: round               the number isn't given again should the lead be lost
+    lead    host   the answer                 the turn is in the line
+    lead    nodes  run: number, ranks, told   each node tells its ranks (``_run_here``)
+    rank    node   done, failed, names        the last one of a node ends the turn there (``_over_here``)
+    node    lead   done/ROUND/NODE: names     the last node ends the turn (``_through``), and the next begins
+    lead    nodes  through: round             the ranks are idle: nothing has to be saved
+    host    lead   interrupt                  a turn in the line is dropped; else "interrupt" to the nodes,
+                                              which signal the ranks that still run it
+    lead    nodes  drop: number               a turn isn't run: the payload goes
+    host    lead   end                        ``_ENDS``, as after ``--idle`` without a turn
+    lead    nodes  end                        each tells its ranks to return
 """
 
 from __future__ import annotations

@@ -1,15 +1,46 @@
-"""torch's elastic agent for one node, with six changes, of which its own extension points allow five.
+"""torch's elastic agent for one node, with six changes, five of them through public hooks.
 
 It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
 what happens to them as events; it notices a worker that left with exit code 0 without returning, for
 which torch waits for ever; it ends with the other nodes' agents (``peers.py``); where it is told to
-end, its ranks may save first (``departure.py``); and while it starts them, it isn't interrupted
-(``deferred.py``).
+end, its ranks may save first (``departure.py``); and while it starts them, it isn't interrupted.
 
-A signal that comes while ranks are started waits until they are.
+Theory of operation
+===================
 
-torch has its handlers raise, wherever this process is just then. Where that is in pickle's C code, the
-exception is lost in one of pickle's own, and the node would end as one whose agent failed.
+torch's loop starts the ranks of a round, then calls ``_monitor_workers`` again and again, and does what the
+result says: HEALTHY asks whether nodes wait to join or one is lost, and then meets again; FAILED starts the
+ranks anew where a restart is left; SUCCEEDED waits for the other nodes. The look at the ranks is
+``_watched``, every 2 to 50 ms, and the first row that holds counts:
+
+    what is seen                               leads to
+    -----------------------------------------  ---------------------------------------------------------------
+    another node has ended the job             ``PeersEnded``, unless ranks save meanwhile (``_save_on``)
+    ranks leave, on some node (``_leave``)     nothing else, until they have left: then this node ends with
+                                               ``LEFT``, if it was told to end. Or until their time is over:
+                                               then it ends as SIGTERM ends it
+    all ranks have returned                    SUCCEEDED; their processes are killed, not awaited
+    torch finds a rank that failed             it has ended the others: they are ``_torn``, and of the exit
+                                               codes those count that aren't SIGTERM's
+    a peer is lost, or the interval is over    HEALTHY
+    a rank is gone, and no word may come       FAILED; its end is told, and the last restart's to the peers
+    a rank is gone, and word may come          another look
+
+A rank that loses its peers in a collective ends a moment before the word why. How long that is waited for
+(``_may_hear_why``):
+
+    what is known                                       waits
+    --------------------------------------------------  ------------------------------------------------------
+    all lost a peer; elastic, and that one rejoins      not at all
+    all lost a peer; elastic, or no restart is left     ``peers.patience``: longer than a silence that means a
+                                                        loss; 0.5 s once the others' ranks have returned
+    anything else in an elastic group                   0.5 s
+    anything else                                       not at all
+
+SIGTERM, or ahead of it the question "leave", begins a ``Departure`` where ranks call ``leaving()``; else
+torch's handler ends the node. A signal that comes while ranks are started waits until they are: torch has its
+handlers raise, wherever this process is just then. Where that is in pickle's C code, the exception is lost in
+one of pickle's own, and the node would end as one whose agent failed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The agents of a job look after each other, so that none waits for one that is gone.
 
+Theory of operation
+===================
+
 torch's agents share a store to meet, and then look at their own ranks only: where one rank has ended,
 the others wait in a collective until it times out, 10 to 30 minutes. So each agent leaves a word in
 that store when it ends, and a beat while it lives:
@@ -21,6 +24,25 @@ that store when it ends, and a beat while it lives:
     R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
                cluster may take its log away as soon as another node has failed
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
+
+A thread of each agent reads them twice a second on a connection of its own (``_look``). Nothing that it
+reads ends the node there and then: it notes the end, and the main thread raises it at its next ``check``.
+
+    what is read, or isn't                   leads to
+    ---------------------------------------  -----------------------------------------------------------------
+    end, and all ranks have returned         nothing: this node ends as it does (``_settled``)
+    end, and this node has told its own end  nothing, for the same reason
+    end else                                 ``PeersEnded`` with the code that a peer's end stands for
+    lost, or newest names another round      ``peer_lost``: an elastic group meets again (``rendezvous.py``)
+    no beat for ``silence`` seconds          lost, in an elastic job; else end, for all of its nodes
+    sample                                   a sample of this node's ranks, which goes into seen
+    asks, leave                              the ranks of this node save, and leave
+    a value that isn't signed                ``PeersEnded``: somebody who isn't of the job writes there
+    an error of the store                    ``PeersEnded``: its host is gone
+    no answer for ``silence`` seconds        the same, from ``pulse``: a host that is gone may never answer
+
+What the main thread says, it says once, and does without where the store is gone (``store_may_be_gone``). If
+it doesn't come to ``check`` in time, ``pulse`` has the process ended from a third thread.
 """
 
 from __future__ import annotations
