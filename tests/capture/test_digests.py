@@ -62,8 +62,8 @@ def test_it_is_the_same_in_another_process():
     code = "\n".join(
         [
             "import sys, torch; sys.path[:0] = [sys.argv[1]]",
-            "from tests.capture.test_digests import captured_digests",
-            "print(captured_digests(x=[torch.arange(5), {'lr': 0.1}, torch.zeros(2)])['x'])",
+            "from tests.capture.test_digests import digests",
+            "print(digests(x=[torch.arange(5), {'lr': 0.1}, torch.zeros(2)])['x'])",
         ]
     )
     argv = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
