@@ -112,11 +112,11 @@ def test_a_cell_runs_as_in_the_notebook(text, before, expected):
     assert namespace == before_it
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
 def test_each_name_of_the_package_is_found_when_it_is_first_asked_for():
     assert all(getattr(capture, name) is not None for name in capture.__all__)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
 def test_generic_functions_work():
     assert value("def f[T](a: T) -> T: return g(a)\nf(x)", x=1, g=abs) == 1
 
