@@ -83,5 +83,5 @@ def test_how_long_it_may_be_held_back(said, seconds):
 
 @pytest.mark.parametrize("said", ["", "soon", "0", 0, -1, "10 weeks", True, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(said):
-    with pytest.raises(SpecError, match=r"start_within: got .*, but it must be a time above 0"):
+    with pytest.raises(SpecError, match=r"start_within: got .*, but it must be a duration above 0"):
         RunPolicy(start_within=said)

@@ -172,7 +172,7 @@ class Program:
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         first = self.process.stderr.readline()
-        assert "it says how it is at " in first
+        assert "health and metrics at " in first
         self.where = first.strip().rpartition(" at ")[2]
 
     def __enter__(self):
