@@ -40,7 +40,7 @@ _LIBRARIES = ("aiohttp", "cloudpickle", "platformdirs")
 _MOST = 1 << 20  # bytes of a Secret
 _BOOT = (
     "import sys; sys.path[:0] = ['{place}/program.zip', '{place}/libraries.zip']; "
-    "import json; from nbtorchjob.frontends.cli.dispatch import tend; tend(json.loads(sys.argv[1]))"
+    "import json; from nbtorchjob.frontends.cli.tending import tend; tend(json.loads(sys.argv[1]))"
 ).replace("{place}", PLACE)
 _ASK = (
     "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('{socket}'); "

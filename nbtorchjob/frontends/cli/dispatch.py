@@ -1,19 +1,10 @@
-"""The command itself: which verb does the work, and the exit code that results.
-
-``nbtorchjob tend``: looks after jobs until it is told to end, and says on stderr what it does.
-"""
+"""The command itself: which verb does the work, and the exit code that results."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from nbtorchjob.backends import tended
 from nbtorchjob.commands.table import HELP, JSON
 from nbtorchjob.errors import (
     CaptureError,
@@ -24,53 +15,10 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
-from nbtorchjob.frontends.cli import completion, output
+from nbtorchjob.frontends.cli import completion, output, tending
 from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
-from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.text import hints
-
-LOG = "nbtorchjob.tending"
-
-
-def tend(options: Mapping[str, Any]) -> None:
-    """Look after jobs until SIGTERM or Ctrl-C; or print what has a cluster do it."""
-    if "manifests" in options:
-        output.answer(tended().tenders(options.get("namespace", ()), options.get("image")))
-        return
-    listen = _address(options.get("listen"))
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    _log()
-    tending = tended().tend(
-        "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
-    )
-    output.beside(f"tending jobs; health and metrics at {listen}")
-    stopped.wait()
-    if tending is not None:
-        tending.stop()
-
-
-def _address(listen: str | None) -> str:
-    """Return where it says how it is; raises ``LineError`` for what more than this machine could ask."""
-    if listen is None:
-        return str(state_dir() / f"tend-{os.getpid()}.sock")
-    host, _, port = listen.rpartition(":")
-    if port.isdigit() and host not in ("127.0.0.1", "localhost", "[::1]"):
-        raise LineError(
-            f"nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, got {listen!r}"
-        )
-    return listen.replace("[::1]", "::1")
-
-
-def _log() -> None:
-    log = logging.getLogger(LOG)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-
 
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbtorchjob run --help")
 _REFUSED = 4
@@ -147,7 +95,7 @@ def _verb(name: str, words: list[str]) -> int:
     if verb.name == "tend":
         # late: it is seldom asked for
 
-        tend(verb.parse(words).options)
+        tending.tend(verb.parse(words).options)
         return 0
     front = Terminal(json=json)
     verb.do(verb.parse(words), front)

@@ -67,7 +67,9 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert known.digest == job.state.image != ""
     assert told.distributions["right-pad"] == "1.0"
 
-    with pytest.raises(LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe inspects"):
+    with pytest.raises(
+        LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe inspects"
+    ):
         submission.submit(capture.from_cell("import left_pad", {}), spec)
     assert len(backend("kubernetes").jobs()) == 1
     call = capture.from_cell("if 1 > 2:\n    import left_pad, right_pad", {})
