@@ -1,6 +1,6 @@
-"""What takes long to make, kept for other processes of this user's; it may be removed at any time.
+"""What takes long to make, kept for this user's other processes: programs, and compilers' caches.
 
-Where compilers keep what they make on this machine: in a folder of the user's, for the next job.
+All of it may be removed at any time.
 """
 
 from __future__ import annotations

@@ -2,13 +2,6 @@
 
 A notebook's own loop runs on the kernel's main thread and stands still while a cell blocks, so jobs
 are followed on a loop of our own, in a thread that lives as long as the process.
-
-An outcome that comes once, for whoever waits for it on a thread that may be interrupted.
-
-``threading.Event``, ``Condition``, ``Thread.start`` and ``concurrent.futures`` take their locks in Python
-code: an interrupt that comes just then leaves one taken for good (CPython, bpo-29988), and who brings the
-outcome waits for ever. With them a second Ctrl-C, right after the first, could stop all that is followed in a
-kernel. A ``SimpleQueue`` is written in C, and so are a list's methods: an interrupt comes before or after.
 """
 
 from __future__ import annotations
@@ -17,12 +10,13 @@ import _thread
 import asyncio
 import atexit
 import concurrent.futures
-import queue
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
+
+from nbtorchjob.machine.once import Once
 
 T = TypeVar("T")
 _END_S = 3.0  # for work still on the loop when the process ends
@@ -113,62 +107,3 @@ async def _wind_up() -> None:
     await asyncio.gather(*work, return_exceptions=True)
     for close in _closing:
         await close()
-
-
-class Once(Generic[T]):
-    """A value or an error that one thread brings, and any may wait for."""
-
-    def __init__(self) -> None:
-        self._outcome: tuple[T | None, BaseException | None] | None = None
-        self._callbacks: list[Callable[[], object]] = []
-
-    def bring(self, value: T) -> None:
-        """Have it come."""
-        self._come(value, None)
-
-    def fail(self, error: BaseException) -> None:
-        """Have an error come."""
-        self._come(None, error)
-
-    def _come(self, value: T | None, error: BaseException | None) -> None:
-        self._outcome = value, error
-        self._tell()
-
-    def _tell(self) -> None:
-        with suppress(IndexError):  # each is taken by one thread
-            while True:
-                self._callbacks.pop(0)()
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called once it has come, by who brings it, or at once."""
-        self._callbacks.append(callback)
-        if self.come:
-            self._tell()
-
-    @property
-    def come(self) -> bool:
-        """Whether it has come."""
-        return self._outcome is not None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds for it; return whether it has come."""
-        told: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def tell() -> None:
-            told.put(None)
-
-        self.then(tell)
-        with suppress(queue.Empty):
-            told.get(timeout=None if timeout is None else max(0.0, timeout))
-        if not self.come:
-            with suppress(ValueError):
-                self._callbacks.remove(tell)
-        return self.come
-
-    def result(self) -> T:
-        """Return the value that has come, or raise the error."""
-        assert self._outcome is not None, "nothing has come yet"
-        value, error = self._outcome
-        if error is not None:
-            raise error
-        return cast(T, value)

@@ -1,8 +1,6 @@
-"""Processes of this machine, distinguished from later ones with the same id.
+"""This machine's processes: which one an id means, what memory they have, which limits they pass on.
 
-The pages of this process's memory, of which a fork copies the table.
-
-A process's resource limits (ulimit): a job has those of the kernel that submitted it, not the pool's.
+A job has the limits (ulimit) of the kernel that submitted it, not the pool's.
 """
 
 from __future__ import annotations

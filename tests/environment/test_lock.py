@@ -1,7 +1,6 @@
 """What a job could import, as requirements."""
 
 import json
-from importlib.metadata import version
 
 import pytest
 from packaging.requirements import Requirement
@@ -96,19 +95,3 @@ def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkey
 
     assert {each.name for each in requirements(text)} >= {"torch", "pytest"}
     assert "# near==1.0: editable, from /home/me" in text.splitlines()
-
-
-def test_a_distribution_is_pinned_to_its_version_here():
-    assert lock.pins(["ipython", "nothing-of-that-name"]) == (f"ipython=={version('ipython')}",)
-
-
-def test_what_belongs_to_torch_or_travels_anyway_is_left_out():
-    assert lock.pins(["torch", "triton", "nvidia-cudnn-cu13", "nbtorchjob", "cloudpickle"]) == ()
-
-
-def test_a_closure_has_what_is_needed_directly_or_not():
-    found = lock.closure(["ipython"])
-
-    assert {"ipython", "jedi", "parso"} <= set(found)  # jedi needs parso
-    assert found == sorted(found)
-    assert "nothing-of-that-name" in lock.closure(["nothing-of-that-name"])

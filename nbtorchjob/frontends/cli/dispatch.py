@@ -15,7 +15,7 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
-from nbtorchjob.frontends.cli import completion, output, tending
+from nbtorchjob.frontends.cli import completion, output
 from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.text import hints
@@ -93,7 +93,7 @@ def _verb(name: str, words: list[str]) -> int:
         output.answer(completion.script(words))
         return 0
     if verb.name == "tend":
-        # late: it is seldom asked for
+        from nbtorchjob.frontends.cli import tending  # late: it is seldom asked for
 
         tending.tend(verb.parse(words).options)
         return 0
