@@ -1,7 +1,4 @@
-"""The interface of a backend: six verbs that each has, and defaults for the rest.
-
-Also who enforces one of a job's policies or budgets.
-"""
+"""The interface of a backend: six verbs that each has, defaults for the rest, and who enforces policies."""
 
 from __future__ import annotations
 

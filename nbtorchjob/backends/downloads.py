@@ -1,11 +1,9 @@
-"""What ranks left below ``artifacts_dir()``: listed, copied into a folder, or as one zip archive.
+"""Files that a job leaves, as a person takes them: artifacts and logs, copied or as one zip archive.
 
 Each node's archive may have been written by anything that ran in a job, so all that it says is checked before
 it is used: an artifact's name leads nowhere but below the folder that it is copied to.
 
-A zip archive that is made as it is read, for files that needn't fit into memory, nor on a disk.
-
-What several ranks of a job wrote: as lines in the order of their times, or as files of an archive.
+An archive is made while it is read, for files that fit neither into memory nor on a disk.
 """
 
 from __future__ import annotations

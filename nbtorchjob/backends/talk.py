@@ -1,9 +1,4 @@
-"""A node is asked: what is said, whatever carries it, and why a node can't be asked now (pure).
-
-A conversation with a node that goes on after its question, both ways, over whatever carries it.
-
-A rank that is stopped in the debugger: which one is meant, and what is said with it.
-"""
+"""A conversation with a node, whatever carries it: a question, a talk that goes on, or the debugger."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ An address is the lab's, and behind ``#`` the turn's number or id. A turn is fol
 view (``state/turns``), and everything that it left lies where its lab's things lie. To cancel one is to
 interrupt it, which leaves its ranks as they are.
 
-One follower of a job for all in this process who want to hear what it tells from now on.
-
 To follow a job on a cluster takes watches, a stream for each pod's log, and all that was told before. Who
 begins to listen in the middle is spared that: it has the state as of then, and hears what comes.
 """

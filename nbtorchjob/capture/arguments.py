@@ -1,9 +1,10 @@
-"""The arguments of a cell's function: from ``--arg name=text``, else its defaults, else the notebook.
+"""The arguments of a cell's function, and those that each run of a group gets.
 
 As in plain Python, a default comes before a variable of the notebook that has the parameter's name. The
 function is never run or even made on the host: what it needs may only be there on a rank.
 
-What the runs of a group are given: pickled apart from the call, which they share; and as it is shown.
+An argument comes from ``--arg name=text``, else the default, else the notebook. What a run gets is pickled
+apart from the call, which all runs share.
 """
 
 from __future__ import annotations

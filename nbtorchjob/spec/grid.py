@@ -1,7 +1,4 @@
-"""What the runs of a group are given: ``--each lr=0.1,0.01 --each seed=0:3``, and which of it is sent.
-
-When runs of a group are stopped before their end: a condition, successive halving, or both.
-"""
+"""The runs of a group: their parameters (``--each lr=0.1,0.01``), and when some are stopped early."""
 
 from __future__ import annotations
 

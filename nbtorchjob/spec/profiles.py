@@ -12,7 +12,7 @@ have written isn't obeyed. Where two files have a profile of the same name, the 
 whole. ``NBTORCHJOB_NNODES`` and the like, a variable for each key, are laid over the profile, and a magic
 line's options over both.
 
-Writing a spec into ``nbtorchjob.toml`` as a profile; everything else there stays, even comments.
+A spec is saved as a profile so that everything else in the file stays, even comments.
 """
 
 from __future__ import annotations

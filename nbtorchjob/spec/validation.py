@@ -1,7 +1,4 @@
-"""What a config's fields may hold: checks that return the value, and each field's option.
-
-Whether plain data that was read from a file has the types that a dataclass declares.
-"""
+"""What a config's fields may hold: checks that return the value, options, and types of plain data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The bounded tail of one rank's log: bytes in any order, the newest kept.
-
-Logs as lines with their times: of one rank, or of several in the order in which they were written.
-"""
+"""What ranks wrote: the bounded tail of one rank's log, and lines of several by their times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a rank reports, thinned: an hour of training and a minute take the same room.
-
-What a node uses, thinned as reports are: a day and a minute take the same room.
-"""
+"""What ranks report and nodes use, thinned: an hour of training and a minute take the same room."""
 
 from __future__ import annotations
 

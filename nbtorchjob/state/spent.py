@@ -13,12 +13,10 @@ A moment of the main thread belongs to the first of these that it is in:
 
 How far the CPU was used is known between two looks only, so Python's part is right to some milliseconds each.
 
-Spans of time, from when until when in ns, as lists that are in order and don't overlap.
-
-What a rank told of its profile beside torch's own trace becomes a part of that.
-
 torch would record ``record_function``'s ranges and gloo's collectives itself, which isn't safe where a
 profile ends at any moment (``runtime/look/profiler``).
+
+What the rank tells beside torch's own trace becomes a part of the trace.
 """
 
 from __future__ import annotations

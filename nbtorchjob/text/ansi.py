@@ -3,7 +3,7 @@ r"""What a terminal would show of a log: ``\r``, ``\b``, erasing, moving up, col
 Escape sequences are those of ECMA-48. The cursor never moves past the end of a row, so no
 sequence can make more characters than were written: the work stays linear in the input.
 
-Addresses of pages in a text: only those, as a log may contain anything that looks like a link.
+Addresses of pages become links, and nothing else: a log may contain anything that looks like one.
 """
 
 from __future__ import annotations

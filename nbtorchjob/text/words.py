@@ -1,9 +1,4 @@
-"""Durations, sizes, numbers and ranks, in the words a person reads.
-
-Whole numbers as people write several: ``1,3-5``.
-
-A rank's value in one line, without printing a million numbers.
-"""
+"""Durations, sizes, numbers, ranks and values, in the words a person reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jobs held against each other: in which respects they differ, and how (pure).
-
-Python code and differences of it as spans, each with its kind, for pages to colour (pure).
-"""
+"""Jobs compared: where they differ and how, their code included (pure)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Many jobs at once, as text and as HTML.
-
-Where a group stands: its runs' phases, counted, and as one.
-"""
+"""Many jobs at once, and a group's phases as one, as text and as HTML."""
 
 from __future__ import annotations
 

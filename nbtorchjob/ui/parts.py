@@ -1,7 +1,4 @@
-"""What is said of jobs in titled parts, as text and as HTML (pure).
-
-A doctor's findings as lines (pure).
-"""
+"""Titled parts about jobs, and a doctor's findings, as lines and as HTML (pure)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One kubeconfig context: its client, and what is asked of a cluster only once.
-
-What a cluster is and has, and what we may do there.
-"""
+"""One kubeconfig context: its client, and what is asked once of what a cluster is, has and permits."""
 
 from __future__ import annotations
 

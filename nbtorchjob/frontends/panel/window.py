@@ -1,9 +1,4 @@
-"""The panel as widgets: entries go to ``frontends/panel/form.py``, and its verdict comes back.
-
-Profiles in the panel: loaded by name, and saved.
-
-What a job's image has of what the notebook imports, as a table.
-"""
+"""The panel as widgets: entries go to ``frontends/panel/form.py``, and its verdict comes back."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""All jobs of this machine and of the clusters, polled while anybody wants to know.
+"""All jobs of this machine and of the clusters: polled while anybody asks, and which have changed.
 
 Each scope is polled by itself, so that one that hangs or refuses delays no other. What is known is
 returned at once; when nobody has asked for a while, nothing is polled.
 
-Repeating something while somebody wants it, and doing it at once when there is a reason.
-
-One look at the jobs of a scope, and the changes found. It blocks, and is done in a lane.
-
-Which jobs have changed since a page last asked; the answer goes only to callers with our permission.
+An answer goes only to callers with our permission.
 """
 
 from __future__ import annotations

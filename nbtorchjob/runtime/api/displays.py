@@ -2,7 +2,7 @@
 
 Each is a fact that holds it as Jupyter's messages do, as a *bundle*: by MIME type, images in base64.
 
-Libraries that draw in a notebook's page: on a rank they have rank 0's cell draw it, else write text.
+Libraries that draw in a notebook's page have rank 0's cell draw it, or write text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""No process outlives the one that started it; and what one does before C++ code ends it.
-
-The first failure of a node in its container's termination message, where the API server keeps it.
+"""The end of a process: none outlives its parent, and a node's first failure outlives the node.
 
 The kubelet keeps 4096 bytes of it, the last ones if there are more, so it is cut here, and stays JSON.
+
+That failure goes into the container's termination message, where the API server keeps it.
 """
 
 from __future__ import annotations

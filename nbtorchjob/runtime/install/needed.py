@@ -1,6 +1,6 @@
-"""Whether what a call is sure to import is there, found out without importing it.
+"""Whether a node has what a call imports, and in the notebook's versions where a job asks for those.
 
-Whether what a node has is what the notebook has, for a job that asks for that (``--strict``).
+Nothing is imported to find that out.
 """
 
 from __future__ import annotations

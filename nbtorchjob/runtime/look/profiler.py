@@ -9,8 +9,6 @@ whole time would be most of them, which is why they are sampled here instead.
 
 What comes of it are two files in the node's folder: the trace or the snapshot, and then what is told of it.
 
-Something is done in the main thread, between two of its bytecodes, whatever code runs there.
-
 Python itself calls us there (``Py_AddPendingCall``). While the main thread waits in C it doesn't come by:
 what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
 as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which

@@ -1,6 +1,4 @@
-"""Where the agents of a job meet: a store that node 0 serves, or on one machine the job's supervisor.
-
-What the nodes of a rendezvous know of each other, as JSON where torch would write a pickle.
+"""Where the agents of a job meet, a store of node 0 or of the supervisor, and what they tell there.
 
 torch unpickles whatever lies in the store under a name that is always the same. Here what is
 unpickled was pickled by this very process, a moment before.

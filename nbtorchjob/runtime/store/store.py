@@ -2,8 +2,6 @@
 
 An event names the value by a *ref*, ``log#DIGEST`` or ``URL#DIGEST``; the digest is the HMAC-SHA256 of
 the whole file with the job's key, in hex. A URL is an absolute path, ``file://`` or one for fsspec.
-
-A file out of a job's store that is known by what it holds.
 """
 
 from __future__ import annotations

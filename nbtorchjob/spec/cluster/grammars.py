@@ -1,10 +1,9 @@
-"""Amounts in Kubernetes' notation: ``500m``, ``2Gi``, ``1e3``.
+"""The small grammars of a cluster's settings: amounts, tolerations, users, patches.
 
-Tolerations as ``kubectl taint`` writes taints: ``key=value:Effect``, ``key:Effect``, ``key``.
-
-The user that pods run as: ``UID[:GID]``, as numbers, as a name has a meaning only inside the image.
-
-A pod patch: a mapping, the JSON or YAML of one, or the path of a file that holds it.
+amounts      ``500m``, ``2Gi``, ``1e3``: Kubernetes' own
+tolerations  ``key=value:Effect``, ``key:Effect``, ``key``, as ``kubectl taint`` writes taints
+users        ``UID[:GID]``, as numbers: a name has a meaning only inside the image
+patches      a mapping, its JSON or YAML, or the path of a file that holds it
 """
 
 from __future__ import annotations

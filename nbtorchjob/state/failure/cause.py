@@ -1,7 +1,4 @@
-"""Whose fault it is, and the two lines that say so.
-
-What a row of the table of causes is, and how one is found.
-"""
+"""A cause: whose fault it is, the two lines that say so, and the row of the table that leads to it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""What was tried, what it used up, and what is tried next, in words.
+"""What was tried, why it failed and what follows, in words.
 
 The text is clean (``words.clean``) and bounded, but not escaped.
-
-Why a job failed, as lines: what the exception in the cell says, and the plain-text card.
-
-Why each round of a job began, in a few words.
 """
 
 from __future__ import annotations

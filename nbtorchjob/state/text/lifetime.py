@@ -1,9 +1,4 @@
-"""How long a job may run, how long and where it is kept, and what can be done about it, in words.
-
-Where a job stands in its queue, in words.
-
-What a job that comes to run is doing, and how long each step of that took, in words.
-"""
+"""The time before, in and after a run, in words: a queue, a start, deadlines, and how long a job is kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where each rank of a job is, in words: ranks at one place together, and libraries' frames folded.
-
-A profile of a rank in words: where its time went, or what its accelerator's memory holds.
-"""
+"""Where ranks are, and where a profiled rank's time or memory went, in words."""
 
 from __future__ import annotations
 

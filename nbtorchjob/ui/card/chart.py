@@ -1,10 +1,6 @@
 """Line charts as SVG on a ground of their own, as no grey is readable on light and on dark pages.
 
 An image can't see the page, but gets its ``color-scheme`` where the browser knows it; else the user's.
-
-The axes of a chart: where a value lies, which ticks to draw; logarithmic where that shows more.
-
-Smoothing of a noisy curve.
 """
 
 from __future__ import annotations

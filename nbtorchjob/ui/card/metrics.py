@@ -1,6 +1,4 @@
-"""What rank 0's reports say: the newest values, and curves.
-
-What a chart shows, as numbers: on a strip over it where the pointer is, and in a table for the keyboard.
+"""What rank 0's reports say: the newest values, curves, and the values under the pointer.
 
 An image is closed to both. What is laid over it has places in percent, so that it fits at any size.
 """

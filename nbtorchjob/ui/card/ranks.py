@@ -1,8 +1,6 @@
-"""The ranks of a job side by side, if they report: a straggler or a hang stands out.
+"""The ranks of a job side by side, and its nodes: a straggler or a hang stands out.
 
 Each rank's reports of the newest round are compared with what is usual among all ranks.
-
-The nodes of a job: where each is, its ranks, its condition, its newest message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A job's state as one HTML card and as plain text: pure, so the same state gives the same card.
 
 It is made of ``elements``. Whatever comes from outside is cut, cleaned and escaped here.
-
-A rank's error with its frames, and folded under each what its variables were.
 """
 
 from __future__ import annotations

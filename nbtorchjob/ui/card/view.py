@@ -1,9 +1,4 @@
-"""A job in its cell: drawn at most four times a second, whatever the job writes.
-
-What the card of an unfinished job also contains: the script for its buttons, its search and updates.
-
-Ranks that stop in the debugger, told once where nothing that was written can be updated.
-"""
+"""A job in its cell: drawn at most four times a second, with a script while the job goes on."""
 
 from __future__ import annotations
 

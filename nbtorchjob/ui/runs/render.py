@@ -1,7 +1,4 @@
-"""A group's runs as one HTML card and as plain text: pure, so the same states give the same card.
-
-What several parameters do together: an axis for each, and a line for each run, coloured by its metric.
-"""
+"""A group's runs as one HTML card and as plain text, and their parameters side by side (pure)."""
 
 from __future__ import annotations
 

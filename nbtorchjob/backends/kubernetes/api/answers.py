@@ -1,10 +1,10 @@
-"""What an answer of the API must look like, as far as anything here reads it (pure).
+"""What an answer of the API must look like, and how much of an object is kept (pure).
 
 A real server holds its objects to their schemas. What else answers at its address, a proxy or a login page,
 may send any JSON: it is refused at the door, in one line, and whoever reads an object finds what is promised
 here.
 
-What listed and watched objects are relieved of, so that a thousand jobs stay small (pure).
+Listed and watched objects lose what nobody reads, so that a thousand jobs stay small.
 """
 
 from __future__ import annotations

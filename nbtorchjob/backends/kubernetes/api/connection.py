@@ -1,7 +1,4 @@
-"""Single HTTP exchanges with one cluster, and a login that lasts.
-
-How long to wait before the next try (pure).
-"""
+"""HTTP exchanges with one cluster: a login that lasts, and how long to wait before the next try."""
 
 from __future__ import annotations
 

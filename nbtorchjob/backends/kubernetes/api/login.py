@@ -4,8 +4,6 @@ Only this module imports the ``kubernetes`` package, for what works as with kube
 certificates, login commands, proxies (``kubernetes.aio``, which exists since release 37). Its typed
 models would cost memory and time for every listed object.
 
-The account of the pod we run in: what ``connection`` needs of a login, without the ``kubernetes`` package.
-
 So a pod needs nothing but aiohttp, which has a form in pure Python.
 """
 

@@ -3,8 +3,6 @@
 A watch is never trusted to last: servers end it after ``timeoutSeconds``, restart, forget old
 resourceVersions (410, by HTTP or inside the stream), and connections die without a word. Whatever
 happens, a subscriber hears the newest state of each object it wants, and of each one that vanished.
-
-Changes of objects on their way to one subscriber.
 """
 
 from __future__ import annotations

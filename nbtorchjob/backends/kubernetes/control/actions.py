@@ -1,7 +1,4 @@
-"""Ending, suspending and resuming a job that is on a cluster.
-
-Taking a job off its cluster, once what it has told, written and returned is on this machine.
-"""
+"""Ending, suspending and resuming a job on a cluster, and taking it off once all of it is here."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ Workloads, and change none):
 Deleting is for a job that was cancelled, where nothing else is left: a TrainJob keeps a deadline that it has
 (trainer 2.3). Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the
 next one is tried. Doing any of it twice changes nothing.
-
-Taking the pods of a job object away, for a while or for good.
 """
 
 from __future__ import annotations

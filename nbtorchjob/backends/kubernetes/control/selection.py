@@ -1,9 +1,7 @@
-"""Which of a namespace's events are about one job, and what they say.
+"""Which of a namespace's events and Workloads are about one job, and what they say.
 
 A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
 are about, so a name that is used again comes with the troubles of its former owner.
-
-Which of a namespace's Workloads are about one job, what they say, and which wait beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tender as a process, or as a part of one: its namespaces, who of several does it, and how it is.
+"""A tender as a process, or as a part of one: its namespaces, its Lease, its health and metrics.
 
 Who looks after the jobs of a namespace: a Lease, which one tender at a time holds, and keeps renewing.
 

@@ -1,8 +1,4 @@
-"""Whether any host could hold a pod of the job if it were empty.
-
-What the namespace's quotas leave, against what the job asks for.
-
-Whether a host could hold a pod if it were empty: by its resources, labels and taints (pure).
+"""Whether a cluster has room for a job: on an empty host, and within the namespace's quotas.
 
 This follows the scheduler's filters (Kubernetes 1.36: NodeResourcesFit, NodeAffinity, TaintToleration),
 except for what other pods use and for what only the scheduler knows, such as the topology of volumes.

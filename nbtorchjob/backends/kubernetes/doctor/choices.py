@@ -1,7 +1,4 @@
-"""What a job can name on a cluster: all that may be listed, requested at once.
-
-The types of a cluster's hosts, and what is free on them.
-"""
+"""What a job can name on a cluster, the types of hosts included: all lists are requested at once."""
 
 from __future__ import annotations
 

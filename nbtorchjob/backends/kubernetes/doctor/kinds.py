@@ -1,9 +1,4 @@
-"""Which kinds of job the cluster has, and which one would be taken (pure).
-
-Whether the cluster itself places all nodes of a job at once, or none.
-
-Who starts a job's next attempts, and whether there are preemptible hosts.
-"""
+"""The kinds of job that a cluster has: which is taken, whether nodes start at once, and who retries."""
 
 from __future__ import annotations
 

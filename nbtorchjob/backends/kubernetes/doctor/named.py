@@ -1,8 +1,6 @@
-"""What a job refers to by name: whether it exists and can be used.
+"""What a job refers to: objects by name, its image, its stores.
 
-What the image must hold, which only a pod can find out.
-
-The stores: whether a file can be written, read and removed there from this machine.
+Only a pod can find out what an image holds. A store is tried by writing, reading and removing a file.
 """
 
 from __future__ import annotations

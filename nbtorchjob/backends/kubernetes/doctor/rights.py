@@ -3,8 +3,6 @@
 This is the only table. The doctor checks each with the server and prints a Role with the missing ones, and
 ``docs/permissions.md`` is made of it; a test runs jobs of all kinds under a Role of exactly these rights,
 and checks that none is unused.
-
-What the account may do, asked of the server verb by verb.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The account, the server, and the namespace.
-
-What the namespace's Pod Security level would refuse of a job's pods.
-"""
+"""The account, the server and the namespace, with what its Pod Security level refuses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Finding jobs on clusters: by name, or all of them.
-
-How far a job is, and what it uses, for a list: of the logs that whoever follows it caches on this machine.
+"""Finding jobs on clusters, by name or all of them, with how far each is.
 
 A list asks a cluster for no logs: of a job that nobody follows here it can't tell.
 """

@@ -1,7 +1,4 @@
-"""Bringing ranks' values and nodes' artifacts to this machine's disk.
-
-Reading a job once, its logs included, without following it.
-"""
+"""Reading a job once, without following it: its state, logs, values and artifacts."""
 
 from __future__ import annotations
 

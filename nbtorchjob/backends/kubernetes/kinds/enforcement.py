@@ -1,8 +1,8 @@
-"""Who enforces a job's run policy: the cluster by itself, we in its place, or nobody.
+"""Who enforces a job's run policy and owns its retries: the cluster, we in its place, or nobody.
 
 "We" are whoever follows the job, or ``%torchjob gc``: what is left to us waits while neither runs.
 
-Who owns a job's retries, within its budgets: its operator, or whoever follows it, never both.
+Retries have one owner, the operator or whoever follows the job, never both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Labels and annotations: by them a new kernel finds a job's objects and all that it must know of the job.
+"""Labels, annotations and owners: by them a new kernel finds a job's objects, and knows which are the job's.
 
 What may be big, or holds values of the notebook, isn't annotated: it is in the payload's Secret.
-
-Which objects are a job's: by their names, their owners and the owners' uids together (pure).
 
 Whoever may create objects in a namespace may give them any labels, so labels only find what may be a job's.
 

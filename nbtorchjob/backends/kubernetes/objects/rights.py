@@ -1,7 +1,4 @@
-"""What an account is permitted, in the terms of a Role (pure).
-
-What to ask an administrator for, as YAML (pure).
-"""
+"""What an account is permitted, as rules of a Role, and as the YAML to give to an administrator (pure)."""
 
 from __future__ import annotations
 

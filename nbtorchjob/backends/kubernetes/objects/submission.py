@@ -1,6 +1,6 @@
 """``Submission``: all that a manifest is made of. Making one is pure, so a dry run shows what is sent.
 
-A NetworkPolicy: the pods of one job reach each other, on any port, and nobody else reaches them (pure).
+An optional NetworkPolicy lets only the pods of one job reach each other, on any port.
 """
 
 from __future__ import annotations

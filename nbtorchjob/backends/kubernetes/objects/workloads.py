@@ -1,9 +1,7 @@
-"""What Kueue says of a job: its Workload as facts (Kueue 0.19, v1beta2 and v1beta1; pure).
+"""What Kueue says of a job and of its queues: Workloads and queues as facts (Kueue 0.19; pure).
 
 Kueue holds a job of its queues by the job's own field for a suspension, which it takes back while the job's
 Workload is admitted, whoever set it. So of a job in a queue only the Workload says what a suspension means.
-
-What Kueue's queues say of themselves: who waits, what is used, what there is (Kueue 0.19; pure).
 
 A LocalQueue is a namespace's door to a ClusterQueue, which has the quota; ClusterQueues of one cohort lend
 each other what they don't use.

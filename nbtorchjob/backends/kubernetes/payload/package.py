@@ -1,6 +1,6 @@
-"""A call as what travels to a cluster: the payload's bytes, its key, and a digest of what they run.
+"""A call as what travels to a cluster: its bytes, key and digest, and the immutable Secrets that hold them.
 
-The payload as immutable Secrets: never in a command, a variable or a manifest's text.
+The payload is never in a command, a variable or a manifest's text.
 
 The first one holds the job's key, the run that it is for, the job's record, and ``job.pyz`` itself where it
 fits. A bigger payload continues in further Secrets, and ``job.pyz`` is then the few lines that put the parts

@@ -1,10 +1,4 @@
-"""The pod template that all kinds share: one container that runs the payload.
-
-What a pod mounts: the payload, shared memory, and what the spec asks for.
-
-Which hosts a pod may run on: those that the spec asks for, preemptible ones, or all but those.
-
-What a pod may not do: what no cell needs and the Pod Security standards forbid.
+"""The pod template that all kinds share: one container, what it mounts, where it may run, what it may not do.
 
 With ``--run-as`` a pod meets the standard "restricted" (Kubernetes 1.36), without it "baseline".
 

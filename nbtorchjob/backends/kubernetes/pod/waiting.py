@@ -1,10 +1,10 @@
 """Why something doesn't run yet, in plain words: from conditions, container states and events (pure).
 
-Kubernetes' own PodGroups: pods that its scheduler places all at once, or not at all (pure).
-
 In 1.36 the Job controller makes one for each Indexed Job of several nodes, where the alpha gates
 GenericWorkload and EnableWorkloadWithJob are on; its pods name it. In 1.37 it does so for
 every Job, and a group whose job doesn't ask for more has the policy ``basic``: each pod is placed by itself.
+
+Kubernetes' own PodGroups are read as well: pods that its scheduler places all at once, or not at all.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Its name follows from the job's and the attempt's number, so that of any number of kernels that try one
 makes it. All that it takes lies with the first attempt's object, so that any kernel can.
-
-Which runtime a job refers to, and whether it is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing.
-
-Whether the WorkloadPriorityClass that a job names is there.
-"""
+"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
 
 from __future__ import annotations
 

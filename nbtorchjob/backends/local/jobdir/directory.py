@@ -1,7 +1,4 @@
-"""A job's folder: its files by name, and the record written at submission.
-
-What a power cut, a full disk or somebody's hand has left of a job's files.
-"""
+"""A job's folder: its files by name, the record of the submission, and what damage leaves of both."""
 
 from __future__ import annotations
 

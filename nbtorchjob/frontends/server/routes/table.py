@@ -1,7 +1,4 @@
-"""The only table of routes: the app registers it, and the OpenAPI document describes it.
-
-The OpenAPI 3.1 document, made of the routes themselves, so that the two can't differ.
-"""
+"""The only table of routes: the app registers it, and the OpenAPI 3.1 document is made of it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A submission as a TrainJob: what differs from its runtime.
+"""A submission as a TrainJob: what differs from its runtime (trainer 2.3).
 
 The container's image, command, environment and resources belong to the ``trainer``; in the rest of the
 pod a ``runtimePatch`` can change only what ``_REACHED`` names; the runtime decides everything else.
-
-The runtimes of a TrainJob (trainer 2.3).
 """
 
 from __future__ import annotations

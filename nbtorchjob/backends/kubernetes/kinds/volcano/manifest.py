@@ -4,7 +4,7 @@ When a job of a fixed size loses a pod, it ends, or all of its pods are started 
 backoff limit allows. An elastic one continues without the lost pod, and has succeeded when as many pods
 as it needs have: else it would wait for pods that never start.
 
-How a Volcano Job is suspended: it has no field for it, but its controller obeys Commands (1.15).
+A suspension has no field: Volcano's controller obeys Commands (1.15).
 """
 
 from __future__ import annotations
