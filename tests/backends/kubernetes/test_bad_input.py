@@ -221,6 +221,7 @@ def test_a_name_that_anothers_job_has_is_refused(stage, kind):
     stage.cluster.request("PATCH", path, {"metadata": {"labels": None, "annotations": None}})
     stage.delete(collection(SECRETS), "mine-claim")
     until(lambda: not stage.objects(collection(SECRETS)))
+    stage.pod()  # the last of what its operator makes, beside which the refused one must leave nothing
 
     said = str(stage.refused(NameTakenError, name="mine", kind=kind))
     assert f"has a {KINDS[kind].api.kind} 'mine' that nbtorchjob didn't make: choose another --name" in said

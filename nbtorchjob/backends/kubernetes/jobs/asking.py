@@ -30,6 +30,8 @@ _ENDS = {
     program.NO_NODE: STARTING,
     program.NO_PAYLOAD: STARTING,
     program.OLDER: OLDER,
+    # The node has closed its socket, which a killed pod may do before the command in it is killed.
+    0: "it was ended meanwhile",
     _KILLED: "it was ended meanwhile",
 }
 
@@ -165,11 +167,10 @@ class PodLine:
 def _ended(remote: Remote) -> str:
     """Say why a command that leads to a node has ended, of itself or as it couldn't be run."""
     end = remote.end
-    known = _ENDS.get(end.code or 0)
-    if known is not None:
-        return known
     if end.code is None:
         return f"nothing can be run in its container: {end.said[:400]}" if end.said else _CUT
+    if end.code in _ENDS:
+        return _ENDS[end.code]
     words = remote.stderr.strip().rpartition("\n")[2]
     return f"what leads to it has ended: {words[:400] or f'exit code {end.code}'}"
 

@@ -14,7 +14,7 @@ from tests.patience import LIMIT
 
 # Answers as a node does, and is silent as one that is stopped.
 PART = """
-import tempfile
+import os, socket, tempfile
 from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import injected
 
@@ -30,6 +30,16 @@ def never(asked):
     wait("never")
     yield {}
 
+def closes(asked):
+    for number in range(3, 64):
+        try:
+            with socket.socket(fileno=os.dup(number)) as one:
+                if one.getsockname() and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+    yield {}
+
 def chat(asked):
     yield {"heard": asked.hear(60)["say"]}
     data = b""
@@ -42,7 +52,7 @@ def chat(asked):
         sign("left")
 
 folder = tempfile.mkdtemp(prefix="nbtorchjob-")
-handlers = {"who": who, "big": big, "never": never, "chat": chat}
+handlers = {"who": who, "big": big, "never": never, "closes": closes, "chat": chat}
 answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), handlers)
 begin()
 sign(f"ready-{NODE}")
@@ -138,6 +148,13 @@ def test_whoever_may_not_exec_is_told_what_to_ask_for(stage):
     stage.cluster.allow(name, stage.namespace, [{**rule, "verbs": ["create"]}])
     (answer,) = ask(job)
     assert answer.trouble == ""
+
+
+def test_a_node_that_closes_its_socket_while_it_is_asked(stage):
+    # A pod that is killed does so, too, where the command in it sees that before it is killed itself.
+    job = ready(stage, stage.submit(PART))
+
+    assert ask(job, "closes", timeout=LIMIT) == [NodeAnswer(0, (), "it was ended meanwhile")]
 
 
 def test_a_pod_that_is_killed_while_it_is_asked(stage):
