@@ -68,6 +68,13 @@ def test_a_fresh_process_has_nothing_to_carry(filters, ranks):
     assert carried.told() == {}
 
 
+def test_a_start_method_that_nobody_chose_isnt_carried(process):
+    multiprocessing.set_start_method(None, force=True)
+    assert multiprocessing.get_context().get_start_method() == multiprocessing.get_start_method()
+    assert multiprocessing.get_start_method(allow_none=True) is not None
+    assert carried.told() == {}
+
+
 @pytest.mark.parametrize("name", SET)
 def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     home = carried.SETTINGS[name].module

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts import onimport
@@ -42,6 +42,12 @@ def _set_context(decimal: Any, value: Dict[str, Any]) -> None:
 def _default_context(decimal: Any) -> Dict[str, Any]:
     with decimal.localcontext(decimal.DefaultContext):
         return _context(decimal)
+
+
+def _start_method(multiprocessing: Any) -> Optional[str]:
+    """Return the method that the notebook chose: the first process that is started fixes the default."""
+    method = multiprocessing.get_start_method(allow_none=True)
+    return None if method == multiprocessing.get_all_start_methods()[0] else method
 
 
 def _rc(matplotlib: Any) -> Dict[str, Any]:
@@ -167,7 +173,7 @@ SETTINGS: Dict[str, _Setting] = {
     "decimal.setcontext": _Setting("decimal", _context, _set_context, _default_context),
     "multiprocessing.set_start_method": _Setting(
         "multiprocessing",
-        lambda multiprocessing: multiprocessing.get_start_method(allow_none=True),
+        _start_method,
         lambda multiprocessing, value: multiprocessing.set_start_method(value, force=True),
         lambda multiprocessing: None,
     ),
