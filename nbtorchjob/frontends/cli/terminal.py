@@ -65,9 +65,13 @@ class Terminal:
         try:
             spec, options = verbs.parse(shlex.join(flags), self.say)
         except SpecError as exc:
-            if exc.shape is not Shape.UNKNOWN or not alone or "--" in words:
+            if exc.shape is not Shape.UNKNOWN or "--" in words:
                 raise
-            raise LineError(f"{exc}; {_own_arguments(alone[0], ahead)}") from None
+            unknown = [word.partition("=")[0] for word in ahead].index(str(exc.value))
+            script = next((word for word in alone if word in ahead[:unknown]), None)
+            if script is None:  # an option before the script was meant for the command
+                raise
+            raise LineError(f"{exc}; {_own_arguments(script, ahead)}") from None
         if len(alone) != 1:
             usage = COMMANDS["run"].words
             more = f"; {_own_arguments(alone[0], ahead)}" if alone and "--" not in words else ""
@@ -137,7 +141,7 @@ class Terminal:
         with nullcontext() if request.options.quiet else said(request.call, self.say):
             yield Output()
 
-    def view(self, job: Job[Any], options: CellOptions, place: Output) -> view.View:
+    def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
         """Write the log as it comes, and a line for each phase."""
         from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
         from nbtorchjob.ui.card import view
@@ -205,8 +209,9 @@ class Terminal:
 
 def _own_arguments(target: str, words: Sequence[str]) -> str:
     """Explain where the function's arguments go."""
-    own = words[words.index(target) + 1 :]
-    line = f": nbtorchjob run {target} -- {shlex.join(own)}" if own else ""
+    at = words.index(target) + 1
+    own = words[at:]
+    line = f": nbtorchjob run {shlex.join([*words[:at], '--', *own])}" if own else ""
     return f"pass the function's own arguments after --{line}"
 
 

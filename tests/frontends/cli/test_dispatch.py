@@ -95,6 +95,12 @@ def nowhere(tmp_path, monkeypatch):
             2,
             "arguments after --: nbtorchjob run train.py:train -- --lr 3",
         ),
+        ("run --nproc 2 train.py:train", 2, "unknown option --nproc; did you mean --nproc-per-node?\n"),
+        (
+            "run --nnodes 2 train.py:train 0.1",
+            2,
+            "own arguments after --: nbtorchjob run --nnodes 2 train.py:train -- 0.1",
+        ),
         ("run train.py:train 0.1", 2, "own arguments after --: nbtorchjob run train.py:train -- 0.1"),
         ("run train.py:train -m x", 2, "-m can't be given here: the job runs the cell or the named function"),
         ("run train.py:train --arg lr=1", 2, "--arg is for notebook cells"),
