@@ -145,8 +145,11 @@ class Front(Protocol):
     def sending(self, request: RunRequest) -> AbstractContextManager[Output]:
         """Show that a call is being sent, if that takes long; yield the output in which that is shown."""
 
-    def view(self, job: Job[Any], options: CellOptions, place: Output) -> View:
-        """Return the view that draws a job while a line waits for it, in that output where it can."""
+    def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> View:
+        """Return the view that draws a job while a line waits for it, in that output where it can.
+
+        Without an output, the line asks to see a job that is there, so even one that has ended is drawn.
+        """
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Watch that somebody reads what is drawn in the meantime."""

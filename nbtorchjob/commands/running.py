@@ -272,7 +272,7 @@ def _hold(
         if options.detach:
             return front.detached(job, options.out)
         with front.reading(job), front.failing(job):
-            value = _wait(job, front.view(job, options, output or Output()), front)
+            value = _wait(job, front.view(job, options, output), front)
             if on is not None:
                 for name in options.pull:
                     front.give(job, on.lab.pull(name, on.ranks), name)

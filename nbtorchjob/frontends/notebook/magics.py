@@ -222,7 +222,7 @@ class TorchJobMagics:
         with nullcontext() if request.options.quiet else shown:
             yield output
 
-    def view(self, job: Job[Any], options: CellOptions, place: Output) -> view.View:
+    def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
         """Draw a card, in a terminal the log."""
         if options.quiet:
             return view.Silent()

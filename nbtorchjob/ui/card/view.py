@@ -113,6 +113,9 @@ class Card:
 
     Each drawing replaces the whole output. While the job goes on it has a script (``live.js``), which puts
     back what the reader unfolded meanwhile, adds buttons, and draws on where the kernel doesn't any more.
+
+    ``output`` is the one in which the job's submission was shown; a card without one was asked for by name,
+    and is drawn even if the job has ended.
     """
 
     tells = True
@@ -125,6 +128,7 @@ class Card:
     ) -> None:
         self._offers = offers
         self._output = output or Output()
+        self._asked_for = output is None
         self._trusted = trusted  # whether nobody but this user chose what the job displays
         self._displayed = (-1, -1)  # the last, by round and number
 
@@ -143,8 +147,8 @@ class Card:
             self._displayed = each.round, each.seq
 
     def close(self, state: JobState, value: str = "") -> None:
-        """Show the end; for a job that was over before it was drawn, its output, as for any cell."""
-        if self._output.drawn or state.failure is not None:
+        """Show the end; for a cell's job that was over before it was drawn, its output, as for any cell."""
+        if self._output.drawn or self._asked_for or state.failure is not None:
             self._output.show(following(state, self._offers, value))
         elif printed := render.printed(state):
             say(printed, end="")

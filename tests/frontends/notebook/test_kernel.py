@@ -232,6 +232,9 @@ def test_a_job_outlives_its_kernel_and_a_new_kernel_has_all_of_it(kernel, folder
     attached = kernel.run("%torchjob attach orphan-job")
 
     count = int(attached.value)
+    again = kernel.run("%torchjob attach orphan-job")
+    assert again.text == ""
+    assert " SUCCEEDED in " in again.all("display_data")[-1]["data"]["text/plain"]
     assert kernel.run("%torchjob logs orphan-job").text == "".join(f"line {n}\n" for n in range(count))
 
 

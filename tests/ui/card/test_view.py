@@ -9,7 +9,7 @@ from nbtorchjob import JobCancelledError, JobFailedError
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
-from nbtorchjob.ui.card import view
+from nbtorchjob.ui.card import sending, view
 
 STARTED = (ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0,), 1))
 SUCCEEDED = (ev.NodeExited(8.0, 0, 0), ev.Closed(9.0))
@@ -271,16 +271,26 @@ def test_a_card_that_the_cell_leaves_before_the_end_is_drawn_on_by_the_page(outp
 
 
 def test_a_card_that_was_never_drawn_is_only_closed_for_a_failure(output):
-    view.Card(OFFERS).close(state(*STARTED, *SUCCEEDED), "1")
+    view.Card(OFFERS, sending.Output()).close(state(*STARTED, *SUCCEEDED), "1")
     assert output.bundles == []
 
-    view.Card(OFFERS).close(state(*STARTED, *CANCELLED))
+    view.Card(OFFERS, sending.Output()).close(state(*STARTED, *CANCELLED))
     assert len(output.bundles) == 1
+
+
+def test_a_card_that_was_asked_for_by_name_shows_a_job_that_has_ended(output, capsys):
+    reported = ev.Reported(3.0, 0, 0, 0, {"loss": 0.5}), ev.Reported(4.0, 0, 0, 1, {"loss": 0.25})
+    view.Card(OFFERS).close(state(*STARTED, log("hello\n"), *reported, *SUCCEEDED), "1")
+
+    (card,) = output.bundles
+    assert card["text/plain"].startswith("torchjob swift-otter SUCCEEDED in ")
+    assert "curves" in card["text/html"]
+    assert capsys.readouterr().out == ""
 
 
 def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
     quick = state(*STARTED, log("hello\n<b>warned</b>"), log("a\nb\n", rank=1), *SUCCEEDED)
-    view.Card(OFFERS).close(quick)
+    view.Card(OFFERS, sending.Output()).close(quick)
 
     told = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
     assert (capsys.readouterr().out, output.bundles) == (told, [])
@@ -327,7 +337,7 @@ def test_of_what_a_stranger_displays_only_text_and_real_images_are_left(bundle, 
 
 
 def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
-    view.Card(OFFERS).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
+    view.Card(OFFERS, sending.Output()).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
 
     told = capsys.readouterr().out
     assert told.startswith("[… all of it: %torchjob logs swift-otter]\none\n")
