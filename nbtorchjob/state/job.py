@@ -59,6 +59,13 @@ class JobState(Known):
         return self.phase is Phase.CANCELLED and bool(self.early)
 
     @property
+    def deleted(self) -> bool:
+        """Whether it was ended by being deleted; not one that was cancelled before."""
+        if self.phase is not Phase.CANCELLED or self.removed is None:
+            return False
+        return self.cancelled is None or self.removed <= self.cancelled
+
+    @property
     def reforming(self) -> bool:
         """Whether the world of the newest round lost a node and its other nodes still live."""
         gone = [n for n in self.members if n.left]

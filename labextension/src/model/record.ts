@@ -65,7 +65,7 @@ export interface Job {
   readonly backend: 'local' | 'kubernetes';
   readonly where: string;
   readonly phase: Phase;
-  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING" */
+  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING" */
   readonly status: string;
   readonly terminal: boolean;
   /** the path for the contents API, "" where it isn't below the server's root */

@@ -62,6 +62,9 @@ export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): 
       if (job.status === 'STOPPED') {
         return trans.__('%1 was stopped early after %2', job.name, took);
       }
+      if (job.status === 'DELETED') {
+        return trans.__('%1 was deleted after %2', job.name, took);
+      }
       return trans.__('%1 was cancelled after %2', job.name, took);
     default:
       return job.failure === null

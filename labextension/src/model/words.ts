@@ -30,7 +30,8 @@ function worded(status: string, trans: TranslationBundle): string {
     LEAVING: trans.__('Leaving'),
     DEBUGGING: trans.__('Debugging'),
     RETRYING: trans.__('Retrying'),
-    STOPPED: trans.__('Stopped early')
+    STOPPED: trans.__('Stopped early'),
+    DELETED: trans.__('Deleted')
   };
   return words[status] ?? status;
 }

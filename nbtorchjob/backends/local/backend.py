@@ -311,6 +311,8 @@ class LocalBackend(Backend):
         """Cancel the job, wait for its processes' end, and remove its folder."""
         job = JobDirectory(paths.jobs_dir() / name)
         with suppress(DamagedError):  # it can't be told who supervises it: whoever does finds the folder gone
+            if liveness.why(job) is None:  # who follows it is told before the record is gone
+                job.emit("Removed")
             self.cancel(name)
             until = time.monotonic() + _END_S
             while liveness.alive(job) and time.monotonic() < until:

@@ -40,7 +40,7 @@ from nbtorchjob.text.words import (
 )
 
 QUEUED, STALLED, LEAVING, DEBUGGING = "QUEUED", "STALLED", "LEAVING", "DEBUGGING"
-HUNG, RETRYING = "HUNG", "RETRYING"
+HUNG, RETRYING, DELETED = "HUNG", "RETRYING", "DELETED"
 # In which somebody should act or know.
 ATTENTION = frozenset((HUNG, STALLED, LEAVING, DEBUGGING, RETRYING))
 MAX_GROUPS = 8
@@ -63,6 +63,8 @@ def phase(state: JobState) -> str:
         return "CANCELLING"
     if state.stopped_early:
         return STOPPED
+    if state.deleted:
+        return DELETED
     if state.queued is not None and not state.working:
         return QUEUED
     if state.suspended:

@@ -44,6 +44,7 @@ from nbtorchjob.machine import folders, processes
 from nbtorchjob.runtime.facts import described
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import left_behind, seen, supervisor
 from tests.interrupting import Interrupting
@@ -474,8 +475,11 @@ def test_a_name_runs_again_once_its_job_has_ended_under_a_number():
 def test_delete_ends_a_running_job_and_removes_its_record():
     job = submit(forever)
     seen(job, ready(2))
+    follower = nbtorchjob.attach(job.name)
     job.delete()
 
+    assert follower.wait(LIMIT)
+    assert facts.phase(follower.state) == "DELETED"
     assert gone(agent_pids(job))
     assert not (paths.jobs_dir() / job.name).exists()
     with pytest.raises(JobNotFoundError):

@@ -102,6 +102,7 @@ def test_a_wish_needs_no_heading_but_a_deletion_does():
         "stopped early: loss > 2",
     )
     assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
+    assert [facts.phase(each) for each in (wish, removed)] == ["CANCELLED", "DELETED"]
 
 
 def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():

@@ -230,7 +230,10 @@ class Follower:
             await changes.wait(pause)
 
     def _read_on(self) -> tuple[list[ev.Event], str | None]:
-        """Return some of what is new; where nothing is, why nothing will ever be, if so."""
+        """Return some of what is new; where nothing is, why nothing will ever be, if so.
+
+        Of a job that was deleted, that is all there is.
+        """
         try:
             facts, lost = self._events.read_on(), None
             if not facts and not self._events.more:
@@ -238,7 +241,7 @@ class Follower:
                 # Its last words may have come in between.
                 facts = self._events.read_on() if lost is not None else facts
         except FileNotFoundError:
-            return [], "the job was deleted"
+            return [ev.Removed(time.time()), ev.Closed(time.time())], None
         return facts, None if self._events.more else lost
 
     def _waiting(self, facts: list[ev.Event]) -> ev.Waiting | None:

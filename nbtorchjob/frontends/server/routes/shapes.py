@@ -87,8 +87,8 @@ _JOB = _object(
     phase=ref("Phase"),
     status=_said(
         _TEXT,
-        'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", and where '
-        'somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"',
+        'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", '
+        'and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"',
     ),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
