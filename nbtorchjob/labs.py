@@ -432,7 +432,8 @@ class Lab:
             if not said and time.monotonic() > began + _QUIET_S:
                 said = True
                 anew = turns.ranks(state) and state.nodes
-                say(f"Waiting for {self.name}, which {'begins anew' if anew else f'is {state.phase.value}'}")
+                doing = "is restarting" if anew else f"is {state.phase.value}"
+                say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
 
     def _check(self, state: JobState) -> None:

@@ -32,7 +32,8 @@ _NOWHERE = (
 def attempt() -> int:
     """Return the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
 
-    Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT.
+    Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT. Nor do
+    preemptions by Kueue (0.19), which tells the next pods only what it told the former ones.
     """
     return int(os.environ.get(ATTEMPT) or 1)
 

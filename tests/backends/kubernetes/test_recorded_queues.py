@@ -137,6 +137,23 @@ def test_what_its_queue_does_is_nobodys_suspension():
         assert "SUSPENDED" not in phases, recording.path
 
 
+# attempt() can't count what Kueue admits again: only its Workload counts that, and pods have no token.
+def test_pods_that_a_queue_admits_again_learn_nothing_that_those_before_them_did_not():
+    for recording in [each for name in ("preempted", "drained") for each in recorded(name)]:
+        pods = [change["object"] for change in recording.changes if change["resource"] == "pods"]
+        learned: dict[int, dict[str, object]] = {}
+        for pod in filter(recording.is_ours, pods):
+            meta, env = pod["metadata"], [each.get("env") for each in pod["spec"]["containers"]]
+            lives = learned.setdefault(recording.kind.node(pod), {})
+            lives[meta["uid"]] = (meta["labels"], meta["annotations"], env)
+
+        assert learned, recording.path
+        for lives in learned.values():
+            first, *others = lives.values()
+            assert others, recording.path
+            assert all(other == first for other in others), recording.path
+
+
 def test_what_was_deactivated_is_suspended():
     for recording in recorded("deactivated"):
         assert "SUSPENDED" in {facts.phase(state) for state in recording.read(recording.changes)}

@@ -1,0 +1,53 @@
+"""The handle on a lab whose node has ended, and whose next attempt hasn't begun."""
+
+from functools import reduce
+from itertools import accumulate, chain, repeat
+
+from nbtorchjob import labs
+from nbtorchjob.backends import backend
+from nbtorchjob.labs import Lab
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+
+INFO = JobInfo("bench", nodes=(1, 1), lab=60.0)
+FIRST: list[ev.Event] = [
+    ev.NodeStarted(1.0, 0, "host", 10, pod="p"),
+    ev.WorkersStarted(2.0, 0, 0, 1, (0,), 1),
+]
+ENDS: list[ev.Event] = [ev.NodeExited(3.0, 0, 137, pod="p")]
+AGAIN: list[ev.Event] = [
+    ev.NodeStarted(4.0, 0, "host", 20, pod="q"),
+    ev.WorkersStarted(5.0, 0, 0, 2, (0,), 1, pod="q"),
+]
+
+
+class Told(Lab):
+    """A lab of which a little more is known at each look."""
+
+    def __init__(self, *facts):
+        super().__init__(backend("local"), INFO)
+        self._known = chain(accumulate(facts), repeat([event for part in facts for event in part]))
+
+    @property
+    def state(self):
+        return reduce(apply, next(self._known), JobState(INFO))
+
+
+def test_a_cell_waits_while_a_lab_restarts_and_says_so(monkeypatch):
+    monkeypatch.setattr(labs, "_QUIET_S", 0.0)
+    lab = Told(FIRST + ENDS, [], AGAIN)
+    said: list[str] = []
+
+    answer = lab.asked([], {}, say=said.append)
+
+    assert (answer.seen, said) == (2, ["Waiting for bench, which is restarting"])
+
+
+def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypatch):
+    monkeypatch.setattr(labs, "_QUIET_S", 0.0)
+    lab = Told([], [], FIRST)
+    said: list[str] = []
+
+    answer = lab.asked([], {}, say=said.append)
+
+    assert (answer.seen, said) == (1, ["Waiting for bench, which is SUBMITTED"])
