@@ -30,7 +30,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.once import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.events import Event
-from nbtorchjob.state.logs import LogLine, Wanted, compiled
+from nbtorchjob.state.logs import LogLine, Stream, Wanted, check_stream, compiled
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -246,10 +246,14 @@ class Job(Generic[T]):
             return results.load(replace(fetched, ours=False), self.name)
         return None
 
-    def read_log(self, rank: int = 0) -> Iterator[bytes]:
-        """Return a rank's whole log so far, in pieces; raises as :meth:`check_rank` does."""
+    def read_log(self, rank: int = 0, stream: Stream | None = None) -> Iterator[bytes]:
+        """Return a rank's whole log so far, or what it wrote to one stream, in pieces.
+
+        Raises as :meth:`check_rank` does, and for what is no stream.
+        """
         self.check_rank(rank)
-        return self._backend.log(self.info.address, rank)
+        check_stream(stream)
+        return downloads.log(self._backend, self.info.address, rank, stream)
 
     def check_rank(self, rank: int) -> None:
         """Raise ``SpecError`` where the job can have no such rank."""
@@ -265,14 +269,15 @@ class Job(Generic[T]):
             there = f"0 to {most - 1}" if most > 1 else "0"
             raise SpecError(what, number, f"{there}: {self.name} has {words.count(most, what)}")
 
-    def logs(self, rank: int = 0, tail: int | None = None) -> str:
+    def logs(self, rank: int = 0, tail: int | None = None, *, stream: Stream | None = None) -> str:
         """Return a rank's whole log so far, or its last ``tail`` lines.
 
-        Raises ``SpecError`` for a negative ``tail``, and for a rank that the job can't have.
+        With ``stream``, "stdout" or "stderr", only what the rank wrote there. Raises ``SpecError`` for a
+        negative ``tail``, for what is no stream, and for a rank that the job can't have.
         """
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
-        text = b"".join(self.read_log(rank)).decode(errors="replace")
+        text = b"".join(self.read_log(rank, stream)).decode(errors="replace")
         # Unlike str.splitlines, StringIO takes a progress bar's \r for no new line.
         return "".join(deque(io.StringIO(text), tail))
 
@@ -284,21 +289,25 @@ class Job(Generic[T]):
         since: float | None = None,
         until: float | None = None,
         pattern: str | None = None,
+        stream: Stream | None = None,
     ) -> Iterator[LogLine]:
         """Return all ranks' lines so far in the order of their times, or one rank's, or a node's.
 
         Only those written from ``since`` on, by ``until`` (seconds since the epoch), and with a match of the
-        regular expression ``pattern``, where given. Each has a ``time``, a ``rank`` and its ``text``; times
+        regular expression ``pattern``, where given; with ``stream``, "stdout" or "stderr", only what was
+        written there. Each has a ``time``, a ``rank`` and its ``text``; times
         are right to some hundredths of a second. While the job goes on, a line that has no end yet is left
-        out. Raises ``SpecError`` for what is no regular expression, and where the job can't have the rank or
-        node.
+        out. Raises ``SpecError`` for what is no regular expression or no stream, and where the job can't have
+        the rank or node.
         """
         wanted = Wanted(since, until, None if pattern is None else compiled(pattern))
         if rank is not None:
             self.check_rank(rank)
         if node is not None:
             self.check_node(node)
-        return filter(wanted.has, downloads.lines(self._backend, self._known(), rank=rank, node=node))
+        check_stream(stream)
+        lines = downloads.lines(self._backend, self._known(), rank=rank, node=node, stream=stream)
+        return filter(wanted.has, lines)
 
     def archive(self, *, times: bool = False) -> Iterator[bytes]:
         """Return all ranks' logs so far as a zip archive, in pieces: ``JOB/rank-0.log`` and so on.

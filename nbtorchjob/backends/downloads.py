@@ -31,7 +31,7 @@ from nbtorchjob.runtime.api.artifacts import MOST_BYTES, MOST_FILES
 from nbtorchjob.state import JobState
 from nbtorchjob.state import logs as loglines
 from nbtorchjob.state.events import ArtifactsReady
-from nbtorchjob.state.logs import LogLine
+from nbtorchjob.state.logs import LogLine, Stream
 
 _PIECE_BYTES = 1 << 18  # at a time
 
@@ -84,13 +84,26 @@ class _Taken(io.RawIOBase):
         return b"".join(parts)
 
 
+def log(backend: Backend, name: str, rank: int, stream: Stream | None = None) -> Iterator[bytes]:
+    """Return a rank's log, or what it wrote to one stream, in pieces."""
+    if stream is None:
+        return backend.log(name, rank)
+    (chunks,) = backend.chunks(name, [rank])
+    return (data for chunk in chunks for _, data in loglines.of_stream(chunk, stream))
+
+
 def lines(
-    backend: Backend, state: JobState, *, rank: int | None = None, node: int | None = None
+    backend: Backend,
+    state: JobState,
+    *,
+    rank: int | None = None,
+    node: int | None = None,
+    stream: Stream | None = None,
 ) -> Iterator[LogLine]:
     """Yield what a rank wrote, or all ranks on a node, or all there are, in the order of the lines' times.
 
-    ``state`` is what was known of the job before this: of one that goes on, a line that has no end yet is
-    left out.
+    With a ``stream`` only what went there. ``state`` is what was known of the job before this: of one that
+    goes on, a line that has no end yet is left out.
     """
     places = None if node is None else written_on(state, node)
     if places is not None:
@@ -100,7 +113,7 @@ def lines(
     logs = []
     for number, chunks in zip(ranks, backend.chunks(state.info.address, ranks), strict=True):
         there = (chunk for chunk in chunks if places is None or (chunk.rank, chunk.round) in places)
-        logs.append(loglines.lines(number, there, ended=state.phase.terminal))
+        logs.append(loglines.lines(number, there, ended=state.phase.terminal, stream=stream))
     return loglines.merged(logs)
 
 

@@ -15,7 +15,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
-from nbtorchjob.state.logs import ALL, LogLine, Wanted
+from nbtorchjob.state.logs import ALL, LogLine, Stream, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
@@ -47,7 +47,10 @@ class ParsedArgs(NamedTuple):
 
 
 class LogRequest(FrozenDataclass):
-    """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``."""
+    """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``.
+
+    With a ``stream`` only what ranks wrote to it.
+    """
 
     rank: int | None = 0
     node: int | None = None
@@ -55,6 +58,7 @@ class LogRequest(FrozenDataclass):
     follow: bool = False
     timestamps: bool = False
     wanted: Wanted = ALL
+    stream: Stream | None = None
 
     @property
     def as_written(self) -> bool:
@@ -68,10 +72,11 @@ class LogRequest(FrozenDataclass):
     def of(self, job: Job[Any]) -> Iterator[bytes]:
         """Return what there is so far, in pieces; as lines unless it is shown as written."""
         if self.as_written and self.tail is None and self.rank is not None:
-            return job.read_log(self.rank)
+            return job.read_log(self.rank, self.stream)
         if self.as_written:
-            return iter([job.logs(self.rank or 0, self.tail).encode()])
-        shown = map(self.shown, filter(self.wanted.has, job.lines(self.rank, node=self.node)))
+            return iter([job.logs(self.rank or 0, self.tail, stream=self.stream).encode()])
+        lines = job.lines(self.rank, node=self.node, stream=self.stream)
+        shown = map(self.shown, filter(self.wanted.has, lines))
         return shown if self.tail is None else iter(deque(shown, self.tail))
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from nbtorchjob import api, submission
 from nbtorchjob.commands import runs
@@ -29,7 +29,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import turns
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.logs import Wanted, compiled
+from nbtorchjob.state.logs import Stream, Wanted, compiled
 from nbtorchjob.state.text import labs
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -133,8 +133,10 @@ def logs(args: ParsedArgs, front: Front) -> None:
     job, options = front.find(args.name), args.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
     whose = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
-    if len(whose) > 1:
-        raise LineError(f"{hint('logs')}: {' and '.join(whose)} are mutually exclusive")
+    streams: list[Stream] = [key for key in get_args(Stream) if key in options]
+    for exclusive in (whose, [f"--{stream}" for stream in streams]):
+        if len(exclusive) > 1:
+            raise LineError(f"{hint('logs')}: {' and '.join(exclusive)} are mutually exclusive")
     if tail is not None and tail < 0:
         raise SpecError("tail", tail, "0 or more lines")
     job.check_rank(rank)
@@ -152,7 +154,8 @@ def logs(args: ParsedArgs, front: Front) -> None:
     wanted = Wanted(since, until, pattern)
     timestamps = options.get("timestamps", False)
     alone = whose in ([], ["--rank"])
-    front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, wanted))
+    stream = streams[0] if streams else None
+    front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, wanted, stream))
 
 
 def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:

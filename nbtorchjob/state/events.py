@@ -528,6 +528,7 @@ class LogChunk(FrozenDataclass):
 
     ``times`` are (offset, seconds), in ascending order: what lies before that offset, down to the one
     before, was written by then. The last one reaches to the chunk's end; none are there where nobody knows.
+    ``stderr`` are the spans of it, from an offset to another, that were written to stderr.
     """
 
     rank: int
@@ -535,6 +536,7 @@ class LogChunk(FrozenDataclass):
     offset: int
     data: bytes
     times: tuple[tuple[int, float], ...] = ()
+    stderr: tuple[tuple[int, int], ...] = ()
 
 
 class Wrote(FrozenDataclass):

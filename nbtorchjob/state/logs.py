@@ -8,11 +8,34 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.events import LogChunk
+
+# One of the two that a rank writes to; None stands for both, as they were written.
+Stream: TypeAlias = Literal["stdout", "stderr"]
+
+
+def check_stream(stream: Stream | None) -> None:
+    """Raise ``SpecError`` for what is no stream."""
+    if stream is not None and stream not in get_args(Stream):
+        raise SpecError("stream", stream, "stdout or stderr")
+
+
+def of_stream(chunk: LogChunk, stream: Stream | None) -> Iterator[tuple[int, bytes]]:
+    """Yield what a chunk has of a stream, each piece with its offset."""
+    at, end = chunk.offset, chunk.offset + len(chunk.data)
+    spans = [(at, end)]
+    if stream == "stderr":
+        spans = [*chunk.stderr]
+    elif stream == "stdout":
+        edges = [at, *(edge for span in chunk.stderr for edge in span), end]
+        spans = [*zip(edges[::2], edges[1::2], strict=True)]
+    for start, upto in spans:
+        if data := chunk.data[start - at : upto - at]:
+            yield start, data
 
 
 class LogLine(NamedTuple):
@@ -64,9 +87,10 @@ ALL = Wanted()
 
 @dataclass
 class Splitter:
-    """Makes lines of one rank's chunks, wherever these were split."""
+    """Makes lines of one rank's chunks, wherever these were split; with a ``stream`` of what went there."""
 
     rank: int
+    stream: Stream | None = None
     _round: int = 0
     _rest: list[bytes] = field(default_factory=list)
     _time: float = 0.0
@@ -78,16 +102,16 @@ class Splitter:
             self._round = chunk.round
         times = iter(chunk.times)
         upto, at = next(times, (0, self._time))
-        offset = chunk.offset
-        for data in _lines(chunk.data):
-            offset += len(data)
-            while upto < offset and (later := next(times, None)):
-                upto, at = later
-            # The clock may have been set back: lines of one rank stay in their order.
-            self._time = max(self._time, at)
-            self._rest.append(data)
-            if data.endswith(b"\n"):
-                yield from self.end()
+        for offset, piece in of_stream(chunk, self.stream):
+            for data in _lines(piece):
+                offset += len(data)
+                while upto < offset and (later := next(times, None)):
+                    upto, at = later
+                # The clock may have been set back: lines of one rank stay in their order.
+                self._time = max(self._time, at)
+                self._rest.append(data)
+                if data.endswith(b"\n"):
+                    yield from self.end()
 
     def end(self) -> Iterator[LogLine]:
         """Yield the line that was begun."""
@@ -104,9 +128,11 @@ def _lines(data: bytes) -> Iterator[bytes]:
         at = end
 
 
-def lines(rank: int, chunks: Iterable[LogChunk], *, ended: bool = True) -> Iterator[LogLine]:
+def lines(
+    rank: int, chunks: Iterable[LogChunk], *, ended: bool = True, stream: Stream | None = None
+) -> Iterator[LogLine]:
     """Yield the lines of one rank; unless its job has ``ended`` without a last one that has no end yet."""
-    splitter = Splitter(rank)
+    splitter = Splitter(rank, stream)
     for chunk in chunks:
         yield from splitter.feed(chunk)
     if ended:

@@ -52,6 +52,24 @@ def test_a_node_s_lines_are_those_that_were_written_on_it(job):
     assert texts(attach(job.name).lines(node=1)) == [(1, "round 0"), (0, "round 1")]
 
 
+def test_a_stream_is_what_was_written_to_it(job):
+    job.begin()
+    job.log(b"out ")
+    job.log(b"err ", stderr=True)
+    job.log(b"put\n10%\r")
+    job.log(b"or\n", stderr=True)
+    handle = attach(job.name)
+
+    assert texts(handle.lines(stream="stdout")) == [(0, "out put")]
+    assert texts(handle.lines(0, stream="stderr")) == [(0, "err or")]
+    assert (handle.logs(stream="stdout"), handle.logs(stream="stderr")) == ("out put\n10%\r", "err or\n")
+    assert handle.logs() == "out err put\n10%\ror\n"
+    nothing: Any = "stdin"
+    for asked in (handle.lines, handle.logs):
+        with pytest.raises(SpecError, match="stream: got 'stdin', but it must be stdout or stderr"):
+            asked(stream=nothing)
+
+
 def test_a_rank_or_node_that_the_job_can_not_have_is_refused(job):
     handle = attach(job.name)
     handle.info = JobInfo(job.name, nodes=(2, 2), spec={"name": job.name})

@@ -502,7 +502,7 @@ def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
 def _chunks(job: JobDirectory, rank: int) -> Iterator[LogChunk]:
     for start in _starts(job, rank):
         log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
-        while (chunk := log.read()) is not None:
+        while (chunk := log.read(ended=True)) is not None:
             yield chunk
 
 

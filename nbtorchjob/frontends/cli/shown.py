@@ -10,7 +10,7 @@ from nbtorchjob.commands.front import LogRequest
 from nbtorchjob.job import Job
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
-from nbtorchjob.state.logs import LogLine, Splitter
+from nbtorchjob.state.logs import LogLine, Splitter, of_stream
 from nbtorchjob.ui.card import render
 from nbtorchjob.ui.card.view import Stops
 
@@ -52,10 +52,12 @@ class Stream:
         if not isinstance(event, LogChunk) or not self._is_wanted(event):
             return
         if self._request.as_written:
-            self._write(event.data)
-            self._line_open = not event.data.endswith(b"\n")
+            if data := b"".join(data for _, data in of_stream(event, self._request.stream)):
+                self._write(data)
+                self._line_open = not data.endswith(b"\n")
         else:
-            self._put(self._splitters.setdefault(event.rank, Splitter(event.rank)).feed(event))
+            splitter = Splitter(event.rank, self._request.stream)
+            self._put(self._splitters.setdefault(event.rank, splitter).feed(event))
 
     def _is_wanted(self, chunk: LogChunk) -> bool:
         if self._request.node is not None:

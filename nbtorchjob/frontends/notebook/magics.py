@@ -211,6 +211,7 @@ class TorchJobMagics:
         who = "the ranks" if request.rank is None else f"rank {request.rank}"
         has = "have" if request.rank is None else "has"
         wrote = "nothing" if request.wanted == ALL else "no such line"
+        wrote += f" to {request.stream}" if request.stream else ""
         none = "" if request.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
         view.say(b"".join(request.of(job)).decode(errors="replace") or none, end="")
 

@@ -38,7 +38,6 @@ from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Option
 from nbtorchjob.runtime.api import displays, leaving, report
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.errors import from_exception, users_traceback
-from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
 from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
@@ -396,14 +395,12 @@ class _Output:
     def turn_to(self, log: str) -> None:
         """Have all that is printed from now on go to ``log``."""
         if any(each.closed for each in self._own):
-            self._flusher = streams.redirect(log, timed=STREAM not in os.environ)
+            self._flusher = streams.redirect(log)
             self._own = sys.stdout, sys.stderr
             return
         with self._flusher.lock:
             streams.flush()
-            streams.point(log)
-            if self._flusher.clock is not None:
-                self._flusher.clock = self._flusher.clock.turn_to(log)
+            self._flusher.index.turn_to(log)
         self._flusher.pace(streams.FLUSH_S)
 
     def renew(self) -> None:

@@ -1,17 +1,16 @@
 """A rank's stdout and stderr, in one file and in one order.
 
-Both go through one buffer that a thread flushes 50 times a second: writing each line through costs
+Both go through buffers that a thread flushes 50 times a second: writing each line through costs
 a system call a line, which makes a chatty rank several times slower; writing 8 KiB blocks, Python's
 way with files, would keep a quiet rank's lines from the notebook for minutes.
 
-The same thread writes down beside the log how long it was by when, so that the log itself stays what was
-printed: a line "OFFSET SECONDS" in `<log>.times` says that all before that byte was written by then. What
-has no such line yet was written when the log's file was last changed.
+When and to which of them each byte was written stands in an index beside the log (``facts/marks.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import io
 import os
@@ -22,8 +21,9 @@ import threading
 import time
 from typing import Any, Optional, Tuple, cast
 
+from nbtorchjob.runtime.facts.marks import TIMES, Mark, written
+
 FLUSH_S = 0.02
-TIMES = ".times"  # what the name of a log's file has behind it where its times are
 BUFFER = 1 << 16
 _FILE = cast("type", io.IOBase.__base__)  # in C: one look at its ABC takes ten times as long
 
@@ -36,70 +36,133 @@ class _Stderr(io.TextIOWrapper):
         return super().write(text)
 
 
-def redirect(path: str, *, at_once: bool = False, timed: bool = True) -> "Flusher":
+class _Raw(io.FileIO):
+    """One of the two streams; after each write the index learns of it."""
+
+    def __init__(self, fd: int, index: "LogIndex") -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._index = index
+
+    def write(self, data: Any) -> Any:
+        written = super().write(data)
+        self._index.look()
+        return written
+
+
+def redirect(path: str, *, at_once: bool = False) -> "Flusher":
     """Send this process's stdout and stderr to the end of the file at ``path``; return what flushes them.
 
-    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u. Times are written
-    down where it is ``timed``.
+    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u.
     """
-    point(path)
-    file = io.FileIO(1, "w", closefd=False)
-    raw: Any = file if at_once else io.BufferedWriter(file, BUFFER)
+    global _flusher
+    index = LogIndex(path)
+    out: Any = _Raw(1, index)
+    if not at_once:
+        out = io.BufferedWriter(out, BUFFER)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
-    sys.stdout = out = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=at_once)
-    # Python's own way: what is said on stderr is out at the end of each line, whatever comes then.
-    sys.stderr = _Stderr(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    sys.stdout = io.TextIOWrapper(out, "utf-8", "backslashreplace", write_through=at_once)
+    # Without a buffer: what is said here is out, and in its place, whatever comes then.
+    sys.stderr = _Stderr(cast("Any", _Raw(2, index)), "utf-8", "backslashreplace", write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, "__%s__" % name, getattr(sys, name))
-    flusher = Flusher(out, Clock(path + TIMES) if timed else None)
-    flusher.start()
-    return flusher
+    _flusher = Flusher(sys.stdout, index)
+    _flusher.start()
+    return _flusher
 
 
-def point(path: str) -> None:
-    """Have all that is written to stdout and stderr go to the end of the file at ``path``."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for target in (1, 2):
-        os.dup2(fd, target)
-        os.set_inheritable(target, True)
-    if fd > 2:  # else one of them was closed, and this is it
-        os.close(fd)
+class LogIndex:
+    """Has both streams go to the end of a log, and writes its index.
 
-
-def read_time(line: bytes) -> Optional[Tuple[int, float]]:
-    """Return what a line says that stands beside a log: all before that offset was written by then."""
-    offset, _, at = line.partition(b" ")
-    try:
-        return int(offset), float(at)
-    except ValueError:  # half a line from when the disk was full
-        return None
-
-
-class Clock:
-    """Writes down beside a log how long it is by now."""
+    Each stream has an open file of its own there, whose position is where its last write ended (O_APPEND),
+    whoever wrote: Python, a C library, a child process. So what is new since the last look went to the
+    stream whose position moved. Where both moved, the one that is behind wrote first: that is exact for all
+    that Python writes, and may swap what a library and a child write within ``FLUSH_S``.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1  # opened once there is something to write down
-        self._size = 0
+        self._lock = threading.Lock()
+        self._files: Tuple[int, ...] = ()
+        self._index = -1  # opened once there is something to write down
+        self._stopped = False
+        self._open(path)
 
-    def turn_to(self, path: str) -> "Clock":
-        """Return one for another log in this one's place; the user's code may have closed its file."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
-                os.close(self._fd)
-        return Clock(path + TIMES)
+    def _open(self, path: str) -> None:
+        self._path = path
+        # Kept besides 1 and 2, which the user's code may point elsewhere for a while.
+        self._files = (_opened(path), _opened(path))
+        for target, file in enumerate(self._files, 1):
+            os.dup2(file, target)
+            os.set_inheritable(target, True)
+        self._end = os.fstat(1).st_size
+        self._marked = self._end  # up to here it is written down
+        self._stderr = False  # whether what isn't went there
+
+    def turn_to(self, path: str) -> None:
+        """Have all that is written from now on go to another log."""
+        self.tick()
+        with self._lock:
+            for file, name in zip((*self._files, self._index), (self._path, self._path, self._path + TIMES)):
+                with contextlib.suppress(OSError):  # the user's code may have closed it, and opened another
+                    if os.path.samestat(os.fstat(file), os.stat(name)):
+                        os.close(file)
+            self._index = -1
+            self._open(path)
+
+    def stop(self) -> None:
+        """Leave it to the process that this one was forked from, which sees what both write."""
+        self._stopped = True
+
+    def look(self) -> None:
+        """See to which streams anything was written."""
+        if self._stopped or not self._lock.acquire(False):  # a signal's handler, or another thread, looks
+            return
+        try:
+            self._look()
+        except OSError:  # the user's code closed them; or the disk is full
+            pass
+        finally:
+            self._lock.release()
 
     def tick(self) -> None:
-        """Write down how long it is, if that has changed."""
-        # The file is asked: what libraries and child processes write goes past Python's buffer.
-        size = os.fstat(1).st_size
-        if size > self._size:
-            self._size = size
-            if self._fd < 0:
+        """Look, and write down what was seen."""
+        if self._stopped or not self._lock.acquire(False):
+            return
+        try:
+            # First: a process that opened /dev/stdout by itself moves neither position.
+            size = os.fstat(self._files[0]).st_size
+            self._look()
+            self._note(size, False)
+            self._write()
+        finally:
+            self._lock.release()
+
+    def _look(self) -> None:
+        ends = [os.lseek(file, 0, os.SEEK_CUR) for file in self._files]
+        for end in sorted(ends):
+            self._note(end, end == ends[1])
+
+    def _note(self, end: int, stderr: bool) -> None:
+        if end > self._end:
+            if stderr is not self._stderr:
+                self._write()
+            self._end, self._stderr = end, stderr
+
+    def _write(self) -> None:
+        if self._end > self._marked:
+            if self._index < 0:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags, 0o600)
-            os.write(self._fd, b"%d %.3f\n" % (size, time.time()))
+                self._index = os.open(self._path + TIMES, flags, 0o600)
+            os.write(self._index, written(Mark(self._end, time.time(), self._stderr)))
+            self._marked = self._end
+
+
+def _opened(path: str) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # one of them was closed, and this is it
+    os.close(fd)
+    return moved
 
 
 class Flusher:
@@ -108,9 +171,9 @@ class Flusher:
     A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
     """
 
-    def __init__(self, out: io.TextIOWrapper, clock: Optional[Clock]) -> None:
+    def __init__(self, out: Any, index: LogIndex) -> None:
         self._out = out
-        self.clock = clock
+        self.index = index
         self.lock = threading.Lock()
         self._pause = threading.Event()
         self._every = self._waits = FLUSH_S
@@ -134,7 +197,7 @@ class Flusher:
 
     def _in_child(self) -> None:
         self.lock.release()
-        self.clock = None  # one is enough: it sees what all of them write
+        self.index.stop()
         self._pause, self._every = threading.Event(), FLUSH_S
         self.start()
 
@@ -152,8 +215,7 @@ class Flusher:
     def _flush(self) -> bool:
         try:
             self._out.flush()
-            if self.clock is not None:
-                self.clock.tick()
+            self.index.tick()
         except ValueError:  # closed at exit
             return False
         except OSError:  # the disk is full: who writes next meets that too, and may find room again
@@ -161,13 +223,19 @@ class Flusher:
         return True
 
 
+_flusher: Optional["Flusher"] = None  # this process's
+
+
 def flush() -> None:
-    """Write out what is buffered."""
+    """Write out what is buffered, and the index."""
     for stream in (sys.stdout, sys.stderr):
         try:
             cast("io.TextIOWrapper", stream).flush()
         except (ValueError, OSError):
             pass
+    if _flusher is not None:
+        with contextlib.suppress(OSError):
+            _flusher.index.tick()
 
 
 def flush_files() -> None:

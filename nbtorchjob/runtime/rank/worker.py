@@ -69,8 +69,7 @@ def run_rank(
     os.environ.update({ROUND: str(round_), **injected.of_rank(attempt)})
     log = os.path.join(folder, "rank-%d.log" % rank)
     header = Payload(path).header  # now: a failure may leave no file descriptor to open it with
-    # On a cluster the kubelet stamps each line, and a pod's files fill its host's disk.
-    flusher = streams.redirect(log, at_once=header["unbuffered"], timed=STREAM not in os.environ)
+    flusher = streams.redirect(log, at_once=header["unbuffered"])
     displays.install()
     frameworks.install(header["autolog"])
     leaving.begin(folder, int(os.environ["LOCAL_RANK"]))

@@ -11,8 +11,9 @@ with ``HEAD``.
 
 The character behind the number says how a piece of a log or of a fact ended, so that its bytes come
 out as they went in: " " a newline, "+" nothing, "<" a carriage return and a newline, "-" a carriage
-return. containerd keeps every byte of a line, NUL and invalid UTF-8 too, but for a carriage return
-right before the newline; and it stores lines above 16 KiB in pieces.
+return; and "!", "#", ">" and "=" the same of what a rank wrote to stderr. containerd keeps every byte of
+a line, NUL and invalid UTF-8 too, but for a carriage return right before the newline; and it stores lines
+above 16 KiB in pieces.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from nbtorchjob.runtime.objects.wire import WireError, sign
 LONGEST = 8192  # bytes of text in one line
 _VALUE_BYTES = 9000  # 12,000 in base64
 
+_MARKS = {b" ": b"!", b"+": b"#", b"<": b">", b"-": b"="}  # of a piece of stdout, and the same of stderr
+STDERR = frozenset(_MARKS.values())
 _ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}
-# In front of a piece of a log: whose and of which round, at which byte, and how it ended.
-HEAD = rb"(\d{1,9}\.\d{1,12})\.(\d{1,18})([ +<-])"
+_ENDS.update([(_MARKS[mark], end) for mark, end in _ENDS.items()])
+# In front of a piece of a log: whose and of which round, at which byte, how it ended and on which stream.
+HEAD = rb"(\d{1,9}\.\d{1,12})\.(\d{1,18})([ +<\-!#>=])"
 _log = re.compile(HEAD).match
 _fact = re.compile(rb"fact\.(\d{1,9})([ +])").match
 _value = re.compile(rb"value\.(\d{1,9})\.(\d{1,12})\.(\d{1,18}) ").match
@@ -44,6 +48,7 @@ class LogPiece(NamedTuple):
     round: int
     offset: int
     data: bytes
+    stderr: bool = False
 
 
 class Fact(NamedTuple):
@@ -70,26 +75,27 @@ class Output(NamedTuple):
 Frame = Union[LogPiece, Fact, ValuePart, Output]
 
 
-def log(rank: int, round_: int, offset: int, data: bytes) -> bytes:
+def log(rank: int, round_: int, offset: int, data: bytes, *, stderr: bool = False) -> bytes:
     """Return the lines for ``data``, which lies at ``offset`` in a rank's log of one round."""
     head = b"%d.%d." % (rank, round_)
+    newline = _MARKS[b" "] if stderr else b" "
     out: List[bytes] = []
     *whole, rest = data.split(b"\n")
     for text in whole:
         size = len(text)
         if size <= LONGEST and text[-1:] != b"\r":
-            out.append(b"%s%d %s\n" % (head, offset, text))
+            out.append(b"%s%d%s%s\n" % (head, offset, newline, text))
             offset += size + 1
         else:
-            offset = _odd(head, offset, text, True, out)
-    _odd(head, offset, rest, False, out)
+            offset = _odd(head, offset, text, True, stderr, out)
+    _odd(head, offset, rest, False, stderr, out)
     return b"".join(out)
 
 
-def _odd(head: bytes, offset: int, text: bytes, newline: bool, out: List[bytes]) -> int:
+def _odd(head: bytes, offset: int, text: bytes, newline: bool, stderr: bool, out: List[bytes]) -> int:
     """Add the lines for a text that is long, unfinished, or ends in carriage returns."""
     for piece, mark in _pieces(text, newline):
-        out.append(b"%s%d%s%s\n" % (head, offset, mark, piece))
+        out.append(b"%s%d%s%s\n" % (head, offset, _MARKS[mark] if stderr else mark, piece))
         offset += len(piece) + len(_ENDS[mark])
     return offset
 
@@ -152,7 +158,7 @@ class Parser:
         if found:
             log_, offset, mark = found.groups()
             rank, round_ = map(int, log_.split(b"."))
-            return LogPiece(rank, round_, int(offset), ended(line[found.end() :], mark))
+            return LogPiece(rank, round_, int(offset), ended(line[found.end() :], mark), mark in STDERR)
         found = _fact(line)
         if found:
             return self._fact(int(found.group(1)), line[found.end() :], found.group(2) == b"+", line)

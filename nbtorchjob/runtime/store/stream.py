@@ -11,8 +11,11 @@ import json
 import os
 import select
 import threading
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 
+from nbtorchjob.runtime.facts.marks import TIMES, UNMARKED_S, Mark, read_mark
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.store import LOG
 
@@ -63,6 +66,7 @@ class Lines:
     def __init__(self, path: str) -> None:
         self._tail = Tail(path)
         self._rest = b""
+        self.remove = self._tail.remove
 
     def read(self, *, ended: bool) -> List[bytes]:
         """Return whole lines; half a line waits for its end, or for the file's."""
@@ -72,6 +76,60 @@ class Lines:
             lines.append(self._rest)
             self._rest = b""
         return lines
+
+
+class RankLog:
+    """What a rank's log gained, by the stream that it was written to."""
+
+    def __init__(self, rank: int, round_: int, path: str) -> None:
+        self._rank, self._round = rank, round_
+        self._tail, self._index = Tail(path), Lines(path + TIMES)
+        self._marks: Deque[Mark] = deque()
+        self._data = b""  # of which no frame was made yet
+        self._at = 0  # where that begins
+        self._since = 0.0  # when there was none, or a frame was made
+
+    def read(self, *, ended: bool) -> List[bytes]:
+        """Return frames of what was marked since the last look; once a rank has ``ended``, of everything."""
+        if not self._data:
+            self._since = time.monotonic()
+        self._data += self._tail.read()
+        if not self._data:
+            return []
+        end = self._at + len(self._data)
+        while not (self._marks and self._marks[-1].offset >= end):
+            lines = self._index.read(ended=False)
+            if not lines:
+                break
+            self._marks += filter(None, map(read_mark, lines))
+        pieces: List[Tuple[int, bool]] = []  # up to where, and whether to stderr
+        known = self._at
+        while self._marks:
+            upto, _, stderr = self._marks[0]
+            if upto > known:
+                if pieces and pieces[-1][1] is stderr:
+                    pieces.pop()
+                known = min(upto, end)
+                pieces.append((known, stderr))
+            if upto > end:
+                break
+            self._marks.popleft()
+        if known < end and (ended or time.monotonic() - self._since > UNMARKED_S):
+            pieces.append((end, True))
+            known = end
+        out, at = [], self._at
+        for upto, stderr in pieces:
+            data = self._data[at - self._at : upto - self._at]
+            out.append(frames.log(self._rank, self._round, at, data, stderr=stderr))
+            at = upto
+        if known > self._at:
+            self._data, self._at, self._since = self._data[known - self._at :], known, time.monotonic()
+        return out
+
+    def remove(self) -> None:
+        """Close the files and unlink them."""
+        self._tail.remove()
+        self._index.remove()
 
 
 class Pump(threading.Thread):
@@ -89,7 +147,7 @@ class Pump(threading.Thread):
         self._folder = folder
         self._events = Lines(events)
         self._output = Lines(output)
-        self._logs: Dict[Tuple[int, int], Tail] = {}  # by round and rank
+        self._logs: Dict[Tuple[int, int], RankLog] = {}  # by round and rank
         self._out = out
         self._heard = heard
         self._ended = threading.Event()
@@ -108,11 +166,10 @@ class Pump(threading.Thread):
             for line in self._events.read(ended=ended):
                 self._event(line, out)
             for (round_, rank), log in list(self._logs.items()):
-                at = log.offset
-                data = log.read()
-                if data:
-                    out.append(frames.log(rank, round_, at, data))
-                elif round_ < max(self._logs)[0]:
+                before = round_ < max(self._logs)[0]
+                pieces = log.read(ended=ended or before)
+                out.extend(pieces)
+                if before and not pieces:
                     log.remove()
                     del self._logs[round_, rank]
             out.extend(frames.output(line) for line in self._output.read(ended=ended))
@@ -134,7 +191,7 @@ class Pump(threading.Thread):
             if record["event"] == "WorkersStarted":
                 for rank in record["ranks"]:
                     path = self._path(record["round"], rank, "log")
-                    self._logs[record["round"], rank] = Tail(path)
+                    self._logs[record["round"], rank] = RankLog(rank, record["round"], path)
             elif record.get("ref", "").startswith(LOG + "#"):
                 if record["event"] == "ValueReady":
                     of, path = ("rank", "round"), self._path(record["round"], record["rank"], "value")

@@ -205,7 +205,10 @@ def zipped(job):
 
 
 def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, options):
-    cell = MEET + "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
+    cell = MEET + (
+        "import sys\nprint('met', file=sys.stderr)\n"
+        "{'total': float(total), 'weights': torch.full((3,), scale), 'kind': 'plain'}"
+    )
     with submitted(cell, {"scale": 2.5}, Elastic(nnodes=2, nproc_per_node=2), options, kind=kind) as job:
         value = job.result(END_S)
         state = job.state
@@ -213,10 +216,12 @@ def test_a_cell_runs_on_two_nodes_of_two_ranks_and_its_value_comes_back(kind, op
         assert value["weights"].tolist() == [2.5] * 3
         assert state.phase is Phase.SUCCEEDED
         assert sorted(rank for node in state.nodes.values() for rank in node.ranks) == [0, 1, 2, 3]
-        assert [job.logs(rank) for rank in range(4)] == [f"rank {rank} of 4\n" for rank in range(4)]
+        assert [job.logs(rank) for rank in range(4)] == [f"rank {rank} of 4\nmet\n" for rank in range(4)]
+        assert (job.logs(3, stream="stdout"), job.logs(3, stream="stderr")) == ("rank 3 of 4\n", "met\n")
         for index, node in state.nodes.items():
-            assert sorted(line.rank for line in job.lines(node=index)) == sorted(node.ranks)
-        assert zipped(job)[f"{job.name}/rank-3.log"] == b"rank 3 of 4\n"
+            lines = job.lines(node=index, stream="stderr")
+            assert sorted(line.rank for line in lines) == sorted(node.ranks)
+        assert zipped(job)[f"{job.name}/rank-3.log"] == b"rank 3 of 4\nmet\n"
         assert state.series[0].points[-1].metrics == {"total": 10.0}
 
 

@@ -7,7 +7,7 @@ import time
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime.rank.streams import TIMES
+from nbtorchjob.runtime.facts.marks import TIMES
 from nbtorchjob.state import JobInfo
 
 
@@ -31,15 +31,15 @@ class Acted:
         error = {"type": "ValueError", "message": message, "time": time.time()}
         self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
 
-    def log(self, data, rank=0, round=0, at=None, node=0):
-        """Let a rank write, and note when it did if a time is given."""
+    def log(self, data, rank=0, round=0, at=None, node=0, *, stderr=False, marked=True):
+        """Let a rank write, now or at a time, and have its index say so, unless it isn't marked."""
         path = self.folder.rank_log(node, round, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
             file.write(data)
-        if at is not None:
+        if marked:
             with open(path.with_name(path.name + TIMES), "a") as file:
-                file.write(f"{path.stat().st_size} {at}\n")
+                file.write(f"{path.stat().st_size} {at or time.time()}{' 2' * stderr}\n")
 
     def end(self):
         """End it, and the process that kept it: who deletes a job ends that one first."""

@@ -176,6 +176,9 @@ def test_a_log_is_a_rank_s_or_its_end(command):
     assert command("logs", "--rank", "1").out == "rank 1 step 0\nrank 1 step 1\n"
     assert command("logs", "--rank=1", "--tail", "1").out == "rank 1 step 1\n"
     assert command("logs", "--tail", "1", "-f").code == 2
+    assert command("logs", "--stdout").out == "rank 0 step 0\nrank 0 step 1\n"
+    assert command("logs", "--stderr", "--all-ranks").out == command("logs", "--stderr", "-f").out == ""
+    assert command("logs", "--stderr", "--stdout").code == 2
     refused = command("logs", "--rank", "7")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("nbtorchjob: rank: got 7, but it must be 0 to 1: ")

@@ -4,10 +4,11 @@ import time
 
 import pytest
 
-from nbtorchjob.runtime.rank import streams
+from nbtorchjob.runtime.facts import marks
 
 _PROGRAM = """
 import os, sys, threading
+from nbtorchjob.runtime.facts import marks
 from nbtorchjob.runtime.rank import streams
 threading.Thread.start = lambda self: None  # what flushes in the background
 streams.redirect(sys.argv[1], at_once=sys.argv[2] == "1")
@@ -30,10 +31,11 @@ def test_what_is_asked_for_at_once_waits_in_no_buffer(folder, at_once, lines):
 
 _TIMED = """
 import os, sys
+from nbtorchjob.runtime.facts import marks
 from nbtorchjob.runtime.rank import streams
 streams.redirect(sys.argv[1])
 print("one", flush=True)
-times = sys.argv[1] + streams.TIMES
+times = sys.argv[1] + marks.TIMES
 while not (os.path.exists(times) and os.path.getsize(times)):
     pass
 print("last words")
@@ -45,7 +47,7 @@ def test_what_was_written_by_when_stands_beside_the_log(folder):
     before = time.time()
     subprocess.run([sys.executable, "-c", _TIMED, str(log)], check=True)
 
-    first = streams.read_time((folder / f"log{streams.TIMES}").read_bytes().splitlines()[0])
+    first = marks.read_mark((folder / f"log{marks.TIMES}").read_bytes().splitlines()[0])
 
     assert log.read_text() == "one\nlast words\n"
     assert first is not None
@@ -53,10 +55,66 @@ def test_what_was_written_by_when_stands_beside_the_log(folder):
     assert before <= round(first[1] + 0.001, 3) <= time.time() + 0.001
 
 
-def test_half_a_line_of_a_full_disk_says_no_time():
-    assert [streams.read_time(line) for line in (b"12 1.500", b"12", b"", b"12 1.5 3")] == [
-        (12, 1.5),
-        None,
-        None,
-        None,
-    ]
+_BOTH = """
+import os, subprocess, sys, time
+from nbtorchjob.runtime.facts import marks
+from nbtorchjob.runtime.rank import streams
+streams.redirect(sys.argv[1])
+
+def pause():  # until the index has all that was written
+    path, end = sys.argv[1] + marks.TIMES, os.path.getsize(sys.argv[1])
+    while not (os.path.exists(path) and ("\\n%d " % end) in "\\n" + open(path).read()):
+        time.sleep(0.001)
+
+print("out", end="")
+print("err", file=sys.stderr)
+print(" out")
+sys.stderr.write("err ")
+print("out", flush=True)
+sys.stderr.flush()
+subprocess.run("echo child", shell=True)
+pause()
+subprocess.run("echo child >&2", shell=True)
+pause()
+os.write(2, b"library\\n")
+if os.fork() == 0:
+    sys.stderr.write("worker\\n")
+    os._exit(0)
+os.wait()
+saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+os.dup2(null, 2)
+print("lost", file=sys.stderr)
+os.dup2(saved, 2)
+print("out")
+streams.flush()
+os.write(2, b"last words")
+os.kill(os.getpid(), 9)
+"""
+
+
+def by_stream(log):
+    """Return what a log has of stdout and of stderr, by its index; what has no mark counts as stderr."""
+    data, at, parts = log.read_bytes(), 0, {False: b"", True: b""}
+    lines = log.with_name(log.name + marks.TIMES).read_bytes().splitlines()
+    known = [mark for mark in map(marks.read_mark, lines) if mark is not None]
+    for offset, _, stderr in [*known, marks.Mark(len(data), 0.0, True)]:
+        assert offset >= at
+        parts[stderr] += data[at:offset]
+        at = offset
+    return parts[False].decode(), parts[True].decode()
+
+
+def test_each_byte_belongs_to_the_stream_that_it_was_written_to(folder):
+    log = folder / "log"
+    subprocess.run([sys.executable, "-c", _BOTH, str(log)], check=False)
+
+    assert log.read_text() == ("outerr\n out\nerr out\nchild\nchild\nlibrary\nworker\nout\nlast words")
+    assert by_stream(log) == (
+        "out out\nout\nchild\nout\n",
+        "err\nerr child\nlibrary\nworker\nlast words",
+    )
+
+
+def test_half_a_line_of_a_full_disk_marks_nothing():
+    lines = (b"12 1.500", b"12 1.500 2", b"12", b"", b"12 1.5 3")
+    assert [*map(marks.read_mark, lines)] == [(12, 1.5, False), (12, 1.5, True), None, None, None]

@@ -33,17 +33,20 @@ def parsed(text):
     return [parser.feed(line) for line in through_containerd(text)]
 
 
-@given(st.lists(odd, max_size=5))
+@given(st.lists(st.tuples(odd, st.booleans()), max_size=5))
 def test_any_bytes_in_any_split_come_out_as_they_went_in(chunks):
     at, sent = 0, b""
-    for chunk in chunks:
-        sent += frames.log(3, ROUND, at, chunk)
+    for chunk, stderr in chunks:
+        sent += frames.log(3, ROUND, at, chunk, stderr=stderr)
         at += len(chunk)
     end = 0
     for piece in parsed(sent):
         assert piece[:3] == (3, ROUND, end)
         end += len(piece.data)
-    assert b"".join(piece.data for piece in parsed(sent)) == b"".join(chunks)
+    assert b"".join(piece.data for piece in parsed(sent)) == b"".join(chunk for chunk, _ in chunks)
+    for stream in (True, False):
+        written = b"".join(chunk for chunk, stderr in chunks if stderr is stream)
+        assert b"".join(piece.data for piece in parsed(sent) if piece.stderr is stream) == written
 
 
 @given(odd)

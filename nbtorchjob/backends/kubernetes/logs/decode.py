@@ -51,7 +51,8 @@ class Reader:
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
-            yield ev.LogChunk(*frame)
+            whole = (frame.offset, frame.offset + len(frame.data))
+            yield ev.LogChunk(*frame[:4], stderr=(whole,) if frame.stderr else ())
         elif isinstance(frame, frames.Output):
             yield ev.NodeOutput(_seconds(stamp), self._pod.node, self._pod.uid, frame.text)
         elif isinstance(frame, frames.ValuePart):
@@ -101,7 +102,23 @@ def _log(
         edges[1:1] = [at for at in range(1, len(starts)) if starts[at] != ends[at - 1]]
     for begin, end in pairwise(edges):
         times = _times(ends[begin:end], stamps[begin:end])
-        yield where[begin], ev.LogChunk(rank, round_, starts[begin], b"".join(texts[begin:end]), times)
+        data = b"".join(texts[begin:end])
+        stderr = _stderr(starts[begin:end], ends[begin:end], marks[begin:end])
+        yield where[begin], ev.LogChunk(rank, round_, starts[begin], data, times, stderr)
+
+
+def _stderr(
+    starts: Sequence[int], ends: Sequence[int], marks: Sequence[bytes]
+) -> tuple[tuple[int, int], ...]:
+    """Return the spans that were written to stderr, of pieces that follow one another."""
+    if frames.STDERR.isdisjoint(marks):
+        return ()
+    found: list[tuple[int, int]] = []
+    for start, end, mark in zip(starts, ends, marks, strict=True):
+        if mark in frames.STDERR:
+            joined = found.pop()[0] if found and found[-1][1] == start else start
+            found.append((joined, end))
+    return tuple(found)
 
 
 def _times(ends: Sequence[int], stamps: Sequence[bytes]) -> tuple[tuple[int, float], ...]:
@@ -134,7 +151,13 @@ class Fresh:
         if not data:
             return None
         self._ends[log] = start + len(data)
-        return replace(event, offset=start, data=data, times=tuple(t for t in event.times if t[0] > start))
+        return replace(
+            event,
+            offset=start,
+            data=data,
+            times=tuple(t for t in event.times if t[0] > start),
+            stderr=tuple((max(a, start), b) for a, b in event.stderr if b > start),
+        )
 
 
 def cached_logs(cache: JobCache) -> Iterator[ev.Event]:

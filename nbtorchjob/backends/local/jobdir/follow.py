@@ -4,7 +4,7 @@ For a card a log is read no faster than it can be shown: where a rank writes mor
 between two looks, the middle is skipped. Nothing is lost by that, the file has it all. Who wants every
 byte says which ones are known already.
 
-By when a rank's log was how long: what stands beside it, read on as the log is.
+When and to which stream a rank wrote its log: the index that stands beside it, read on as the log is.
 
 The file of a job's facts, one JSON line each, as ``runtime/facts/emit.py`` writes it.
 """
@@ -21,7 +21,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
-from nbtorchjob.runtime.rank.streams import TIMES, read_time
+from nbtorchjob.runtime.facts.marks import TIMES, UNMARKED_S, Mark, read_mark
 from nbtorchjob.state import events
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Event
@@ -34,32 +34,30 @@ if TYPE_CHECKING:
 _PIECE = 1 << 16  # bytes read at a time
 
 
-class Times:
-    """Reads the times of one log on, in the order of its bytes."""
+class Marks:
+    """Reads the index of one log on, in the order of its bytes."""
 
     def __init__(self, job: JobDirectory, log: Path) -> None:
         self._job = job
         self._path = log.with_name(log.name + TIMES)
         self._at = 0
         self._rest = b""
-        self._next: list[tuple[int, float]] = []  # newest first
+        self._next: list[Mark] = []  # newest first
 
-    def take(self, start: int, end: int, changed: float) -> tuple[tuple[int, float], ...]:
-        """Return the times of the bytes from ``start`` to ``end``, which follow on those asked for before.
+    def take(self, start: int, end: int) -> list[Mark]:
+        """Return the marks of the bytes from ``start`` to ``end``, which follow on those asked for before.
 
-        What nothing is said of was written when the log was last changed, at ``changed``.
+        The last one ends before ``end`` where nothing is written down yet of what lies behind it.
         """
-        found: list[tuple[int, float]] = []
-        while not (found and found[-1][0] == end) and (self._next or self._read()):
-            offset, at = self._next[-1]
-            if offset > start:
-                found.append((min(offset, end), at))
-            if offset > end:
+        found: list[Mark] = []
+        while not (found and found[-1].offset == end) and (self._next or self._read()):
+            mark = self._next[-1]
+            if mark.offset > (found[-1].offset if found else start):
+                found.append(mark._replace(offset=min(mark.offset, end)))
+            if mark.offset > end:
                 break
             self._next.pop()
-        if not found or found[-1][0] < end:
-            found.append((end, changed))
-        return tuple(found)
+        return found
 
     def _read(self) -> bool:
         """Read on; give whether that brought a time."""
@@ -72,7 +70,7 @@ class Times:
                 data = file.read(_PIECE)
             self._at += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")
-            self._next = [known for known in map(read_time, reversed(lines)) if known is not None]
+            self._next = [mark for mark in map(read_mark, reversed(lines)) if mark is not None]
             if not data:
                 break
         return bool(self._next)
@@ -129,7 +127,7 @@ _LEAST, _SHORTEST, _LONGEST = 0.0005, 0.004, 0.1  # seconds between two looks
 class LogFile:
     """Reads what a rank's log gained since the last look.
 
-    That is all from byte ``known`` on, with its times, or else the tail of it, without.
+    That is all from byte ``known`` on, with its times and streams, or else the tail of it, without.
     """
 
     def __init__(
@@ -141,10 +139,11 @@ class LogFile:
         self._round = round_
         self._offset = known or 0
         self.wrote = 0.0  # when what was read last was written
-        self._times = None if known is None else Times(job, path)
+        self._marks = None if known is None else Marks(job, path)
+        self._waits: float | None = None  # since when there is more than the index has
 
-    def read(self) -> ev.LogChunk | None:
-        """Return the next bytes, if there are any."""
+    def read(self, *, ended: bool) -> ev.LogChunk | None:
+        """Return the next bytes, if there are any; until the rank has ``ended``, only what its index has."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -152,7 +151,7 @@ class LogFile:
         size, self.wrote = stat.st_size, stat.st_mtime
         if size <= self._offset:
             return None
-        start = self._offset if self._times else max(self._offset, size - TAIL_BYTES)
+        start = self._offset if self._marks else max(self._offset, size - TAIL_BYTES)
         file = self._job.open_log(self._path)
         if file is None:
             return None
@@ -160,8 +159,24 @@ class LogFile:
             file.seek(start)
             data = file.read(min(size - start, PIECE_BYTES))
         self._offset = end = start + len(data)
-        times = self._times.take(start, end, self.wrote) if self._times else ()
-        return ev.LogChunk(self._rank, self._round, start, data, times)
+        if self._marks is None:
+            return ev.LogChunk(self._rank, self._round, start, data)
+        marks = self._marks.take(start, end)
+        marked = marks[-1].offset if marks else start
+        if self._waits is None or marked > start:
+            self._waits = time.monotonic()
+        if marked < end and not ended and time.monotonic() - self._waits < UNMARKED_S:
+            self._offset = end = marked
+            data = data[: end - start]
+        elif marked < end:
+            marks.append(Mark(end, self.wrote, stderr=True))
+        if not data:
+            return None
+        self._waits = None
+        starts = [start, *(mark.offset for mark in marks)]
+        spans = [(at, mark.offset) for at, mark in zip(starts, marks, strict=False) if mark.stderr]
+        times = tuple((mark.offset, mark.time) for mark in marks)
+        return ev.LogChunk(self._rank, self._round, start, data, times, tuple(spans))
 
 
 class Follower:
@@ -277,7 +292,7 @@ class Follower:
         to_end, more = to_end or self._over, True
         while more:
             more = False
-            for chunk in self._chunks():
+            for chunk in self._chunks(to_end):
                 more = to_end
                 yield chunk
         yield from (event for event in facts if isinstance(event, ev.Closed))
@@ -286,12 +301,13 @@ class Follower:
     def _over(self) -> bool:
         return self._turn is not None and self._turn.over
 
-    def _chunks(self) -> Iterator[ev.LogChunk | ev.Wrote]:
+    def _chunks(self, ended: bool) -> Iterator[ev.LogChunk | ev.Wrote]:
         """Read on in each rank's log, in a later round only once the one before has been read."""
         wrote = 0.0
         for rounds in self._logs.values():
-            for log in rounds.values():
-                chunk = log.read()
+            newest = max(rounds)
+            for round_, log in rounds.items():
+                chunk = log.read(ended=ended or round_ < newest)
                 if chunk is not None:
                     yield chunk
                     wrote = max(wrote, log.wrote)

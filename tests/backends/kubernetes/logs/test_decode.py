@@ -138,6 +138,21 @@ def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     assert [e.times for e in new(Fresh({(0, 0): 9}), [chunk])] == [((14, first + 1),)]
 
 
+def test_what_was_written_to_stderr_is_told(tmp_path):
+    pieces = [(b"one\nt", False), (b"wo\r\nthree\n", True), (b"four", False), (b"five", True)]
+    text, at = b"", 0
+    for data, stderr in pieces:
+        text += frames.log(0, 0, at, data, stderr=stderr)
+        at += len(data)
+    lines = Lines.of((b"2026-01-01T00:00:01Z", line) for line in text.splitlines())
+    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
+
+    chunk = next(event for event in told if isinstance(event, ev.LogChunk))
+    assert chunk.data == b"".join(data for data, _ in pieces)
+    assert chunk.stderr == ((5, 15), (19, 23))
+    assert [e.stderr for e in new(Fresh({(0, 0): 8}), [chunk])] == [((8, 15), (19, 23))]
+
+
 PRINTED = st.tuples(st.integers(0, 1), st.binary(max_size=9) | st.just(b"one\ntwo\n"))
 
 

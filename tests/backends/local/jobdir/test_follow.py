@@ -140,7 +140,7 @@ def test_every_byte_has_the_time_by_which_it_was_written(job):
     job.begin()
     job.log(b"one\n", at=10.0)
     job.log(b"two\n", at=12.5)
-    job.log(b"last words")
+    job.log(b"last words", marked=False)
     path = job.folder.rank_log(0, 0, 0)
     os.utime(path, (20.0, 20.0))
     job.end()
@@ -148,6 +148,27 @@ def test_every_byte_has_the_time_by_which_it_was_written(job):
     for known, times in ((0, ((4, 10.0), (8, 12.5), (18, 20.0))), (6, ((8, 12.5), (18, 20.0)))):
         chunks = asyncio.run(read(job, since={(0, 0): known}))
         assert [chunk.times for chunk in chunks if isinstance(chunk, ev.LogChunk)] == [times]
+
+
+def test_the_spans_of_stderr_are_told_and_what_nobody_marked_waits_for_its_mark_or_the_end(job):
+    job.begin()
+    job.log(b"one\n")
+    job.log(b"two\n", stderr=True)
+    job.log(b"three\n")
+    job.log(b"last words", marked=False)
+
+    async def look():
+        async with aclosing(backend("local").follow(job.name, since={(0, 0): 6})) as events:
+            while not isinstance(event := await anext(events), ev.LogChunk):
+                pass
+            job.end()
+            return [event, *[event async for event in events if isinstance(event, ev.LogChunk)]]
+
+    marked, rest = asyncio.run(look())
+    assert (marked.data, marked.stderr) == (b"o\nthree\n", ((6, 8),))
+    assert (rest.data, rest.stderr) == (b"last words", ((14, 24),))
+    (whole,) = backend("local").chunks(job.name, [0])
+    assert [chunk.stderr for chunk in whole] == [((4, 8), (14, 24))]
 
 
 def test_a_time_that_reaches_over_two_pieces_is_that_of_both(job):
