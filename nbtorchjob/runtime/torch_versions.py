@@ -183,6 +183,8 @@ PROFILER = (
 MEMORY_RECORDED = Detail("torch", "_C._cuda_isHistoryEnabled")
 RECORD_MEMORY = Detail("torch.cuda.memory", "_record_memory_history")
 MEMORY_SNAPSHOT = Detail("torch.cuda.memory", "_snapshot")
+# Without it, what was recorded stays until torch records anew, which clears it, too.
+CLEAR_MEMORY = Detail("torch.cuda.memory", "_record_memory_history", "clear_history", since=(2, 7))
 # Without one of these two, a rank that compiled ends 4 ms later.
 COMPILE_TIMES = Detail("torch._dynamo.utils", "dump_compile_times")
 COMPILE_LOG = Detail("torch._dynamo.utils", "log")
@@ -193,6 +195,9 @@ IS_WRAPPED = Detail("torch", "_C._functorch.is_functorch_wrapped_tensor")
 NEGATIVE_VIEW = Detail("torch", "_neg_view")
 # Without it, a tensor among a frame's variables is called "a tensor".
 WITHOUT_SUBCLASSES = Detail("torch", "_C.DisableTorchFunctionSubclass")
+# Without one of these two, the modes that a notebook has entered aren't noted.
+FUNCTION_MODES = Detail("torch.overrides", "_get_current_function_mode_stack")
+DISPATCH_MODES = Detail("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack")
 # Without it, print options that a notebook sets hold in the notebook alone.
 PRINT_OPTIONS = Detail("torch._tensor_str", "PRINT_OPTS")
 # Without one of these, such an operator travels as torch itself has it pickled, which fails by name.
@@ -221,6 +226,14 @@ def installed() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:  # there is none, or one that was built in place
         return ""
+
+
+def default_device(torch: Any) -> str:
+    """Return the device that tensors are made on."""
+    try:
+        return str(torch.get_default_device())
+    except AttributeError:  # torch 2.4, once it was set to None
+        return "cpu"
 
 
 def listening_options() -> Dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from nbtorchjob import JobSpec, SpecError, api, submission
 from nbtorchjob.runtime.rank import settings as told
@@ -55,6 +57,21 @@ def test_what_changes_numbers_is_a_note():
     assert submission.cautions(JobSpec()) == (asked,)
     assert submission.cautions(JobSpec(carry_settings=True)) == ()
     assert f"# note: {asked}" in api.dry_run(len, "x")
+
+
+class Counted(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_was_entered_is_a_note_whatever_goes_along():
+    torch.set_default_device("cpu")  # a mode, too, which is carried
+    with Counted(), FakeTensorMode():
+        noted = "ranks don't get Counted, FakeTensorMode, entered here: enter them in the cell"
+        assert submission.cautions(JobSpec(carry_settings=True)) == (noted,)
+    with torch.autocast("cpu"), torch.inference_mode():
+        assert told.modes() == ["torch.autocast('cpu')", "torch.inference_mode()"]
+    assert told.modes() == []
 
 
 def test_it_is_on_or_off():

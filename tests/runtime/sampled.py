@@ -14,8 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
+import pytest
 
 from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.state import events as ev
 from tests.benchmarks.measure import own_state
 from tests.patience import LIMIT
@@ -23,6 +25,13 @@ from tests.runtime import hangs
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(hangs)
+
+
+_HERE = torch_versions.release(torch_versions.installed())
+needs_records = pytest.mark.skipif(
+    _HERE is not None and not torch_versions.GLOO_CALLS.expected(_HERE),
+    reason="this torch records nothing of gloo's operations",
+)
 
 
 def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):

@@ -396,12 +396,13 @@ def _memory(path: str, seconds: float) -> Dict[str, Any]:
     if recorded():
         # There is one history; to end ours would end theirs, and theirs may be of any size.
         raise RefusedError("its own code records its accelerator's memory")
-    record("all", stacks="python", max_entries=MEMORY_EVENTS, clear_history=True)
+    clear = {"clear_history": True} if torch_versions.CLEAR_MEMORY.get() else {}
+    record("all", stacks="python", max_entries=MEMORY_EVENTS, **clear)
     try:
         time.sleep(seconds)
         found = snapshot()
     finally:
-        record(None, clear_history=True)
+        record(None, **clear)
     with open(path, "wb") as file:
         pickle.dump(found, file)
     held: Dict[int, List[int]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, Dict, NamedTuple
 
+from nbtorchjob.runtime import torch_versions
+
 
 class _Setting(NamedTuple):
     """What sets it, its default, and how it is read from and set in torch (the argument)."""
@@ -38,7 +40,7 @@ _SETTINGS: Dict[str, _Setting] = {
     "device": _Setting(
         "torch.set_default_device(%r)",
         "cpu",
-        lambda torch: str(torch.get_default_device()),
+        torch_versions.default_device,
         lambda torch, value: torch.set_default_device(value),
     ),
     "grad": _Setting(
@@ -78,6 +80,23 @@ def told() -> Dict[str, Any]:
         return {}
     found = {name: setting.read(torch) for name, setting in _SETTINGS.items()}
     return {name: value for name, value in found.items() if value != _SETTINGS[name].default}
+
+
+def modes() -> "list[str]":
+    """Return which modes of torch this thread has entered, but for what :func:`told` tells."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    entered = [
+        mode
+        for stack in (torch_versions.FUNCTION_MODES.get(), torch_versions.DISPATCH_MODES.get())
+        if stack is not None
+        for mode in stack()
+        if type(mode).__module__ != "torch.utils._device"  # the default device
+    ]
+    found = [type(mode).__name__ for mode in entered]
+    found += ["torch.autocast(%r)" % name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
+    return found + ["torch.inference_mode()"] * torch.is_inference_mode_enabled()
 
 
 def words(found: Dict[str, Any]) -> "list[str]":

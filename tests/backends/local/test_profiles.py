@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import nbtorchjob
 from nbtorchjob import Elastic
 from tests.backends.local.real import seen
+from tests.runtime.sampled import needs_records
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -44,6 +45,7 @@ def train():
 
 
 @pytest.mark.torch
+@needs_records
 def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
     job = nbtorchjob.submit(train, spec=Elastic(nproc_per_node=2))
     seen(job, lambda state: len(state.series) == 2)

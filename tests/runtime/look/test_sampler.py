@@ -20,6 +20,7 @@ from nbtorchjob.runtime.facts.samples import Collective, Group, RankSample, Thre
 from nbtorchjob.runtime.look import outside, recorder, sampler
 from nbtorchjob.runtime.look.sampler import Sampler, bounded
 from tests.patience import LIMIT
+from tests.runtime.sampled import needs_records
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -112,6 +113,7 @@ UNSEEN = {
 
 
 @pytest.mark.torch
+@needs_records
 def test_code_sees_nothing_of_it_and_the_recorder_is_on():
     assert submit(look).result(LIMIT) == {"size": str(recorder.SIZE), "entries": recorder.SIZE, **UNSEEN}
 
@@ -125,6 +127,7 @@ def recorded():
 
 
 @pytest.mark.torch
+@needs_records
 def test_a_recorder_of_the_users_own_size_stays():
     assert submit(recorded, spec=JobSpec(env={"TORCH_NCCL_TRACE_BUFFER_SIZE": "20"})).result(LIMIT) == 20
 
