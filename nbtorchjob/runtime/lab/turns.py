@@ -270,9 +270,14 @@ class _Turns:
             at = at.tb_next
         if shortage.number_of(exc) in shortage.FULL:
             exc.__notes__ = [*getattr(exc, "__notes__", ()), shortage.limit_met(exc)]  # type: ignore[attr-defined]
-        streams.flush()
-        error, said = worker.described(exc, self._of.header, log)
-        worker.tell(exc, error, said, self._rank, round_, stays=True)
+        muted = worker.mute_handlers()
+        try:
+            streams.flush()
+            error, said = worker.described(exc, self._of.header, log)
+            worker.tell(exc, error, said, self._rank, round_, stays=True)
+        finally:
+            for number, handler in muted.items():
+                signal.signal(number, handler)
         if variables:
             more = partial(worker.tell_variables, exc, error, said, self._rank, round_, stays=True)
             self._interrupts.guarded(round_, more)

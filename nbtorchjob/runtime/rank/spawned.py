@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
 from multiprocessing import connection
@@ -140,7 +141,7 @@ def _why(name: str) -> str:
 
 
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
-_END_S = 0.2  # for a worker to end whose connection has
+_END_S = 5.0  # for a worker to end whose connections have: on a busy machine the kernel takes its time
 _UNPICKLES = "reduction.pickle.load(from_parent)"  # in a traceback of multiprocessing's (CPython 3.8 to 3.14)
 _UNPICKLED = (
     "exited with code %d as it couldn't unpickle its dataset or the loader's functions, which must work in a "
@@ -176,8 +177,12 @@ def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
         workers = getattr(frame.f_locals.get("self"), "_workers", ())
         if not frame.f_code.co_filename.endswith(_LOADER) or not isinstance(workers, list) or not workers:
             continue
-        with suppress(RuntimeError):  # torch raises one wherever the main thread is as it hears of an end
-            connection.wait([worker.sentinel for worker in workers], _END_S)
+        if isinstance(exc, (EOFError, ConnectionError)):
+            until = time.monotonic() + _END_S
+            closed = connection.wait([worker.sentinel for worker in workers], _END_S)
+            for worker in workers:
+                if worker.sentinel in closed:  # one file among others that are closed before it has ended
+                    worker.join(max(0.0, until - time.monotonic()))
         for number, worker in enumerate(workers):
             code = worker.exitcode
             if code and code < 0:

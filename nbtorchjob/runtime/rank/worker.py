@@ -11,7 +11,8 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
+from types import FrameType
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import displays, frameworks, leaving, report
@@ -82,12 +83,40 @@ def run_rank(
         groups.leave()
         sampler.returned()
     except BaseException as exc:
+        try:
+            mute_handlers()
+        except Exception:  # of a signal that had come before
+            mute_handlers()
         retry_on = header["retry"]["retry_on"]
         if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
             _end(exc.code if isinstance(exc.code, int) else 1)
         streams.flush()
         _fail(exc, rank, round_, header, log, sampler)
     streams.flush()
+
+
+# What ranks have handlers for: timers, children that end, and what is free for anybody's use.
+_HANDLED = (
+    *(signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+
+
+def mute_handlers() -> Dict[int, Callable[..., Any]]:
+    """Have the code's handlers of signals do nothing while a failure is described; return them.
+
+    What they raise would hide it: torch's raises an error when a DataLoader's worker ends (2.13), also just
+    after the connection to that worker has failed.
+    """
+    handlers = {int(number): signal.getsignal(number) for number in _HANDLED}
+    muted = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in muted:
+        signal.signal(number, _do_nothing)
+    return muted
+
+
+def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
+    """Stand in for a handler."""
 
 
 def call_once(rank: Rank) -> None:

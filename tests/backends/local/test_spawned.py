@@ -270,6 +270,71 @@ def test_a_loaders_worker_that_was_killed_is_named_with_its_signal():
     assert "DataLoader worker 0 was ended by SIGKILL, most likely as memory ran out" in str(failed.value)
 
 
+# As the kernel closes a process's files before it has ended, and takes long for that on a busy machine.
+ENDS_LATE = """
+import os, signal, time, torch
+from torch.utils.data import DataLoader
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+class Greedy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 2:
+            wait_for("sent")
+            os.closerange(3, 1000)
+            open("closed", "w").close()
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(2)
+
+batches = iter(DataLoader(Greedy(), num_workers=1))
+next(batches)
+batches._data_queue._reader.poll(None)
+open("sent", "w").close()
+wait_for("closed")
+next(batches)
+"""
+
+
+def test_a_loaders_worker_is_named_that_ends_a_while_after_its_connections():
+    with pytest.raises(JobFailedError) as failed:
+        run(ENDS_LATE).result(LIMIT)
+
+    assert "EOFError" in str(failed.value)
+    assert "DataLoader worker 0 was ended by SIGKILL" in str(failed.value)
+
+
+# torch's handler of SIGCHLD raises wherever the main thread is, here once the cell has already failed.
+LATE = """
+import os
+from torch.utils.data import DataLoader
+
+class Fails(Exception):
+    @property
+    def __notes__(self):
+        batches._workers[0].kill()
+        os.waitid(os.P_PID, batches._workers[0].pid, os.WEXITED | os.WNOWAIT)
+        return ["the worker ended as this was read"]
+
+batches = iter(DataLoader(range(8), num_workers=1))
+next(batches)
+raise Fails
+"""
+
+
+def test_a_loaders_worker_that_ends_while_a_failure_is_described_does_not_hide_it():
+    with pytest.raises(JobFailedError) as failed:
+        run(LATE).result(LIMIT)
+
+    assert "Fails" in str(failed.value)
+    assert "the worker ended as this was read" in str(failed.value)
+
+
 CLOSED = """
 import torch
 from torch.utils.data import DataLoader

@@ -59,6 +59,23 @@ def test_an_exception_is_told_with_its_lines_and_leaves_ranks_as_they_are(lab):
     assert lab.gives("kept") == 1
 
 
+def test_a_child_that_ends_while_an_exception_is_told_ends_no_rank(lab):
+    # As torch does for a loader's workers: wherever the main thread is.
+    error = lab.fails("""
+import signal
+def raises(*_): raise RuntimeError("a worker ended")
+class Fails(Exception):
+    @property
+    def __notes__(self):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return ["told"]
+signal.signal(signal.SIGCHLD, raises)
+raise Fails
+""")
+    assert (error["type"], error["notes"]) == ("Fails", ["told"])
+    assert lab.gives("handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL); handler is raises")
+
+
 def test_a_collective_that_times_out_is_an_exception_that_ranks_outlive():
     meets = "import datetime\ndist.init_process_group('gloo', timeout=datetime.timedelta(seconds=1))"
     with Lab(BEGINS + meets, nproc=2) as lab:
