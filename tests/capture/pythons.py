@@ -60,17 +60,21 @@ _OTHERWISE = {
 
 def interpreters() -> dict[tuple[int, int], str]:
     """Return the interpreters of this machine by their minor versions, this one left out."""
-    named = os.environ.get("NBTORCHJOB_PYTHONS", "").split(os.pathsep)
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    minors = range(9, 15)
-    on_path = [shutil.which(f"python3.{minor}") or "" for minor in minors]
-    known = [each for minor in minors for each in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}")]
     found: dict[tuple[int, int], str] = {}
-    for each in filter(None, (*named, *map(str, known), *on_path)):
-        with contextlib.suppress(
-            OSError, subprocess.CalledProcessError, ValueError
-        ):  # a shim without a version
-            found.setdefault(version(each), each)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+
+    def add(python: str) -> None:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):  # it doesn't run
+            found.setdefault(version(python), python)
+
+    for python in filter(None, os.environ.get("NBTORCHJOB_PYTHONS", "").split(os.pathsep)):
+        add(python)
+    for minor in range(9, 15):
+        # A test's file asks as it is collected: only what pyenv doesn't tell by a name is run.
+        for path in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}"):
+            found.setdefault((3, minor), str(path))
+        if (3, minor) not in found and (on_path := shutil.which(f"python3.{minor}")):
+            add(on_path)
     found.pop(_HERE, None)
     return dict(sorted(found.items()))
 
