@@ -1,5 +1,6 @@
 """Programs that are forked from a warm Python are as if they had been started."""
 
+import hashlib
 import os
 import signal
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.kubernetes.stage import until
-from tests.backends.kubernetes.warm import Program
+from tests.backends.kubernetes.warm import SHARED, Program
 
 ENV = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
@@ -53,6 +54,30 @@ def test_a_file_finds_what_lies_beside_it(start, tmp_path):
     (tmp_path / "main.py").write_text("import beside, sys; print(beside.WORD, __name__); sys.exit('why')")
     assert start(sys.executable, tmp_path / "main.py").wait() == 1
     assert output(tmp_path) == "why\nfound __main__\n"  # stdout is flushed last
+
+
+# As a payload's modules are: of a source that has no file of its own.
+SOURCE = b"def outer():\n    return (lambda: sys._getframe().f_code.co_filename)()"
+LOAD = f"""
+import sys
+from importlib.machinery import SourceFileLoader
+class Loader(SourceFileLoader):
+    def get_data(self, path):
+        return {SOURCE!r}
+exec(Loader("module", sys.argv[1]).get_code("module"))
+print(outer())
+"""
+
+
+def test_a_source_without_a_file_is_compiled_once_and_has_each_programs_own_path(start, tmp_path):
+    compiled = []
+    for path in ("/one/module.py", "/another/module.py"):
+        assert start(sys.executable, "-c", LOAD, path).wait() == 0
+        assert output(tmp_path) == f"{path}\n"
+        (code,) = Path(os.environ[SHARED]).glob(f"*/{hashlib.sha256(SOURCE).hexdigest()}.code")
+        compiled.append(code.stat().st_ino)
+
+    assert compiled[0] == compiled[1]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,15 @@ all that the program left is killed, as with the end of a container. It knows no
 is tested.
 """
 
+import _imp
 import atexit
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
+import marshal
 import os
 import runpy
 import select
@@ -25,6 +28,7 @@ import threading
 import time
 import traceback
 import types
+from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 SET_CHILD_SUBREAPER = 36
@@ -44,6 +48,7 @@ def main(address: str, *modules: str) -> None:
     for module in modules:
         with contextlib.suppress(ImportError):  # an image without torch
             importlib.import_module(module)
+    keep_compiled(os.path.dirname(address))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
     # What is here stays as it is, so that forks share its memory.
     gc.collect()
@@ -58,6 +63,30 @@ def main(address: str, *modules: str) -> None:
             listener.close()
             look_after(connection)
         connection.close()
+
+
+def keep_compiled(folder: str) -> None:
+    """Have sources that have no file compiled by the first fork alone: a payload's take each one 0.1 s."""
+    compile_source = SourceFileLoader.source_to_code
+
+    def source_to_code(loader: SourceFileLoader, data: Any, path: Any, **options: Any) -> types.CodeType:
+        if os.path.exists(path):
+            return compile_source(loader, data, path, **options)
+        kept = os.path.join(folder, f"{hashlib.sha256(data).hexdigest()}.code")
+        try:
+            with open(kept, "rb") as file:
+                code: types.CodeType = marshal.load(file)
+        except OSError:
+            code = compile_source(loader, data, path, **options)
+            with contextlib.suppress(OSError):  # such as in a process that may open no more files
+                with open(f"{kept}.{os.getpid()}", "wb") as made:
+                    marshal.dump(code, made)
+                os.rename(made.name, kept)
+        else:
+            _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
+        return code
+
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign, assignment]
 
 
 def merge_pages() -> None:
