@@ -63,7 +63,7 @@ def submit(
 
 def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: JobSpec) -> Job[Any]:
     plan = submission.check(spec)
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         sub = submission.prepare(capture.from_function(fn, args, kwargs, root=working()), plan)
     _warn(sub, stacklevel=4)
     return submission.send(sub, origin.here(sub.call.sources))
@@ -286,7 +286,7 @@ def map(
     early = Early(stop_when=stop_when, halve=halve, by=by, factor=factor, at_least=at_least, largest=largest)
     plan = submission.check(JobSpec.of(spec))
     rows = submission.checked_rows(parameters, at_once)
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         call = capture.from_function(fn, root=working(), given=rows[0])
         sub = submission.prepare(call, plan)
     _warn(sub, stacklevel=3)

@@ -200,7 +200,7 @@ class Job(Generic[T]):
         return failure
 
     def _succeeded(self, timeout: float | None) -> None:
-        with interrupts.told(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
+        with interrupts.message(f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it."):
             error = self.exception(timeout)
         if error is not None:
             raise error

@@ -136,7 +136,7 @@ class Lab:
         ``SpecError`` for a ``rank`` that it doesn't have.
         """
         ranks = ranks_of(rank)
-        with interrupts.told(interrupts.NOTHING):
+        with interrupts.message(interrupts.NOTHING):
             space = getattr(getattr(fn, "func", fn), "__globals__", {})
             answer = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
             call = capture.from_function(fn, args, kwargs, root=working(), theirs=answer.theirs)
@@ -157,7 +157,7 @@ class Lab:
         Its value is its last expression's. Raises as :meth:`run` does, and ``SyntaxError``.
         """
         ranks, space = ranks_of(rank), {"__name__": "__main__", **namespace}
-        with interrupts.told(interrupts.NOTHING):
+        with interrupts.message(interrupts.NOTHING):
             answer = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
             call = capture.from_cell(text, space, root=working(), theirs=answer.theirs)
         for note in self.notes(call, answer):
@@ -357,8 +357,8 @@ class Lab:
                     raise SubmitError(f"{self.name} didn't accept the cell within {_TAKEN_S:.0f} s") from exc
             except AskError as exc:
                 if question["base"] is not None and _anew(exc):
-                    told = "restarted while the cell was sent: run it again"
-                    raise SubmitError(f"the ranks of {self.name} {told}") from exc
+                    problem = "restarted while the cell was sent: run it again"
+                    raise SubmitError(f"the ranks of {self.name} {problem}") from exc
                 if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} didn't accept the cell")

@@ -115,7 +115,7 @@ class Runs(Sequence[Job[T]]):
         With ``first_failed`` only until one of them has failed; the others go on.
         """
         left = f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it.{self.unattended}"
-        with interrupts.told(left):
+        with interrupts.message(left):
             for states in self.looks(timeout):
                 if all(state.phase.terminal for state in states):
                     return True

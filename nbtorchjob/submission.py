@@ -119,12 +119,12 @@ def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
     call, spec, chosen = sub.call, sub.plan.spec, sub.plan.backend
     if spec.lab:
         call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         call = _provided(call, spec)
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, origin)
-            with interrupts.told(interrupts.NOTHING):  # an interrupted backend has undone what it made
+            with interrupts.message(interrupts.NOTHING):  # an interrupted backend has undone what it made
                 sent = chosen.submit(call, spec, info)
             if sent.run == info.run:
                 _record_checkout(chosen, sent)
@@ -186,7 +186,7 @@ def send_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = sub.plan.spec, sub.plan.backend
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         call = _provided(sub.call, spec)
         sourced = call.sourced and spec.remote
         pickles = [varying.pickled(row, sourced=sourced) for row in rows]
@@ -362,7 +362,7 @@ def _differences(call: Call, plan: Plan) -> list[str]:
         if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
             refusal = f"the image {contents.image} {why}"
         if refusal:
-            ago = words.about(max(0.0, time.time() - contents.told))
+            ago = words.about(max(0.0, time.time() - contents.time))
             again = hint("doctor", "--probe")
             raise LackingError(f"{refusal} (inspected {ago} ago: {again} inspects it again)")
         notes += [f"{comparison.image} {comparison.line}"] if comparison.line else []

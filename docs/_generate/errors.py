@@ -116,7 +116,7 @@ def _row(row: Row) -> Sequence[str]:
     said = "the exception" if row.line == "{word}" else re.sub(r"\{\w+\}", "…", row.line)
     paid = _PAID[budget(Failure(Reason(row.cause, row.line, crash=row.crash), 0.0))]
     waits = row.cause is Cause.WAIT
-    return _signs(row.word), _signs(row.told), row.cause.value + grace, said, row.hint, "" if waits else paid
+    return _signs(row.word), _signs(row.text), row.cause.value + grace, said, row.hint, "" if waits else paid
 
 
 def _signs(pattern: str) -> str:

@@ -380,5 +380,5 @@ class Enforced(FrozenDataclass):
         return "; ".join(f"{who}: {text}" for who, text in self._texts().items())
 
     def _texts(self) -> dict[str, str]:
-        found = {"natively": self.natively, "by us": self.by_us, "refused": self.refused}
-        return {who: text for who, text in found.items() if text}
+        texts = {"natively": self.natively, "by us": self.by_us, "refused": self.refused}
+        return {who: text for who, text in texts.items() if text}

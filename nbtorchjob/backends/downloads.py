@@ -149,8 +149,8 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
 def _all_ranks(state: JobState) -> list[int]:
     """Return the ranks that the job may have; what others submitted doesn't say how many."""
     info = state.info
-    told = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
-    return sorted({*range(info.nodes[1] * info.nproc_per_node), *told})
+    known = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
+    return sorted({*range(info.nodes[1] * info.nproc_per_node), *known})
 
 
 # How a zip file ends that has no comment: where the numbers of a bigger one are, and then its own: of disks,
@@ -169,7 +169,7 @@ class Artifact(FrozenDataclass):
     attempt: int
 
 
-class _Found(FrozenDataclass):
+class _Stored(FrozenDataclass):
     """An artifact, and where it is: an entry of an archive."""
 
     artifact: Artifact
@@ -200,7 +200,7 @@ def listed(backend: Backend, state: JobState, attempt: int | None = None) -> tup
     Where nodes wrote different files of one path, the first node's has it, and another's is below
     ``node-1/`` and so on. Raises ``ResultError`` where an archive can't be had, or read.
     """
-    return tuple(found.artifact for found in _found(backend, state, attempt))
+    return tuple(artifact.artifact for artifact in _stored(backend, state, attempt))
 
 
 def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = None) -> tuple[Artifact, ...]:
@@ -209,9 +209,9 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
     A file that is there already stays: raises ``SpecError`` before any is written where that has other
     content. Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
     """
-    found = _found(backend, state, attempt)
+    artifacts = _stored(backend, state, attempt)
     try:
-        targets = {folder / each.artifact.path: each for each in found}
+        targets = {folder / artifact.artifact.path: artifact for artifact in artifacts}
         there = {path for path in targets if os.path.lexists(path)}
         others = [targets[path].artifact.path for path in sorted(there) if not _is_at(path, targets[path])]
         if others:
@@ -219,13 +219,13 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
                 f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
             )
             raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
-        if found:
+        if artifacts:
             folder.mkdir(parents=True, exist_ok=True)
         for path in targets.keys() - there:
             _write(path, targets[path])
     except OSError as exc:
         raise ResultError(f"the artifacts of {state.info.name} can't be written to {folder}: {exc}") from exc
-    return tuple(each.artifact for each in found)
+    return tuple(artifact.artifact for artifact in artifacts)
 
 
 def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
@@ -233,26 +233,26 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
 
     Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
     """
-    found = _found(backend, state, attempt)
-    if not found:
+    artifacts = _stored(backend, state, attempt)
+    if not artifacts:
         raise ResultError(f"{state.info.name} left no artifacts")
     return zip_chunks(
         (
-            f"{state.info.name}/{each.artifact.path}",
-            EXECUTABLE if each.executable else PLAIN,
-            each.pieces(),
+            f"{state.info.name}/{artifact.artifact.path}",
+            EXECUTABLE if artifact.executable else PLAIN,
+            artifact.pieces(),
         )
-        for each in found
+        for artifact in artifacts
     )
 
 
-def _found(backend: Backend, state: JobState, attempt: int | None) -> list[_Found]:
+def _stored(backend: Backend, state: JobState, attempt: int | None) -> list[_Stored]:
     attempts = {number for number, _ in state.artifacts}
     wanted = max(attempts, default=1) if attempt is None else attempt
     if attempt is not None and attempt not in attempts:
         there = " and ".join(map(str, sorted(attempts))) or "none"
         raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
-    known: dict[str, _Found] = {}
+    known: dict[str, _Stored] = {}
     folders: set[str] = set()
     for _, sent in sorted((of[1], sent) for of, sent in state.artifacts.items() if of[0] == wanted):
         for new in _of_node(backend, state, sent):
@@ -264,13 +264,17 @@ def _found(backend: Backend, state: JobState, attempt: int | None) -> list[_Foun
     return [known[path] for path in sorted(known)]
 
 
-def _place(new: _Found, known: dict[str, _Found], folders: set[str]) -> str:
+def _place(new: _Stored, known: dict[str, _Stored], folders: set[str]) -> str:
     """Return the path for a file, where neither another one is nor a folder, nor is one of its own a file."""
     own, node = new.artifact.path, f"node-{new.artifact.node}"
     for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
         if path in known and known[path].content == new.content:
             return path
-        if path not in known and path not in folders and not any(each in known for each in _folders(path)):
+        if (
+            path not in known
+            and path not in folders
+            and not any(folder in known for folder in _folders(path))
+        ):
             return path
     raise AssertionError("unreachable")
 
@@ -280,7 +284,7 @@ def _folders(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[_Found]:
+def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[_Stored]:
     path = backend.artifacts(state.info.address, sent)
     with _reading(path) as file:
         entries = file.infolist()
@@ -289,7 +293,7 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         for entry in entries:
             if not _is_plain(entry):
                 raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
-            yield _Found(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
+            yield _Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
 
 
 def _is_plain(entry: zipfile.ZipInfo) -> bool:
@@ -320,23 +324,23 @@ def _check_end(raw: BinaryIO) -> None:
         raise zipfile.BadZipFile("it is cut short, or longer than any")
 
 
-def _is_at(path: Path, found: _Found) -> bool:
+def _is_at(path: Path, artifact: _Stored) -> bool:
     """Whether what is there already is a file of the same content."""
-    if not path.is_file() or path.stat().st_size != found.entry.file_size:
+    if not path.is_file() or path.stat().st_size != artifact.entry.file_size:
         return False
     crc = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             crc = crc32(piece, crc)
-    return crc == found.entry.CRC
+    return crc == artifact.entry.CRC
 
 
-def _write(path: Path, found: _Found) -> None:
+def _write(path: Path, artifact: _Stored) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         try:
-            file.writelines(found.pieces())
-            if found.executable:  # for whoever may read it, as the umask has it
+            file.writelines(artifact.pieces())
+            if artifact.executable:  # for whoever may read it, as the umask has it
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
         except BaseException:

@@ -38,7 +38,7 @@ def small(spec: JobSpec, image: str | None) -> JobSpec:
 def ask(backend: Backend, info: JobInfo) -> None:
     """Follow such a job until its node has told, and remove it; raises ``ClusterError`` otherwise."""
     try:
-        state = loop.run(_told(backend, info))
+        state = loop.run(_followed(backend, info))
     finally:
         backend.delete(info.address)
     if state.environment is None:
@@ -47,7 +47,7 @@ def ask(backend: Backend, info: JobInfo) -> None:
         raise ClusterError(f"the image didn't tell what it has: {info.name} {' '.join(why) or ended}")
 
 
-async def _told(backend: Backend, info: JobInfo) -> JobState:
+async def _followed(backend: Backend, info: JobInfo) -> JobState:
     state = JobState(info)
 
     async def follow() -> None:

@@ -38,11 +38,11 @@ def take(backend: Backend, state: JobState, rank: int, seconds: float, folder: P
     """
     records = _records(backend, state, rank, seconds, folder, memory=False)
     with _reading(rank):
-        told = _told(records)
-        trace = marked(json.loads(_unpacked(_joined(records, TRACE))), told)
-        found = spent(told, trace, state.info.sources)
+        record = _record(records)
+        trace = marked(json.loads(_unpacked(_joined(records, TRACE))), record)
+        breakdown = spent(record, trace, state.info.sources)
         content = gzip.compress(json.dumps(trace).encode(), _LEVEL)
-    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", content), found)
+    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", content), breakdown)
 
 
 def take_memory(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> MemoryProfile:
@@ -52,9 +52,9 @@ def take_memory(backend: Backend, state: JobState, rank: int, seconds: float, fo
     """
     records = _records(backend, state, rank, seconds, folder, memory=True)
     with _reading(rank):
-        snapshot, told = _unpacked(_joined(records, TRACE)), _told(records)
-        held = tuple(Held(*map(int, each)) for each in told["held"])
-        asked, events = float(told["asked"]), int(told["events"])
+        snapshot, record = _unpacked(_joined(records, TRACE)), _record(records)
+        held = tuple(Held(*map(int, amounts)) for amounts in record["held"])
+        asked, events = float(record["asked"]), int(record["events"])
     path = _written(folder, state, rank, ".memory.pickle", snapshot)
     return MemoryProfile(rank, path, asked, events, held)
 
@@ -76,7 +76,7 @@ def _records(
     check(seconds, folder)
     if state.phase.terminal:
         raise JobEndedError(f"{state.info.name} has ended: its ranks can't be profiled any more")
-    node, sample = _found(backend, state, rank)
+    node, sample = _sample_of(backend, state, rank)
     if sample.state != RUNS:
         raise _refused(rank, ", ".join(filter(None, (STATES.get(sample.state, sample.state), sample.note))))
     question = {"question": "profile", "rank": rank, "seconds": seconds, "memory": memory}
@@ -88,7 +88,7 @@ def _records(
     return answer.records
 
 
-def _found(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSample]:
+def _sample_of(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSample]:
     """Return the node that has a rank, and what that does just now."""
     known = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
     troubles = []
@@ -123,7 +123,7 @@ def _reading(rank: int) -> Iterator[None]:
         raise ProfileError(f"what rank {rank} told of its profile can't be read: {why}") from exc
 
 
-def _told(records: Iterable[Mapping[str, Any]]) -> Any:
+def _record(records: Iterable[Mapping[str, Any]]) -> Any:
     return json.loads(
         _unpacked(_joined(records, TOLD)), parse_int=_whole, parse_float=_finite, parse_constant=_finite
     )

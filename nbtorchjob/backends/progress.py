@@ -40,16 +40,16 @@ class Telling:
             if line.startswith(USED):
                 self._use(line)
             else:
-                found = _rank(line)
-                rank = found[1] if found else b""
+                match = _rank(line)
+                rank = match[1] if match else b""
                 kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
                 if rank in kept or len(kept) < _MOST_RANKS:
                     kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     def _use(self, line: bytes) -> None:
-        found = _node(line)
-        if found and int(found[1]) < NODES:
-            node, round_ = found.groups()
+        match = _node(line)
+        if match and int(match[1]) < NODES:
+            node, round_ = match.groups()
             if node not in self._uses or self._uses[node].round != round_:
                 self._uses[node] = _Uses(round_)
             self._uses[node].add(line)

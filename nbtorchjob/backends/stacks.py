@@ -24,7 +24,7 @@ def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
     asked = False
     try:
         for answer in backend.ask(state.info.address, {"question": "sample"}, timeout=timeout):
-            facts = [fact for each in answer.records if isinstance(fact := believed(each), Sampled)]
+            facts = [fact for record in answer.records if isinstance(fact := believed(record), Sampled)]
             for fact in facts:
                 state, asked = apply(state, fact), True
             if answer.trouble or not facts:
@@ -39,7 +39,7 @@ def look(backend: Backend, name: str) -> None:
 
     Raises ``NBTorchJobError`` where none of them answers.
     """
-    found = ask(backend, backend.snapshot(name), _LOOK_S)
-    if not found.asked:
-        why = next(iter(found.trouble.values()), "the job has ended")
-        raise NBTorchJobError(f"{found.state.info.name} told nothing of its ranks: {why}")
+    answers = ask(backend, backend.snapshot(name), _LOOK_S)
+    if not answers.asked:
+        why = next(iter(answers.trouble.values()), "the job has ended")
+        raise NBTorchJobError(f"{answers.state.info.name} told nothing of its ranks: {why}")

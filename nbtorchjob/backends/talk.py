@@ -156,8 +156,8 @@ def release(backend: Backend, state: JobState) -> list[int]:
     released: set[int] = set()
     for answer in backend.ask(state.info.address, {"question": "release"}, nodes):
         for record in answer.records:
-            told = record.get("released")
-            released.update(rank for rank in known if isinstance(told, list) and rank in told)
+            names = record.get("released")
+            released.update(rank for rank in known if isinstance(names, list) and rank in names)
         if answer.trouble:
             raise AskError(f"node {answer.node} of {name} can't be asked: {answer.trouble}")
     return sorted(released)

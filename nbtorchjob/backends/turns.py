@@ -217,12 +217,12 @@ class TurnBackend(Backend):
         state = self.inner.known(lab)
         if state.info.lab is None:
             raise JobNotFoundError(f"{lab} isn't a lab, so it has no cell {key}")
-        found = turns.find(state, key)
-        if found is None:
+        turn = turns.find(state, key)
+        if turn is None:
             many = len(turns.turns(state))
             there = f"cells 1 to {many}" if many > 1 else "one cell" if many else "no cell yet"
             raise JobNotFoundError(f"{lab} has no cell {key}: it has {there}")
-        return found
+        return turn
 
     def info(self, name: str) -> JobInfo:
         """Return its record, made of its lab's."""
@@ -247,8 +247,8 @@ class TurnBackend(Backend):
             yield event
         async with aclosing(self._events(name, view, since)) as events:
             async for event in events:
-                for told in view.take(event):
-                    yield told
+                for fact in view.take(event):
+                    yield fact
         for event in view.last:
             yield event
 

@@ -86,7 +86,7 @@ def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:
 
 def names(entry: Function) -> list[str]:
     """Return all parameters that have a name of their own."""
-    return [each.arg for each in (*entry.args.posonlyargs, *entry.args.args, *entry.args.kwonlyargs)]
+    return [argument.arg for argument in (*entry.args.posonlyargs, *entry.args.args, *entry.args.kwonlyargs)]
 
 
 def required(entry: Function) -> list[str]:
@@ -111,13 +111,13 @@ def pickled(given: Mapping[str, Any], *, sourced: bool = False) -> bytes:
     What is ``sourced`` has the sources of its code along, for another Python.
     """
     try:
-        found = pickling.dump({"given": dict(given)})
+        dumped = pickling.dump({"given": dict(given)})
     except Exception as exc:  # whatever an object's own code raises while it is pickled
         raise pickling.explain(dict(given), exc) from exc
-    code = found.seen.code.table() if sourced else {"places": []}
-    data = (sources.front(code) if code["places"] else b"") + found.data
-    size = len(data) + sum(view.nbytes for view in found.buffers)
-    if found.buffers or size > _MOST_BYTES:
+    code = dumped.seen.code.table() if sourced else {"places": []}
+    data = (sources.front(code) if code["places"] else b"") + dumped.data
+    size = len(data) + sum(view.nbytes for view in dumped.buffers)
+    if dumped.buffers or size > _MOST_BYTES:
         raise CaptureError(
             f"{', '.join(given)}: what one run is given takes {words.size(size)}, and may take "
             f"{words.size(_MOST_BYTES)}: make a variable of all of it, and vary the index into that"

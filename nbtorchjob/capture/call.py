@@ -133,8 +133,8 @@ def from_cells(
     calls: list[dict[str, Any]] = []
     objects: dict[str, Any] = {}
     for part, cell in zip(parts, parsed, strict=True):
-        found, said = lookup.captured(cell, namespace, (), Theirs(frozenset(before)))
-        names.update(dict.fromkeys(found))
+        read, said = lookup.captured(cell, namespace, (), Theirs(frozenset(before)))
+        names.update(dict.fromkeys(read))
         notes += said
         kwargs: dict[str, Any] = {}
         theirs: list[str] = []
@@ -198,7 +198,7 @@ def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
         return []
     named = [name for name in pickler.names_read(code) if name in namespace]
     return _reached(
-        [name for each in named for name in lookup.looked_up(namespace[each], namespace)], namespace
+        [name for read in named for name in lookup.looked_up(namespace[read], namespace)], namespace
     )
 
 
@@ -206,19 +206,19 @@ def asked_for_by(fn: Any, args: Iterable[Any] = ()) -> list[str]:
     """Return the names that a function of the notebook, and what it is given, may look up."""
     inner: Any = getattr(fn, "func", fn)
     space: dict[str, Any] = getattr(inner, "__globals__", {})
-    found = [name for each in (inner, *args) for name in lookup.looked_up(each, space)]
-    return _reached(found, space if space.get("__name__") == "__main__" else {})
+    names = [name for value in (inner, *args) for name in lookup.looked_up(value, space)]
+    return _reached(names, space if space.get("__name__") == "__main__" else {})
 
 
 def _reached(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found and (name in namespace or not hasattr(builtins, name)):
-            found[name] = None
+        if name not in reached and (name in namespace or not hasattr(builtins, name)):
+            reached[name] = None
             waiting += lookup.looked_up(namespace.get(name), namespace)
-    return list(found)
+    return list(reached)
 
 
 def from_function(
@@ -315,7 +315,7 @@ def _take(
     began = time.time()
     objects = {**objects, **theirs.push}
     call["logging"], handlers = logged.setup()
-    call["carried"] = carried.told()
+    call["carried"] = carried.changed()
     try:
         pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
         made = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
@@ -365,10 +365,10 @@ def _take(
 def _made_by_hand(names: Iterable[str], taken: Iterable[Any]) -> dict[str, Any]:
     """Return what the notebook put into ``sys.modules`` under ``names``, apart from what is ``taken``."""
     known = {id(module) for module in taken}
-    found = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
+    candidates = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
     return {
         name: module
-        for name, module in found.items()
+        for name, module in candidates.items()
         if id(module) not in known and name != "__main__" and importable.made_by_hand(name)
     }
 

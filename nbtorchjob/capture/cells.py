@@ -108,11 +108,15 @@ def modules_named(code: CodeType) -> set[str]:
     if code in _modules_named:
         return _modules_named[code]
     listing = list(pickler.instructions(code))
-    found = {each.argval for each in listing if each.opname == "IMPORT_NAME" and each.argval}
-    if {"import_module", "__import__"}.intersection(str(each.argval) for each in listing):
-        found.update(text for text in pickler.texts(code) if text.replace(".", "").isidentifier())
-    _modules_named[code] = found
-    return found
+    names = {
+        instruction.argval
+        for instruction in listing
+        if instruction.opname == "IMPORT_NAME" and instruction.argval
+    }
+    if {"import_module", "__import__"}.intersection(str(instruction.argval) for instruction in listing):
+        names.update(text for text in pickler.texts(code) if text.replace(".", "").isidentifier())
+    _modules_named[code] = names
+    return names
 
 
 def for_the_notebook(name: str) -> str:
@@ -153,20 +157,20 @@ class _Scan:
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
         # Annotations are evaluated only when asked for (PEP 649).
         lazy = code.co_name == "__annotate__"
-        for each, mine in self._walk(code):
-            line = lines.get(each.offset) or line
+        for instruction, mine in self._walk(code):
+            line = lines.get(instruction.offset) or line
             sure = known | mine
-            if each.opname in _LOADS and not sure & self._names.bit(each.argval):
-                self.reads.append(Read(each.argval, line, lazy or line in self._guarded))
-            if isinstance(each.argval, CodeType):
+            if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
+                self.reads.append(Read(instruction.argval, line, lazy or line in self._guarded))
+            if isinstance(instruction.argval, CodeType):
                 # A class body's names are no globals to the functions in it.
-                self.code(each.argval, known if nested else sure, nested=True)
-            elif each.opname == "STORE_GLOBAL" or (each.opname == "STORE_NAME" and not nested):
-                self.sets.add(each.argval)
+                self.code(instruction.argval, known if nested else sure, nested=True)
+            elif instruction.opname == "STORE_GLOBAL" or (instruction.opname == "STORE_NAME" and not nested):
+                self.sets.add(instruction.argval)
 
     def _walk(self, code: CodeType) -> Iterator[tuple[dis.Instruction, int]]:
         if code.co_flags & inspect.CO_OPTIMIZED:  # a function: it may run at any time, or never
-            return ((each, 0) for each in dis.get_instructions(code))
+            return ((instruction, 0) for instruction in dis.get_instructions(code))
         return flow.walk(code, self._names)
 
 
@@ -178,28 +182,32 @@ def surely_read(cell: Cell) -> set[str]:
     """
     swallowed = _guarded(ast.parse(cell.text), _SWALLOWED)
     defined: dict[str, list[CodeType]] = {}
-    found = {cell.entry.name} if cell.entry else set()
+    names = {cell.entry.name} if cell.entry else set()
     waiting, seen = [cell.code], set()
     while waiting:
         code = waiting.pop()
         seen.add(code)
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-        for each in flow.surely(code):
-            line = lines.get(each.offset) or line
-            if isinstance(each.argval, CodeType):
+        for instruction in flow.surely(code):
+            line = lines.get(instruction.offset) or line
+            if isinstance(instruction.argval, CodeType):
                 # Those of a function are taken to be called by it, those of a class by who names the class.
                 later = (
-                    code.co_name if _is_class(code) else "" if code is not cell.code else each.argval.co_name
+                    code.co_name
+                    if _is_class(code)
+                    else ""
+                    if code is not cell.code
+                    else instruction.argval.co_name
                 )
-                if later and _is_function(each.argval):
-                    defined.setdefault(later, []).append(each.argval)
-                elif each.argval.co_name not in ("__annotate__", "<lambda>"):
-                    waiting.append(each.argval)
-            elif each.opname in _LOADS and line not in swallowed:
-                found.add(each.argval)
-        for name in found & defined.keys():
+                if later and _is_function(instruction.argval):
+                    defined.setdefault(later, []).append(instruction.argval)
+                elif instruction.argval.co_name not in ("__annotate__", "<lambda>"):
+                    waiting.append(instruction.argval)
+            elif instruction.opname in _LOADS and line not in swallowed:
+                names.add(instruction.argval)
+        for name in names & defined.keys():
             waiting += [inner for inner in defined.pop(name) if inner not in seen]
-    return found
+    return names
 
 
 def _is_function(code: CodeType) -> bool:
@@ -229,7 +237,7 @@ def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:
 
 
 def _names(node: ast.expr, names: Container[str]) -> bool:
-    return any(getattr(each, "id", getattr(each, "attr", "")) in names for each in ast.walk(node))
+    return any(getattr(part, "id", getattr(part, "attr", "")) in names for part in ast.walk(node))
 
 
 def _attributes(code: CodeType) -> set[str]:
@@ -244,7 +252,11 @@ def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
     """Return the names in annotations that stay texts: dataclasses look up ``ClassVar`` by them."""
     parts = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
     texts = [
-        each.value for part in parts if part for each in ast.walk(part) if isinstance(each, ast.Constant)
+        constant.value
+        for part in parts
+        if part
+        for constant in ast.walk(part)
+        if isinstance(constant, ast.Constant)
     ]
     if code.co_flags & __future__.annotations.compiler_flag:
         texts += [ast.unparse(part) for part in parts if isinstance(part, ast.expr)]
@@ -279,14 +291,14 @@ _TEXTS = (b"breakpoint(", b"set_trace(")
 def stops(code: CodeType) -> bool:
     """Whether ``code``, or code that it defines, asks for a debugger by name."""
     # Hardly any code has such a name, and to take it apart costs a hundred times as much as to see that.
-    if not _NAMES.isdisjoint(code.co_names) and any(_asks(each) for each in dis.get_instructions(code)):
+    if not _NAMES.isdisjoint(code.co_names) and any(_asks(item) for item in dis.get_instructions(code)):
         return True
-    return any(stops(each) for each in code.co_consts if isinstance(each, CodeType))
+    return any(stops(item) for item in code.co_consts if isinstance(item, CodeType))
 
 
-def _asks(each: dis.Instruction) -> bool:
-    return (each.opname in _READS and each.argval == "breakpoint") or (
-        each.opname in _FINDS and each.argval == "set_trace"
+def _asks(instruction: dis.Instruction) -> bool:
+    return (instruction.opname in _READS and instruction.argval == "breakpoint") or (
+        instruction.opname in _FINDS and instruction.argval == "set_trace"
     )
 
 

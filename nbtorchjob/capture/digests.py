@@ -26,13 +26,13 @@ def of_value(
     ``sources`` are the notebook's files whose code may be in it, as in a call.
     """
     # Nobody is kept out by it, and it takes a third of the time of SHA-256.
-    found = hashlib.sha1(fingerprint.stable(pickled, sources), usedforsecurity=False)
+    sha1 = hashlib.sha1(fingerprint.stable(pickled, sources), usedforsecurity=False)
     total = sum(view.nbytes for view in buffers)
     for view in buffers:
-        found.update(b"%d " % view.nbytes)
+        sha1.update(b"%d " % view.nbytes)
         for part in [view] if total <= _WHOLE else _samples(view, total):
-            found.update(part)
-    return ("" if whole and total <= _WHOLE else SAMPLED) + found.hexdigest()[:_DIGITS]
+            sha1.update(part)
+    return ("" if whole and total <= _WHOLE else SAMPLED) + sha1.hexdigest()[:_DIGITS]
 
 
 def _samples(view: memoryview, total: int) -> Iterable[memoryview]:
@@ -49,7 +49,7 @@ def of_files(files: Iterable[LocalFile]) -> str:
 
 def of_contents(files: Iterable[tuple[str, str]]) -> str:
     """Return the digest of files, each by its path and by the SHA-256 of what it holds, in hex."""
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for path, digest in files:
-        found.update(path.encode() + b"\0" + bytes.fromhex(digest))
-    return found.hexdigest()[:_DIGITS]
+        whole.update(path.encode() + b"\0" + bytes.fromhex(digest))
+    return whole.hexdigest()[:_DIGITS]

@@ -23,17 +23,17 @@ def of(call: Call) -> str:
     It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
     second is simply another job.
     """
-    found = hashlib.sha256(stable(call.pickle, call.sources))
+    sha256 = hashlib.sha256(stable(call.pickle, call.sources))
     for view in call.buffers:
-        found.update(view)
+        sha256.update(view)
     for local in call.files:
-        found.update(local.path.encode() + hashlib.sha256(local.data).digest())
+        sha256.update(local.path.encode() + hashlib.sha256(local.data).digest())
     if call.wanted:
-        found.update(call.wanted.digest.encode())
+        sha256.update(call.wanted.digest.encode())
     for file in call.shipped:
         content = file.sha256 or f"{file.size} {file.mtime}"
-        found.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
-    return found.hexdigest()[:40]
+        sha256.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
+    return sha256.hexdigest()[:40]
 
 
 def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:

@@ -60,10 +60,10 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
         known = block.known
         if known < 0:
             continue
-        for each in block.code:
-            yield each, known
-            if each.opname in _SETS:
-                known |= names.bit(each.argval)
+        for instruction in block.code:
+            yield instruction, known
+            if instruction.opname in _SETS:
+                known |= names.bit(instruction.argval)
 
 
 def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
@@ -71,22 +71,22 @@ def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
     listing = list(dis.get_instructions(code))
     # Before 3.11 there is no table: SETUP_FINALLY and the like read as jumps.
     table = getattr(dis.Bytecode(code), "exception_entries", ())
-    starts = {each.argval for each in listing if each.opcode in _JUMPS}
+    starts = {instruction.argval for instruction in listing if instruction.opcode in _JUMPS}
     starts.update(offset for entry in table for offset in (entry.start, entry.end, entry.target))
     blocks: dict[int, _Block] = {}
     block, ended, falls = _Block(), True, False
-    for each in listing:
-        if ended or each.offset in starts:
+    for instruction in listing:
+        if ended or instruction.offset in starts:
             if falls:
-                block.follows.append(each.offset)
-            block = blocks[each.offset] = _Block()
-        block.code.append(each)
-        if each.opname in _SETS:
-            block.sets |= names.bit(each.argval)
-        if each.opcode in _JUMPS:
-            block.follows.append(each.argval)
-        falls = each.opname not in _LEAVES
-        ended = each.opcode in _JUMPS or not falls
+                block.follows.append(instruction.offset)
+            block = blocks[instruction.offset] = _Block()
+        block.code.append(instruction)
+        if instruction.opname in _SETS:
+            block.sets |= names.bit(instruction.argval)
+        if instruction.opcode in _JUMPS:
+            block.follows.append(instruction.argval)
+        falls = instruction.opname not in _LEAVES
+        ended = instruction.opcode in _JUMPS or not falls
     offsets = sorted(blocks)
     for entry in table:
         for offset in offsets[bisect_left(offsets, entry.start) : bisect_left(offsets, entry.end)]:
@@ -101,8 +101,8 @@ def _solve(blocks: dict[int, _Block]) -> None:
     while waiting:
         block = blocks[heappop(waiting)]
         # It may raise before it has set anything.
-        ways = [(each, block.known | block.sets) for each in block.follows]
-        ways += [(each, block.known) for each in block.handlers]
+        ways = [(at, block.known | block.sets) for at in block.follows]
+        ways += [(at, block.known) for at in block.handlers]
         for offset, known in ways:
             target = blocks[offset]
             if target.known & known != target.known:
@@ -144,9 +144,10 @@ def _ways(blocks: dict[int, _Block], offset: int) -> list[int]:
     """Return where a block leads: into the body of its loop, and from there on behind it."""
     last = blocks[offset].code[-1]
     follows = [
-        each for each in blocks[offset].follows if each != last.argval or not _SKIPS.match(last.opname)
+        target for target in blocks[offset].follows if target != last.argval or not _SKIPS.match(last.opname)
     ]
-    loops = {each: blocks[each].code[-1] for each in follows if each <= offset}
+    loops = {target: blocks[target].code[-1] for target in follows if target <= offset}
     return [
-        loops[each].argval if each in loops and loops[each].opname == "FOR_ITER" else each for each in follows
+        loops[target].argval if target in loops and loops[target].opname == "FOR_ITER" else target
+        for target in follows
     ]

@@ -57,7 +57,7 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return what in a module or class is of the notebook, also what ``wraps`` has named after another."""
-    found = []
+    members = []
     for key, value in space.items():  # 80,000 of torch and what it imports: 30 ms
         kind = type(value)
         if kind is property:
@@ -66,10 +66,10 @@ def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
             function = value.__func__ if kind in (staticmethod, classmethod) else value
         if type(function) is FunctionType:
             if function.__globals__.get("__name__") == "__main__":
-                found.append((key, value))
+                members.append((key, value))
         elif issubclass(kind, type) and type.__getattribute__(value, "__module__") == "__main__":
-            found.append((key, value))
-    return found
+            members.append((key, value))
+    return members
 
 
 def _is_of(value: partial[Any], key: str) -> bool:
@@ -153,22 +153,22 @@ def _is_new(key: str, here: Any, bound: list[str]) -> bool:
 
 def _bound(tree: ast.Module) -> list[str]:
     """Return the names that a module's text sets anywhere, as often as it does; ``*`` if it may set any."""
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.append(node.id if isinstance(node, ast.Name) else node.attr)
+            names.append(node.id if isinstance(node, ast.Name) else node.attr)
         elif isinstance(node, ast.Name) and node.id in ("globals", "vars", "setattr", "exec", "locals"):
-            found.append("*")
+            names.append("*")
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found += [(each.asname or each.name).partition(".")[0] for each in node.names]
+            names += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            found.append(getattr(node.value, "id", getattr(node.value, "attr", "")))  # an entry of a registry
+            names.append(getattr(node.value, "id", getattr(node.value, "attr", "")))  # an entry of a registry
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in _CHANGE:
-                found.append(getattr(node.func.value, "id", getattr(node.func.value, "attr", "")))
+                names.append(getattr(node.func.value, "id", getattr(node.func.value, "attr", "")))
         elif isinstance(getattr(node, "name", None), str) and not isinstance(node, ast.alias):
-            found.append(getattr(node, "name", ""))  # a definition, an exception, a pattern
-    return found
+            names.append(getattr(node, "name", ""))  # a definition, an exception, a pattern
+    return names
 
 
 _CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "sort")
@@ -176,17 +176,17 @@ _CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "
 
 def _literals(body: _Body) -> dict[str, Any]:
     """Return what the statements set to plain values."""
-    found = {}
+    values = {}
     for stmt in body:
         target = stmt.targets[0] if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 else None
         target = stmt.target if isinstance(stmt, ast.AnnAssign) else target
         value = stmt.value if isinstance(stmt, ast.Assign | ast.AnnAssign) else None
         if isinstance(target, ast.Name) and value is not None:
             try:
-                found[target.id] = _literal(value)
+                values[target.id] = _literal(value)
             except (ValueError, TypeError):
                 continue
-    return found
+    return values
 
 
 def _literal(value: ast.expr) -> Any:
@@ -199,7 +199,7 @@ def _literal(value: ast.expr) -> Any:
 
 def _edited(module: ModuleType, code: CodeType) -> bool:
     """Whether an imported function isn't the one in the file any more."""
-    now = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
+    now = {constant.co_name: constant for constant in code.co_consts if isinstance(constant, CodeType)}
     return any(
         name not in now or _form(now[name]) != _form(value.__code__)
         for name, value in vars(module).items()
@@ -210,7 +210,9 @@ def _edited(module: ModuleType, code: CodeType) -> bool:
 
 
 def _form(code: CodeType) -> tuple[Any, ...]:
-    inner = [_form(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    inner = [
+        _form(constant) if isinstance(constant, CodeType) else repr(constant) for constant in code.co_consts
+    ]
     return code.co_code, code.co_names, code.co_varnames, tuple(inner)
 
 
@@ -222,7 +224,7 @@ def _data(name: str, path: Path) -> Iterator[str]:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):
         return
-    if any(each.argval == "__file__" for each in pickler.instructions(code)):
+    if any(instruction.argval == "__file__" for instruction in pickler.instructions(code)):
         for text in opened.beside(path.parent, pickler.texts(code)):
             if text != name:
                 yield f"{name} names {text} beside it, which isn't taken along: make them a package"

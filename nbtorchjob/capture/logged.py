@@ -15,17 +15,17 @@ def setup() -> tuple[dict[str, Any], list[str]]:
         return {}, []
     from nbtorchjob.runtime.rank import logsetup
 
-    told, stay = logsetup.told()
-    loggers = dict(told.get("loggers", {}))
+    current, stay = logsetup.changed()
+    loggers = dict(current.get("loggers", {}))
     for name, logger in loggers.items():
-        travels = [each for each in logger.handlers if not pickling.fails(each)]
-        stay += [each.type.__name__ for each in logger.handlers if each not in travels]
-        filters = [each for each in logger.filters if not pickling.fails(each)]
+        travels = [item for item in logger.handlers if not pickling.fails(item)]
+        stay += [item.type.__name__ for item in logger.handlers if item not in travels]
+        filters = [item for item in logger.filters if not pickling.fails(item)]
         loggers[name] = logger._replace(handlers=travels, filters=filters)
     notes = [
         f"logging's {name} stays here: on ranks nothing is written to it" for name in dict.fromkeys(stay)
     ]
-    return {**told, "loggers": loggers} if told else {}, notes
+    return {**current, "loggers": loggers} if current else {}, notes
 
 
 def used(captured: Mapping[str, Any], imports: Iterable[str]) -> bool:

@@ -90,7 +90,7 @@ def _refuse_passwords(cell: Cell, namespace: Mapping[str, Any]) -> None:
     nodes = [*ast.walk(ast.parse(cell.text))]
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "getpass":
-            functions |= {each.asname or each.name for each in node.names if each.name == "getpass"}
+            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "getpass"}
     for node in nodes:
         called = node.func if isinstance(node, ast.Call) else None
         method = isinstance(called, ast.Attribute) and called.attr == "getpass"
@@ -126,7 +126,7 @@ def _made_builtins(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
     aliases = {name for name, value in namespace.items() if value is builtins}
     for node in nodes:
         if isinstance(node, ast.Import):
-            aliases |= {each.asname or each.name for each in node.names if each.name == "builtins"}
+            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "builtins"}
     return {
         node.attr
         for node in nodes
@@ -148,8 +148,8 @@ def _asked_for(cell: Cell) -> set[str]:
 def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names that code of the notebook looks up in it: a function's, or a class's methods'."""
     if isinstance(value, type) and value.__module__ == "__main__":
-        for each in vars(value).values():
-            yield from looked_up(getattr(each, "__func__", each), namespace)
+        for member in vars(value).values():
+            yield from looked_up(getattr(member, "__func__", member), namespace)
         for base in value.__bases__:
             yield from looked_up(base, namespace)
     value = getattr(value, "__wrapped__", value)
@@ -185,7 +185,7 @@ def _listed(cell: Cell) -> Iterator[str]:
 
 def computed(code: CodeType, whose: str) -> Iterator[str]:
     """Note what the code of ``whose`` looks up or imports by a name that it computes: that can't be seen."""
-    steps = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
+    steps = [item for item in dis.get_instructions(code) if item.opname not in _NO_STEPS]
     for this, key, then in zip(steps, steps[1:], steps[2:], strict=False):
         method = key.opname in ("LOAD_ATTR", "LOAD_METHOD")  # globals().get(…)
         subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
@@ -194,9 +194,9 @@ def computed(code: CodeType, whose: str) -> Iterator[str]:
         named = any(text.replace(".", "").isidentifier() for text in pickler.texts(code))
         if this.argval in ("import_module", "__import__") and _variable(key) and not named:
             yield f"{whose} imports a module by a name that it computes: {_NAMED_MODULES}"
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from computed(each, whose)
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from computed(item, whose)
 
 
 def _variable(step: dis.Instruction) -> bool:
@@ -224,7 +224,8 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
         if isinstance(function, FunctionType) and function.__globals__ is namespace:
             code = function.__code__
             stores = any(
-                (each.opname, each.argval) == ("STORE_GLOBAL", name) for each in pickler.instructions(code)
+                (instruction.opname, instruction.argval) == ("STORE_GLOBAL", name)
+                for instruction in pickler.instructions(code)
             )
             if stores or name in pickler.names_in_texts(code):
                 return f"{function.__name__}()"

@@ -68,7 +68,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     A package brings its whole folder. Raises ``CaptureError`` above 32 MB; of modules from elsewhere on
     ``sys.path`` the biggest are left out until the rest fits: the second thing returned is a note of each.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     elsewhere: dict[str, dict[str, Path]] = {}
     notes = []
     root = root.resolve()
@@ -79,7 +79,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         name = waiting.pop()
         new = dict(_files(name, root, added))
         if all(path.is_relative_to(root) for path in new.values()):
-            found |= new
+            paths |= new
         elif (size := _size(new)) > LIMIT:
             notes.append(_stays(name, size))
             continue
@@ -88,15 +88,15 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
         waiting += sorted(tops - seen)
         seen |= tops
-    _refuse_too_much({name: path.stat().st_size for name, path in found.items()})
-    left = LIMIT - _size(found)
+    _refuse_too_much({name: path.stat().st_size for name, path in paths.items()})
+    left = LIMIT - _size(paths)
     for size, name in sorted((_size(files), name) for name, files in elsewhere.items()):
         left -= size
         if left < 0:
             notes.append(_stays(name, size))
         else:
-            found |= elsewhere[name]
-    return found, notes
+            paths |= elsewhere[name]
+    return paths, notes
 
 
 def _size(files: Mapping[str, Path]) -> int:
@@ -111,7 +111,7 @@ def _added(root: Path, folder: Path) -> bool:
     """Whether a folder, outside ``root``, is on ``sys.path`` and no installation has put it there."""
     if folder not in {Path(os.path.abspath(entry)) for entry in sys.path if entry}:
         return False
-    sites = [Path(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
+    sites = [Path(base) for base in (*site.getsitepackages(), site.getusersitepackages())]
     installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
     there = folder.resolve()
     # What lies in them is seen last: to list a folder of installed packages takes a millisecond.
@@ -119,7 +119,7 @@ def _added(root: Path, folder: Path) -> bool:
 
 
 def _of_pth_files(folder: Path, sites: Iterable[Path]) -> bool:
-    for pth in (file for each in sites if each.is_dir() for file in each.glob("*.pth")):
+    for pth in (file for base in sites if base.is_dir() for file in base.glob("*.pth")):
         with suppress(OSError, ValueError):  # as Python leaves out what it can't read
             lines = pth.read_text(errors="replace").splitlines()
             named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
@@ -133,7 +133,7 @@ def _is_site(folder: Path) -> bool:
 
 
 def _files(name: str, root: Path, added: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
-    for origin in (Path(os.path.abspath(each)) for each in _origins(name)):
+    for origin in (Path(os.path.abspath(path)) for path in _origins(name)):
         # What is linked into the notebook's folder is of that folder, wherever it lies.
         inside = origin if origin.is_relative_to(root) else origin.resolve()
         if not _local(inside, root) and not added(origin.parent):
@@ -193,10 +193,10 @@ def _imports(path: Path) -> list[str]:
     except (SyntaxError, ValueError):  # a template or a test case; importing it would fail anyway
         return []
     nodes = [*ast.walk(tree)]
-    found = [
+    names = [
         name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in imported(node)
     ]
-    return found + [name for node in nodes if isinstance(node, ast.Call) for name in _by_text(node)]
+    return names + [name for node in nodes if isinstance(node, ast.Call) for name in _by_text(node)]
 
 
 def _by_text(call: ast.Call) -> Iterator[str]:

@@ -51,28 +51,28 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     local = {file.path: file.data for file in files}
     texts = (*imports.texts, *_source(imports.code))
     said = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
-    surely = _reached([name for each in said for name in each.surely], local, surely=True)
-    every = _reached([name for each in said for name in each.all], local, surely=False)
-    found: dict[str, Need] = {}
+    surely = _reached([name for imported in said for name in imported.surely], local, surely=True)
+    every = _reached([name for imported in said for name in imported.all], local, surely=False)
+    by_module: dict[str, Need] = {}
     for module in every:
         if module.partition(".")[0] in _OURS:
             continue  # to look them up would take an editable installation 0.1 s
         known = here.distribution(module)
         if known is not None and known[1].name not in _OURS:
             name, owner = known
-            sure = module in surely or (name in found and found[name].surely)
-            found[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
-    return tuple(found[name] for name in sorted(found))
+            sure = module in surely or (name in by_module and by_module[name].surely)
+            by_module[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
+    return tuple(by_module[name] for name in sorted(by_module))
 
 
 def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple[Need, ...]:
     """Return what the values of a notebook's variables are of: its code may need all of that."""
     homes = {_home(value) for name, value in [*namespace.items()] if not name.startswith("_")}
-    found = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
+    modules = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
     files: tuple[LocalFile, ...] = ()
     with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
-        files = local_files(found, root or working())
-    return needs(Imports(perhaps=found), files)
+        files = local_files(modules, root or working())
+    return needs(Imports(perhaps=modules), files)
 
 
 def _home(value: Any) -> str:
@@ -85,13 +85,13 @@ def _home(value: Any) -> str:
 def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:
     """Return what is imported: ``modules`` without those that are ``local``, and what these import."""
     tops = {path.partition("/")[0].partition(".")[0] for path in local}
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [*modules]
     seen = set(waiting)
     while waiting:
         module = waiting.pop()
         if module.partition(".")[0] not in tops:
-            found.add(module)
+            reached.add(module)
             continue
         for path in _files(module):
             if path in local:
@@ -99,7 +99,7 @@ def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool
                 new = (imports.surely if surely else imports.all) - seen
                 waiting += new
                 seen |= new
-    return found
+    return reached
 
 
 def _source(code: CodeType | None) -> Iterator[str]:

@@ -52,8 +52,8 @@ def by_call(call: Call, folder: Path) -> list[str]:
     modules = [file.data for file in call.files if file.path.endswith(".py")]
     if sum(map(len, modules)) <= _MOST_BYTES:
         trees += (tree for data in modules for tree in _parsed(data))
-    named = {os.path.normpath(each) for tree in trees for each in _Opened(tree, call.paths).texts()}
-    return beside(folder, (each for each in named if not each.startswith("..")), folders=True)
+    named = {os.path.normpath(path) for tree in trees for path in _Opened(tree, call.paths).texts()}
+    return beside(folder, (path for path in named if not path.startswith("..")), folders=True)
 
 
 def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...
     there = [PurePath(path) for path in ship]
 
     def goes(path: PurePath) -> bool:
-        return any(path.is_relative_to(each) or each.is_relative_to(path) for each in there)
+        return any(path.is_relative_to(other) or other.is_relative_to(path) for other in there)
 
     left = [path for path in by_call(call, folder) if not goes(PurePath(path))]
     if not left:
@@ -82,7 +82,7 @@ def _parsed(text: str | bytes) -> list[ast.AST]:
 def _begin(node: ast.AST) -> tuple[str, int] | None:
     """Return the name and first line that the code of a function has."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return node.name, min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        return node.name, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return ("<lambda>", node.lineno) if isinstance(node, ast.Lambda) else None
 
 
@@ -112,7 +112,7 @@ class _Opened:
                 yield text
             if isinstance(node, ast.Call) and node not in said and self._opens(node):
                 given = [*node.args, *(word.value for word in node.keywords)]
-                yield from (text for each in given for text in self._named(each))
+                yield from (text for argument in given for text in self._named(argument))
 
     def _opens(self, node: ast.Call) -> bool:
         name = _called(node)
@@ -123,8 +123,8 @@ class _Opened:
 
     def _named(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.List | ast.Tuple):
-            for each in node.elts:
-                yield from self._named(each)
+            for element in node.elts:
+                yield from self._named(element)
         elif isinstance(node, ast.Dict):
             for value in node.values:
                 yield from self._named(value)

@@ -48,7 +48,7 @@ def in_console(shell: Any) -> bool:
 def _label(shell: Any, filename: str) -> str:
     """Return what IPython calls the cell of that file name: ``Cell In[3]``; other files keep theirs."""
     with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
-        found = shell.compile.format_code_name(filename)
-        if found is not None:
-            return " ".join(found)
+        words = shell.compile.format_code_name(filename)
+        if words is not None:
+            return " ".join(words)
     return filename

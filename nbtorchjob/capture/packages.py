@@ -34,8 +34,8 @@ def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[st
     ``text`` is a cell's.
     """
     asked = requirements.of_words(spec.package)
-    found = names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
-    return found | {need.distribution for need in needs} if asked.like_here else found
+    pinned_names = names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
+    return pinned_names | {need.distribution for need in needs} if asked.like_here else pinned_names
 
 
 def provided(call: Call, spec: JobSpec) -> Call:
@@ -63,8 +63,8 @@ def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
 def _of_block(cell: str) -> tuple[str, ...]:
     """Return what the nearest block asks for: the cell's own, else the notebook's or the script's."""
     for where, text in _texts(cell):
-        if found := requirements.of_script(text, where):
-            return found
+        if block := requirements.of_script(text, where):
+            return block
     return ()
 
 
@@ -108,8 +108,8 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
     wanting = sorted(needed - projects - given)
     every = [name for name in pins.closure(wanting) if name not in given]
-    told = here.origins()
-    places = {name: here.reference(told[name])[0] for name in every if name in told}
+    origins = here.origins()
+    places = {name: here.reference(origins[name])[0] for name in every if name in origins}
     apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
     copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
     lines = pins.pins(name for name in wanting if name not in places)
@@ -128,7 +128,10 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
             constraints=beneath,
             exactly=exactly,
         ),
-        files=(*call.files, *(file for file in files if file.path not in {each.path for each in call.files})),
+        files=(
+            *call.files,
+            *(file for file in files if file.path not in {present.path for present in call.files}),
+        ),
     )
 
 

@@ -83,10 +83,10 @@ class Seen:
     def notes(self, objects: dict[str, Any]) -> list[str]:
         """Describe what stays, by the names of those of ``objects`` that it belongs to."""
         names = {id(value): name for name, value in objects.items()}
-        told: dict[tuple[str, str], None] = {}
+        stays: dict[tuple[str, str], None] = {}
         for value, what in self.stays:
-            told[names.get(id(value), f"a {type(value).__name__}"), what] = None
-        return [f"{name}: {_STAYS[what]}" for name, what in told]
+            stays[names.get(id(value), f"a {type(value).__name__}"), what] = None
+        return [f"{name}: {_STAYS[what]}" for name, what in stays]
 
 
 class Pickled(FrozenDataclass):
@@ -168,9 +168,9 @@ class Pickler(pickler.Pickler):
             self.seen.made.append(module)
         return reduced
 
-    def reduce_stand_in(self, found: Any) -> Any:
+    def reduce_stand_in(self, obj: Any) -> Any:
         """Note the module that an object stands for, and reduce it."""
-        return self._imported(super().reduce_stand_in(found))
+        return self._imported(super().reduce_stand_in(obj))
 
     def _imported(self, reduced: Any) -> Any:
         if isinstance(reduced, tuple) and reduced[0] is import_module:
@@ -185,9 +185,9 @@ class Pickler(pickler.Pickler):
             self.seen.surely.add(function.__module__)
         return super().reduce_builtin(function)
 
-    def _by_name(self, found: Any, reduced: Any) -> Any:
+    def _by_name(self, obj: Any, reduced: Any) -> Any:
         if reduced is NotImplemented:
-            self.seen.surely.add(str(found.__module__))
+            self.seen.surely.add(str(obj.__module__))
         return reduced
 
     def reduce_cached(self, cached: Any) -> Any:
@@ -218,30 +218,34 @@ class Pickler(pickler.Pickler):
                 return getattr, (sys, name)
         return _refuse_file(stream) if isinstance(stream, io.TextIOWrapper) else NotImplemented
 
-    def _note(self, found: Any) -> None:
-        module = str(found.__module__)
+    def _note(self, obj: Any) -> None:
+        module = str(obj.__module__)
         if module == "__main__":
             # One that the notebook has deleted or replaced since isn't found there by its name either.
-            name = str(found.__qualname__)
-            if self.seen.namespace.get(name) is found and name not in self.seen.theirs:
-                self.seen.names.append((name, found))
-            self.seen.names += self._annotated(vars(found), self.seen.namespace).items()
+            name = str(obj.__qualname__)
+            if self.seen.namespace.get(name) is obj and name not in self.seen.theirs:
+                self.seen.names.append((name, obj))
+            self.seen.names += self._annotated(vars(obj), self.seen.namespace).items()
             return
         if module.startswith("nbtorchjob.") and not module.startswith("nbtorchjob.runtime"):
-            raise pickle.PicklingError(for_the_notebook(found.__name__))
+            raise pickle.PicklingError(for_the_notebook(obj.__name__))
         self.seen.modules.add(module)
 
     def reads(self, function: Any) -> dict[str, Any]:
         """Return what ``function`` finds in its globals, also by annotations that are texts."""
         own = {"__annotations__": function.__annotations__}
-        found = {**super().reads(function), **self._annotated(own, function.__globals__)}
+        values = {**super().reads(function), **self._annotated(own, function.__globals__)}
         if self.seen.theirs and function.__globals__ is self.seen.namespace:
-            return {name: value for name, value in found.items() if name not in self.seen.theirs}
-        return found
+            return {name: value for name, value in values.items() if name not in self.seen.theirs}
+        return values
 
     def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
         """Return what texts among annotations name: types and modules, no data that has a word of theirs."""
-        texts = [each for each in own.get("__annotations__", {}).values() if isinstance(each, str)]
+        texts = [
+            annotation
+            for annotation in own.get("__annotations__", {}).values()
+            if isinstance(annotation, str)
+        ]
         values = {name: namespace.get(name) for text in texts for name in pickler.names_in(text)}
         return {
             name: value
@@ -304,14 +308,14 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
     """Explain which of ``objects`` made pickling fail with ``exc``, and what in it."""
     deadline = time.monotonic() + _SECONDS
     for name, value in objects.items():
-        found = fails(value)
-        if isinstance(found, RecursionError) or isinstance(found and found.__cause__, RecursionError):
+        failure = fails(value)
+        if isinstance(failure, RecursionError) or isinstance(failure and failure.__cause__, RecursionError):
             return CaptureError(
                 f"can't take {name!r} along: it is nested too deeply to be pickled; send what it "
                 "is made from and build it inside the cell"
             )
-        if found is not None:
-            return _refusal(name, *_search(name, value, found, deadline))
+        if failure is not None:
+            return _refusal(name, *_search(name, value, failure, deadline))
     return CaptureError(f"can't take the code along: {_first_line(exc)}")
 
 
@@ -358,7 +362,7 @@ def _search(name: str, value: Any, exc: Exception, deadline: float) -> tuple[str
         failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
         if not failing:
             break
-        waiting.extend(found for found in failing if id(found[1]) not in seen)
+        waiting.extend(failing_part for failing_part in failing if id(failing_part[1]) not in seen)
         seen.update((id(part), part) for _, part, _ in failing)
     return _TORCH_ATTRIBUTE.sub(r".\1", path), value, exc
 

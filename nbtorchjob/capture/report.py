@@ -32,17 +32,17 @@ def ships(
     ``sources`` are the texts of the notebook's files whose code is in them.
     """
     alone = len(objects) == 1 and whole > _LIMIT
-    found = {name: _Gauge(value, _LOOKED if alone else _LIMIT) for name, value in objects.items()}
-    sizes = {name: whole if alone else gauge.size for name, gauge in found.items() if alone or gauge.whole}
+    gauges = {name: _Gauge(value, _LOOKED if alone else _LIMIT) for name, value in objects.items()}
+    sizes = {name: whole if alone else gauge.size for name, gauge in gauges.items() if alone or gauge.whole}
     rest = max(0, whole - sum(sizes.values()))
-    over = max(_LIMIT, rest // max(1, len(found) - len(sizes)))
+    over = max(_LIMIT, rest // max(1, len(gauges) - len(sizes)))
     return tuple(
         Ship(
             name,
             kind := type_name(value),
             sizes.get(name, over),
             _short(name, value),
-            found[name].digest(sources)
+            gauges[name].digest(sources)
             if kind not in (*_CODE, *_IMPORTED) and not _secret(name, value)
             else "",
         )
@@ -52,15 +52,15 @@ def ships(
 
 def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str, tuple[str, str]]:
     """Return what is written down of data and local modules: by name what it is, and its digest."""
-    found = {
+    rows = {
         ship.name: (ship.value or f"{ship.type}, {ship.human}", ship.digest)
         for ship in all_ships
         if not _is_code(ship.type)
     }
     for top, some in _by_module(files).items():
         size = words.size(sum(len(file.data) for file in some))
-        found[top] = (f"module, {words.count(len(some), 'file')}, {size}", digests.of_files(some))
-    return dict([*found.items()][:_MOST_NAMES])
+        rows[top] = (f"module, {words.count(len(some), 'file')}, {size}", digests.of_files(some))
+    return dict([*rows.items()][:_MOST_NAMES])
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
@@ -126,10 +126,10 @@ def _modules(files: Iterable[LocalFile]) -> list[str]:
 
 
 def _by_module(files: Iterable[LocalFile]) -> dict[str, list[LocalFile]]:
-    found: dict[str, list[LocalFile]] = {}
+    by_module: dict[str, list[LocalFile]] = {}
     for file in files:
-        found.setdefault(file.path.partition("/")[0], []).append(file)
-    return found
+        by_module.setdefault(file.path.partition("/")[0], []).append(file)
+    return by_module
 
 
 def _bounded(words: list[str]) -> str:
@@ -154,9 +154,9 @@ class _Memory(Memory):
         self.views: list[memoryview] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int) -> int:
-        found = super().add(start, end, owner, floor)
+        size = super().add(start, end, owner, floor)
         self.views.append(memoryview((ctypes.c_ubyte * (end - start)).from_address(start)).cast("B"))
-        return found
+        return size
 
 
 class _Sizer(Pickler):

@@ -32,7 +32,7 @@ _digests: dict[tuple[str, int, int, int, int], str] = {}
 
 
 @dataclass
-class _Found:
+class _Selection:
     root: Path  # resolved
     paths: dict[str, tuple[Path, os.stat_result]] = field(default_factory=dict)  # by relative path
     left: list[str] = field(default_factory=list)
@@ -44,20 +44,20 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
     With a ``limit`` all of it has to lie in the payload, so many bytes at most; else what is small does. Not
     ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
     """
-    found = _Found(root.resolve())
+    selection = _Selection(root.resolve())
     asked: dict[str, list[str]] = {}
     for name in names:
-        before = {*found.paths}
-        mine = _find(name, root, found)
+        before = {*selection.paths}
+        mine = _find(name, root, selection)
         asked[name] = [path for path in mine if path not in before]
-    _check_size(found, limit)
+    _check_size(selection, limit)
     files = tuple(
         _file(path, source, seen, whole=limit is not None or seen.st_size <= SMALL, hashed=hashed)
-        for path, (source, seen) in sorted(found.paths.items())
+        for path, (source, seen) in sorted(selection.paths.items())
     )
     by_path = {file.path: file for file in files}
     ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
-    return Shipped(files, ships, _left(found.left))
+    return Shipped(files, ships, _left(selection.left))
 
 
 def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
@@ -68,21 +68,21 @@ def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
     return Ship(name, "file", size, digest=digest)
 
 
-def _find(name: str, root: Path, found: _Found) -> list[str]:
+def _find(name: str, root: Path, selection: _Selection) -> list[str]:
     """Note all files that ``name`` stands for; return their relative paths."""
     path = root / name
     if not os.path.lexists(path):
         raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
-    paths = list(_take(path, name, found, ()))
+    paths = list(_take(path, name, selection, ()))
     if not paths:
-        raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(found.left)}")
+        raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(selection.left)}")
     return paths
 
 
 def _near(name: str, root: Path) -> str:
     folder = (root / name).parent
     with suppress(OSError):
-        there = [each.relative_to(root).as_posix() for each in folder.iterdir()]
+        there = [neighbour.relative_to(root).as_posix() for neighbour in folder.iterdir()]
         near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.7)
         return f"; did you mean {' or '.join(near)}?" if near else ""
     return ""
@@ -97,7 +97,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iterator[str]:
+def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) -> Iterator[str]:
     """Note the file at ``path``, or all below it; ``above`` are the folders that it lies in."""
     if not name.isprintable():
         raise CaptureError(f"--ship: the name of {name!a} can't be written down: rename it")
@@ -106,7 +106,7 @@ def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Itera
         seen = os.stat(real)
     except OSError as exc:
         raise _unreadable(name, exc) from exc
-    if not Path(real).is_relative_to(found.root):
+    if not Path(real).is_relative_to(selection.root):
         raise CaptureError(
             f"--ship {name}: it leads out of the notebook's folder, to {real}: put a copy in its place"
         )
@@ -115,19 +115,19 @@ def _take(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Itera
             raise CaptureError(f"--ship {name:.60}…: there are more than {_DEEPEST} folders in one another")
         if real in above:
             raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
-        yield from _below(path, name, found, (*above, real))
+        yield from _below(path, name, selection, (*above, real))
     elif not stat.S_ISREG(seen.st_mode):
         sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
         sort = sorts.get(stat.S_IFMT(seen.st_mode), "a device")
         raise CaptureError(f"--ship {name}: it is {sort}, and only files can be shipped")
     else:
         key = os.path.normpath(name)
-        found.paths[key] = Path(real), seen
-        _check_count(name, len(found.paths))
+        selection.paths[key] = Path(real), seen
+        _check_count(name, len(selection.paths))
         yield key
 
 
-def _below(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iterator[str]:
+def _below(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) -> Iterator[str]:
     try:
         entries = _entries(path)
     except OSError as exc:
@@ -136,9 +136,9 @@ def _below(path: Path, name: str, found: _Found, above: tuple[str, ...]) -> Iter
     for entry in entries:
         inner = entry if name == "." else f"{name}/{entry}"
         if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
-            found.left.append(inner)
+            selection.left.append(inner)
         else:
-            yield from _take(path / entry, inner, found, above)
+            yield from _take(path / entry, inner, selection, above)
 
 
 def _check_count(name: str, many: int) -> None:
@@ -150,8 +150,8 @@ def _check_count(name: str, many: int) -> None:
 def _entries(path: Path) -> list[str]:
     """Return what is in a folder, of a very big one only as much as tells that it is too big."""
     entries = []
-    with os.scandir(path) as each:
-        for entry in each:
+    with os.scandir(path) as scan:
+        for entry in scan:
             entries.append(entry.name)
             if len(entries) > MOST_FILES:
                 break
@@ -162,8 +162,8 @@ def _unreadable(name: str, exc: OSError) -> CaptureError:
     return CaptureError(f"--ship {name}: it can't be read ({exc.strerror})")
 
 
-def _check_size(found: _Found, limit: int | None) -> None:
-    sizes = {path: seen.st_size for path, (_, seen) in found.paths.items()}
+def _check_size(selection: _Selection, limit: int | None) -> None:
+    sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
     if limit is None:
         sizes = {path: size for path, size in sizes.items() if size <= SMALL}
     most = MOST_SMALL_BYTES if limit is None else limit
@@ -214,10 +214,10 @@ def _state(seen: os.stat_result) -> tuple[int, int, int, int]:
 def _digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
     key = (source, *_state(seen))
     if key not in _digests:
-        found = hashlib.sha256()
+        hashed = hashlib.sha256()
         for piece in iter(lambda: file.read(_PIECE), b""):
-            found.update(piece)
-        _digests[key] = found.hexdigest()
+            hashed.update(piece)
+        _digests[key] = hashed.hexdigest()
     return _digests[key]
 
 

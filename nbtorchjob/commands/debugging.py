@@ -35,7 +35,7 @@ def debug(args: ParsedArgs, front: Front) -> None:
         stays = f"rank {stop.rank} stays stopped: {again} returns to it"
         if stop.why == FAILURE:
             stays += f", {hint('release', job.name)} releases it"
-        with interrupts.told(f"Left the debugger: {stays}."):
+        with interrupts.message(f"Left the debugger: {stays}."):
             ending = _typed(session, stays, {file: label for file, (label, _) in job.info.sources.items()})
     front.say(ending)
 

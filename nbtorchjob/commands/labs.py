@@ -64,7 +64,7 @@ def _end(lab: Lab) -> None:
 
 def promote(args: ParsedArgs, front: Front) -> Any:
     """Make one job of the cells that were run on a lab."""
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         name, cells, line = _parted(args.words)
         lab = _lab(front.find, name)
         state = lab.state

@@ -61,7 +61,7 @@ _said_notes: set[str] = set()
 
 def run(args: ParsedArgs, front: Front) -> Any:
     """Run a call as a job."""
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         request = front.called(args.words)
     return submit(request, front)
 
@@ -70,7 +70,7 @@ def submit(request: RunRequest, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
     if request.rows:
         return runs.submit(request, front)
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         if request.options.dry_run:
             front.show(Answer(_dry_run(request)))
             return None
@@ -270,7 +270,7 @@ def _hold(
     on: OnLab | None = None,
 ) -> Any:
     """Make ``job`` the newest, and follow it unless it is detached."""
-    with interrupts.told(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
+    with interrupts.message(f"Stopped waiting for {job.name}: {hint('attach', job.name)} follows it."):
         remember(job)
         if options.detach:
             return front.detached(job, options.out)

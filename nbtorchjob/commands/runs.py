@@ -43,7 +43,7 @@ def submit(request: RunRequest, front: Front) -> Any:
     """Send a call as the runs of a group, and follow them unless they are detached."""
     options, many = request.options, request.options.many
     assert many is not None
-    with interrupts.told(interrupts.NOTHING):
+    with interrupts.message(interrupts.NOTHING):
         if options.dry_run:
             front.show(Answer(_dry_run(request)))
             return None
@@ -64,7 +64,7 @@ def attach(args: ParsedArgs, front: Front) -> Any:
     return _hold(runs, CellOptions(**options), front, Output())
 
 
-def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
+def matching(names: Sequence[str], find: Find) -> list[Job[Any]]:
     """Return the jobs of these names, where a group's name stands for its runs, the last one first."""
     jobs: list[Job[Any]] = []
     for name in names:
@@ -83,7 +83,7 @@ def found(names: Sequence[str], find: Find) -> list[Job[Any]]:
 
 
 def _hold(runs: Runs[Any], options: CellOptions, front: Front, output: Output) -> Any:
-    with interrupts.told(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
+    with interrupts.message(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
         if options.detach:
             again = hint("attach", runs.name)
             if runs.unstarted:

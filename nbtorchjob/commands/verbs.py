@@ -172,7 +172,7 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
     cancelled: list[Job[Any]] = []
     for name in args.words:
         try:
-            jobs = runs.found([name], find)
+            jobs = runs.matching([name], find)
         except DamagedError as exc:
             backend(exc.backend).cancel(exc.name, gently=gently)
             yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
@@ -202,7 +202,7 @@ def delete(args: ParsedArgs, find: Find) -> Answers:
     """Delete jobs, with their records."""
     for name in args.words:
         try:
-            jobs = runs.found([name], find)
+            jobs = runs.matching([name], find)
         except DamagedError as exc:
             backend(exc.backend).delete(exc.name)
             yield Answer(f"{name} deleted", {"name": name})

@@ -55,7 +55,7 @@ class Comparison(FrozenDataclass):
             if row.need.distribution != "torch"
         ]
         parts = [
-            f"{verb} {needed.listed(found)}" for verb, found in (("lacks", lacks), ("has", has)) if found
+            f"{verb} {needed.listed(names)}" for verb, names in (("lacks", lacks), ("has", has)) if names
         ]
         return " and ".join(parts)
 
@@ -63,10 +63,10 @@ class Comparison(FrozenDataclass):
         """Return the Python and the machine, where they differ."""
         if self.there is None:
             return []
-        found = [("Python", self.here.minor, self.there.minor)]
-        found += [("", self.here.machine, self.there.machine)]
+        rows = [("Python", self.here.minor, self.there.minor)]
+        rows += [("", self.here.machine, self.there.machine)]
         return [
-            f"{name} {there} (here {here})".strip() for name, here, there in found if there not in ("", here)
+            f"{name} {there} (here {here})".strip() for name, here, there in rows if there not in ("", here)
         ]
 
     def refusal(
@@ -95,7 +95,7 @@ class Comparison(FrozenDataclass):
             return f"{image} {torch}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
         if lacking:
-            return needed.refusal(image, [{**asdict(each), "mend": each.mend} for each in lacking], add)
+            return needed.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
         if strict and (line := self.line):
             mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
             return f"{image} {line}, and --strict is given: {add} {mend}, or use an image that has the same"
@@ -121,7 +121,7 @@ class Comparison(FrozenDataclass):
     @property
     def cuda(self) -> str:
         """Say of a torch there that it uses no GPU, or another CUDA than here, where builds tell; else ""."""
-        both = [each.distributions.get("torch", "") for each in (self.here, self.there or self.here)]
+        both = [side.distributions.get("torch", "") for side in (self.here, self.there or self.here)]
         here, there = (version.partition("+")[2] for version in both)
         if there == "cpu" and self.there is not None:
             return f"has torch {both[1]}, which uses no GPU"
@@ -151,11 +151,11 @@ class Comparison(FrozenDataclass):
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the rows as texts below their head; nothing where nothing is needed."""
-        found = [
+        rows = [
             (row.need.module, row.need.distribution, row.need.version, row.there, row.verdict)
             for row in self.rows
         ]
-        return [HEAD, *found] if found else []
+        return [HEAD, *rows] if rows else []
 
 
 def compared(
@@ -170,7 +170,7 @@ def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
     """Say which of the wheels that travel needs a newer C library than is there; "" where none does."""
     for wheel in wheels:
         if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
-            has, needs = (".".join(map(str, each)) for each in (there.glibc, wheel.glibc))
+            has, needs = (".".join(map(str, version)) for version in (there.glibc, wheel.glibc))
             what = f"{wheel.distribution} {wheel.version}"
             return f"has glibc {has}, and {what}, which goes along, needs {needs}: use a newer image"
     return ""
@@ -185,8 +185,8 @@ def unmet(lines: Iterable[str], there: Environment) -> list[str]:
 
 def needed_name(requirement: str) -> str:
     """Return the name of the distribution that a requirement asks for; "" where it doesn't say."""
-    found = _named(requirement)
-    return environment.normalised(found.group()) if found else ""
+    match = _named(requirement)
+    return environment.normalised(match.group()) if match else ""
 
 
 def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:

@@ -92,13 +92,13 @@ class Looker:
     def _work(self) -> None:
         for folder, waiting in self._next():
             began = time.monotonic()
-            found = checkout(folder, self._within)
+            state = checkout(folder, self._within)
             if time.monotonic() - began >= self._within:
                 self._slow.add(folder)
-            if found is not None:
+            if state is not None:
                 for tell in waiting:
                     with suppress(Exception):  # a job that was deleted; the others are told
-                        tell(found)
+                        tell(state)
 
     def _next(self) -> Iterator[tuple[Path, list[Callable[[Checkout], object]]]]:
         while True:
@@ -107,8 +107,8 @@ class Looker:
                 if not self._waiting:
                     self._working = False
                     return
-                found = self._waiting.popitem()
-            yield found
+                item = self._waiting.popitem()
+            yield item
 
 
 looker = Looker()  # of this process
@@ -116,13 +116,13 @@ looker = Looker()  # of this process
 
 def _root(folder: Path) -> Path | None:
     """Return the folder of the checkout that a folder is in."""
-    return next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
+    return next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent / ".git")), None)
 
 
 def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
     """Return what git says of a folder; None where it says nothing that makes sense, in time."""
     # Not what a folder on a relative path has: that might be the notebook's.
-    path = os.pathsep.join(each for each in os.get_exec_path() if os.path.isabs(each))
+    path = os.pathsep.join(directory for directory in os.get_exec_path() if os.path.isabs(directory))
     program, root, until = shutil.which("git", path=path), _root(folder), time.monotonic() + within
     if program is None or root is None:
         return None
@@ -157,15 +157,15 @@ def _repository(root: Path) -> tuple[Path, Path]:
 
 def _settings(program: str, env: dict[str, str], config: Path, until: float) -> list[tuple[str, str]]:
     """Return the plain ones among a repository's settings, and before them the user's own."""
-    found: list[tuple[str, str]] = []
+    settings: list[tuple[str, str]] = []
     # Of a file no other one is included unless that is asked for, and a list runs nothing.
     for where in (("--global", "--includes"), ("--file", str(config.absolute()))):
         listed = _asked([program, "config", *where, "--null", "--list"], Path("/"), env, until) or b""
         for entry in listed.decode(errors="surrogateescape").split("\0"):
             name, _, value = entry.partition("\n")
             if name in _PLAIN:
-                found.append((name, value))
-    return found
+                settings.append((name, value))
+    return settings
 
 
 def _imitate(made: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:
@@ -213,15 +213,15 @@ def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float
 
 def _read(pipe: IO[bytes], until: float) -> bytes | None:
     """Return all that comes until the end; None if that is too late, or too much."""
-    found, poll = bytearray(), select.poll()
+    data, poll = bytearray(), select.poll()
     poll.register(pipe, select.POLLIN)
-    while len(found) <= _MOST_BYTES:
+    while len(data) <= _MOST_BYTES:
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             return None
         part = os.read(pipe.fileno(), 1 << 16)
         if not part:
-            return bytes(found)
-        found += part
+            return bytes(data)
+        data += part
     return None
 
 

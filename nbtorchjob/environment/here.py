@@ -51,8 +51,8 @@ class Environment(FrozenDataclass):
     @property
     def glibc(self) -> tuple[int, int] | None:
         """The version of the GNU C library; None where there is another, or it isn't known."""
-        found = re.search(r" glibc (\d+)\.(\d+)", self.platform)
-        return (int(found[1]), int(found[2])) if found else None
+        match = re.search(r" glibc (\d+)\.(\d+)", self.platform)
+        return (int(match[1]), int(match[2])) if match else None
 
     def may_have(self, module: str) -> bool:
         """Whether something there has the name of a module, or of the package that it is in."""
@@ -110,8 +110,13 @@ def _environment(folders: Folders) -> Environment:
         folder = os.path.abspath(entry)
         return _listed(folder, changed.get(folder))
 
-    told = runtime.told(listed)
-    return Environment(told["python"], told["platform"], told["distributions"], tuple(told["modules"]))
+    description = runtime.description(listed)
+    return Environment(
+        description["python"],
+        description["platform"],
+        description["distributions"],
+        tuple(description["modules"]),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -121,12 +126,12 @@ def _listed(folder: str, changed: int | None) -> tuple[dict[str, str], set[str]]
 
 def folders() -> Folders:
     """Return the folders on ``sys.path`` that there are, each with when it was changed."""
-    found = []
+    stamped = []
     for entry in sys.path:
         folder = os.path.abspath(entry)
         with suppress(OSError):
-            found.append((folder, os.stat(folder).st_mtime_ns))
-    return tuple(found)
+            stamped.append((folder, os.stat(folder).st_mtime_ns))
+    return tuple(stamped)
 
 
 def distribution(module: str) -> tuple[str, Distribution] | None:
@@ -137,23 +142,23 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
-    found = needed.find(module)
-    if found is None or not os.path.isabs(found[1]):
+    module_and_origin = needed.find(module)
+    if module_and_origin is None or not os.path.isabs(module_and_origin[1]):
         return None
-    owner = _owner(*found, folders())
-    return (found[0], owner) if owner else None
+    owner = _owner(*module_and_origin, folders())
+    return (module_and_origin[0], owner) if owner else None
 
 
 def metadata(name: str) -> Path | None:
     """Return where the metadata lie of the distribution of that normalised name; None where there is none."""
-    infos = (info for each in folders() for info in _infos(*each))
+    infos = (info for folder in folders() for info in _infos(*folder))
     return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
 
 
 def _owner(module: str, origin: str, folders: Folders) -> Distribution | None:
     for folder, changed in folders:
-        if origin.startswith(folder + os.sep) and (found := _listing(folder, changed, module, origin)):
-            return found
+        if origin.startswith(folder + os.sep) and (owner := _listing(folder, changed, module, origin)):
+            return owner
     for folder, changed in folders:
         for project, editable in _projects(folder, changed):
             if Path(os.path.realpath(origin)).is_relative_to(project):
@@ -179,8 +184,8 @@ def _listing(folder: str, changed: int, module: str, origin: str) -> Distributio
 
 @lru_cache(maxsize=1024)
 def _projects(folder: str, changed: int) -> list[tuple[str, Distribution | None]]:
-    found = ((_project(info), info) for info in _infos(folder, changed))
-    return [(project, _described(info)) for project, info in found if project]
+    projects = ((_project(info), info) for info in _infos(folder, changed))
+    return [(project, _described(info)) for project, info in projects if project]
 
 
 def _list(info: str) -> bytes:
@@ -205,17 +210,21 @@ def _name(info: str) -> str:
 def _project(info: str) -> str:
     """Return the folder that an editable distribution was installed from (PEP 610), else ""."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(Path(info, _ORIGIN).read_bytes())
-        return os.path.realpath(unquote(urlsplit(told["url"]).path)) if told["dir_info"]["editable"] else ""
+        direct_url = json.loads(Path(info, _ORIGIN).read_bytes())
+        return (
+            os.path.realpath(unquote(urlsplit(direct_url["url"]).path))
+            if direct_url["dir_info"]["editable"]
+            else ""
+        )
     # A project that setuptools itself installed has its metadata beside its modules, without a version.
     own = info.endswith(".egg-info") and "-" not in os.path.basename(info).removesuffix(".egg-info")
     return os.path.realpath(os.path.dirname(info)) if own else ""
 
 
 def _described(info: str) -> Distribution | None:
-    found = runtime.parsed(info)
+    parsed = runtime.parsed(info)
     project = _project(info)
-    return Distribution(*found, project, not project and Path(info, _ORIGIN).exists()) if found else None
+    return Distribution(*parsed, project, not project and Path(info, _ORIGIN).exists()) if parsed else None
 
 
 _MOST_BYTES = 4096  # of what an installer wrote down
@@ -225,44 +234,44 @@ _PLAIN = re.compile(r"[!-~]{1,1000}")  # of a URL: what a requirement can hold
 
 def origins() -> dict[str, str]:
     """Return what was written down of each distribution of this interpreter that wasn't taken by its name."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for folder, changed in folders():
-        found = _urls(folder, changed) | found  # of two that have a name the first is imported
-    return found
+        by_name = _urls(folder, changed) | by_name  # of two that have a name the first is imported
+    return by_name
 
 
 @lru_cache(maxsize=1024)
 def _urls(folder: str, changed: int) -> dict[str, str]:
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     with suppress(OSError):
         for name in os.listdir(folder):
             known = runtime.parsed(os.path.join(folder, name)) if name.endswith(".dist-info") else None
             with suppress(OSError):
                 text = Path(folder, name, "direct_url.json").read_text() if known else ""
                 if known and len(text) <= _MOST_BYTES:
-                    found.setdefault(known[0], text)
-    return found
+                    urls.setdefault(known[0], text)
+    return urls
 
 
-def reference(told: str) -> tuple[str, str]:
+def reference(written: str) -> tuple[str, str]:
     """Return what installs a distribution from where it came (PEP 508), and else in words where that was.
 
-    ``told`` is what was written down, maybe by somebody else. What lies on a machine's disk isn't
+    ``written`` is what was written down, maybe by somebody else. What lies on a machine's disk isn't
     elsewhere, so of that there are only words.
     """
     try:
-        found = json.loads(told)
-        url, folder = _without_secrets(found["url"]), found.get("dir_info")
+        direct_url = json.loads(written)
+        url, folder = _without_secrets(direct_url["url"]), direct_url.get("dir_info")
         if url.startswith("file:"):
             path = unquote(urlsplit(url).path)
             how = "editable, from" if folder and folder.get("editable") else "installed from"
             return "", f"{how} {path}"
-        below = f"subdirectory={found['subdirectory']}" if found.get("subdirectory") else ""
-        if "vcs_info" in found:
-            vcs = found["vcs_info"]
+        below = f"subdirectory={direct_url['subdirectory']}" if direct_url.get("subdirectory") else ""
+        if "vcs_info" in direct_url:
+            vcs = direct_url["vcs_info"]
             whole = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" + (f"#{below}" if below else "")
         else:
-            archive = found.get("archive_info") or {}
+            archive = direct_url.get("archive_info") or {}
             text = archive.get("hash") or next(
                 (f"{k}={v}" for k, v in (archive.get("hashes") or {}).items()), ""
             )

@@ -37,11 +37,11 @@ class Asked(NamedTuple):
 
 
 class Contents(FrozenDataclass):
-    """What an image has, that goes by ``image`` and is ``digest``; ``told`` is when a node said so."""
+    """What an image has, that goes by ``image`` and is ``digest``; ``time`` is when a node reported it."""
 
     image: str
     digest: str
-    told: float
+    time: float
     environment: Environment
 
 
@@ -70,10 +70,10 @@ def of(fact: EnvironmentTold, *, installed: bool = False) -> Environment:
 
     What can't be the name of anything is left out, as the rest is shown in terminals.
     """
-    found = {**fact.distributions, **fact.installed} if installed else fact.distributions
-    versions = {name: version for name, version in found.items() if _plain(name) and _plain(version)}
+    distributions = {**fact.distributions, **fact.installed} if installed else fact.distributions
+    versions = {name: version for name, version in distributions.items() if _plain(name) and _plain(version)}
     modules = tuple(filter(_plain, fact.modules))
-    python, platform = (each if _plain(each) else "" for each in (fact.python, fact.platform))
+    python, platform = (text if _plain(text) else "" for text in (fact.python, fact.platform))
     return Environment(python, platform, versions, modules)
 
 

@@ -24,21 +24,21 @@ _VERSION = re.compile(
 )
 
 
-def requirements(told: EnvironmentTold) -> list[str]:
+def requirements(fact: EnvironmentTold) -> list[str]:
     """Return a line for each distribution, by name; what can't be installed from elsewhere is a comment."""
-    found = {**told.distributions, **told.installed}
-    return [text for name in sorted(found) for text in _lines(name, found[name], told.origins)]
+    versions = {**fact.distributions, **fact.installed}
+    return [text for name in sorted(versions) for text in _lines(name, versions[name], fact.origins)]
 
 
-def text(state: JobState, told: EnvironmentTold, facts: Sequence[str]) -> str:
+def text(state: JobState, fact: EnvironmentTold, facts: Sequence[str]) -> str:
     """Return the requirements of a job below comments on where they are from; ``facts`` are more of those."""
     submitted = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state.info.created))
     head = (
         f"What {state.info.id} could import, which was submitted on {submitted}.",
-        f"Python {told.python} on {told.platform}",
+        f"Python {fact.python} on {fact.platform}",
         *facts,
     )
-    return "\n".join([*map(_comment, head), *requirements(told)])
+    return "\n".join([*map(_comment, head), *requirements(fact)])
 
 
 def _lines(name: str, version: str, origins: Mapping[str, str]) -> Sequence[str]:

@@ -30,19 +30,19 @@ def closure(names: Iterable[str]) -> list[str]:
 
     What torch needs is the image's own, as torch is.
     """
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [*names]
     while waiting:
         name = waiting.pop()
-        if name not in found and not of_torch(name):
-            found.add(name)
+        if name not in reached and not of_torch(name):
+            reached.add(name)
             waiting += required(name)
-    return sorted(found)
+    return sorted(reached)
 
 
 def required(name: str) -> Iterator[str]:
     """Yield the distributions that one needs here, without its extras."""
-    return (normalised(each.name) for each in _requirements(name))
+    return (normalised(requirement.name) for requirement in _requirements(name))
 
 
 def at_odds(names: Iterable[str]) -> bool:
@@ -51,11 +51,11 @@ def at_odds(names: Iterable[str]) -> bool:
     An installer would refuse them, though they work here. Of torch the image has its own.
     """
     versions = here.environment().distributions
-    asked = (each for name in names for each in _requirements(name))
-    found = ((each.specifier, normalised(each.name)) for each in asked)
+    asked = (requirement for name in names for requirement in _requirements(name))
+    specifiers = ((requirement.specifier, normalised(requirement.name)) for requirement in asked)
     return any(
         name in versions and not of_torch(name) and not specifier.contains(versions[name], prereleases=True)
-        for specifier, name in found
+        for specifier, name in specifiers
     )
 
 

@@ -108,12 +108,12 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def of_script(text: str, where: str) -> tuple[str, ...]:
     """Return the requirements of a block ``# /// script`` (PEP 723); raises ``SpecError``."""
-    found = [match for match in _BLOCK.finditer(text + "\n") if match["type"] == "script"]
-    if not found:
+    blocks = [match for match in _BLOCK.finditer(text + "\n") if match["type"] == "script"]
+    if not blocks:
         return ()
-    if len(found) > 1:
+    if len(blocks) > 1:
         raise SpecError(where, "# /// script", "there once")
-    table = _table(found[0]["content"], where)
+    table = _table(blocks[0]["content"], where)
     if (version := table.get("requires-python")) is not None:
         _check_python(version, where)
     tools = table.get("tool")
@@ -121,7 +121,7 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
     for key in sorted(_OF_INDEXES_IN_TABLES.intersection(uv if isinstance(uv, Mapping) else ())):
         raise SpecError(f"{where}, [tool.uv]", key, f"left out: {_OF_INDEXES}")
     dependencies = table.get("dependencies", [])
-    if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
+    if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
         raise SpecError(f"{where}, dependencies", dependencies, "a list of texts")
     return tuple(_checked(f"{where}, dependencies", dependency) for dependency in dependencies)
 
@@ -133,10 +133,10 @@ def _table(content: str, where: str) -> Mapping[str, Any]:
         import tomli as tomllib
     lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
     try:
-        found: Mapping[str, Any] = tomllib.loads("\n".join(lines))
+        table: Mapping[str, Any] = tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as exc:
         raise SpecError(where, "# /// script", f"TOML ({exc})") from None
-    return found
+    return table
 
 
 def _check_python(version: object, where: str) -> None:
@@ -161,11 +161,11 @@ def parsed(text: str) -> Requirement:
 
 def met(line: str, versions: Mapping[str, str]) -> bool:
     """Whether distributions, by name, meet a requirement that was checked; one for elsewhere is met."""
-    found = parsed(line)
-    if found.marker is not None and not found.marker.evaluate():
+    requirement = parsed(line)
+    if requirement.marker is not None and not requirement.marker.evaluate():
         return True
-    version = versions.get(normalised(found.name))
-    return version is not None and found.specifier.contains(version, prereleases=True)
+    version = versions.get(normalised(requirement.name))
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
 def _checked(where: str, text: str) -> str:
@@ -175,11 +175,11 @@ def _checked(where: str, text: str) -> str:
     if "${" in text:
         raise SpecError(where, text, f"{_FORM}, without variables: nodes have others")
     try:
-        found = parsed(text)
+        requirement = parsed(text)
     except InvalidRequirement as exc:
-        told = str(exc).partition("\n")[0].rstrip(":.")
-        raise SpecError(where, _bare(text), f"{_FORM} ({told})") from None
-    url = urlsplit(found.url or "")
+        reason = str(exc).partition("\n")[0].rstrip(":.")
+        raise SpecError(where, _bare(text), f"{_FORM} ({reason})") from None
+    url = urlsplit(requirement.url or "")
     user, at, _ = url.netloc.rpartition("@")
     if at and not ("ssh" in url.scheme and ":" not in user):
         raise SpecError(where, _bare(text), "without a password: nodes have their own")

@@ -62,7 +62,7 @@ class Wheel(FrozenDataclass):
     def glibc(self) -> tuple[int, int] | None:
         """The oldest GNU C library that it runs with, where its name says so (PEP 600)."""
         platforms = self.name.removesuffix(".whl").rpartition("-")[2].split(".")
-        newer = [(int(each[1]), int(each[2])) for each in map(_GLIBC, platforms) if each]
+        newer = [(int(match[1]), int(match[2])) for match in map(_GLIBC, platforms) if match]
         older = [_LEGACY[name] for platform in platforms if (name := platform.partition("_")[0]) in _LEGACY]
         return min(newer + older, default=None)
 
@@ -70,7 +70,7 @@ class Wheel(FrozenDataclass):
     def digest(self) -> str:
         """What tells it from others by what it installs, whenever it was made."""
         with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
-            members = sorted((each.filename, each.CRC) for each in archive.infolist())
+            members = sorted((member.filename, member.CRC) for member in archive.infolist())
         return hashlib.sha256(repr(members).encode()).hexdigest()
 
     @property
@@ -83,10 +83,10 @@ def distribution(path: Path) -> str:
     """Return the normalised name of what a wheel or a project installs, as far as its files say it."""
     if path.suffix == ".whl":
         return normalised(path.name.partition("-")[0])
-    found = None
+    match = None
     with suppress(OSError, UnicodeDecodeError):
-        found = _NAME.search((path / "pyproject.toml").read_text(encoding="utf-8"))
-    return normalised(found[1] if found else path.name)
+        match = _NAME.search((path / "pyproject.toml").read_text(encoding="utf-8"))
+    return normalised(match[1] if match else path.name)
 
 
 def wheel(path: Path) -> Wheel:
@@ -94,11 +94,11 @@ def wheel(path: Path) -> Wheel:
     if path.suffix == ".whl":
         return _read(path)
     project, sources = path.resolve(), _sources(path)
-    built, found = _built.get(project, ("", None))
-    if found is None or built != sources:
-        found = _built_of(path)
-        _built[project] = sources, found
-    return found
+    built, cached = _built.get(project, ("", None))
+    if cached is None or built != sources:
+        cached = _built_of(path)
+        _built[project] = sources, cached
+    return cached
 
 
 def _built_of(project: Path) -> Wheel:
@@ -112,15 +112,15 @@ def _built_of(project: Path) -> Wheel:
 
 def _sources(project: Path) -> str:
     """Return what changes when a project's files do, but for those that its build writes beside them."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(project):
         written = {"__pycache__", *(("build", "dist") if folder == str(project) else ())}
-        left = {each for each in folders if each in written or each.endswith(".egg-info")}
+        left = {path for path in folders if path in written or path.endswith(".egg-info")}
         folders[:] = () if "pyvenv.cfg" in files else sorted({*folders} - left)
         for name in sorted(files):
             seen = os.lstat(os.path.join(folder, name))
-            found.update(repr((folder, name, seen.st_ino, seen.st_size, seen.st_mtime_ns)).encode())
-    return found.hexdigest()
+            digest.update(repr((folder, name, seen.st_ino, seen.st_size, seen.st_mtime_ns)).encode())
+    return digest.hexdigest()
 
 
 def installed(name: str) -> Wheel:
@@ -136,7 +136,10 @@ def installed(name: str) -> Wheel:
     with suppress(OSError):
         text = (info / "WHEEL").read_text() if (info / "WHEEL").exists() else _WHEEL
         fits = {str(tag) for tag in tags.sys_tags()}
-        tag = next((each for each in re.findall(r"(?m)^Tag: (\S+)", text) if each in fits), "py3-none-any")
+        tag = next(
+            (candidate for candidate in re.findall(r"(?m)^Tag: (\S+)", text) if candidate in fits),
+            "py3-none-any",
+        )
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in _members(info):
@@ -164,10 +167,10 @@ def _read(path: Path) -> Wheel:
         size = words.size(path.stat().st_size)
         raise SpecError("package", str(path), f"at most {words.size(MOST_BYTES)} (it is {size})")
     _check_python(path)
-    found = Wheel(path.name, path.read_bytes())
-    if not zipfile.is_zipfile(io.BytesIO(found.data)):
+    read = Wheel(path.name, path.read_bytes())
+    if not zipfile.is_zipfile(io.BytesIO(read.data)):
         raise SpecError("package", str(path), "a wheel (it is no zip archive)")
-    return found
+    return read
 
 
 def _check_python(path: Path) -> None:
@@ -181,8 +184,8 @@ def _check_python(path: Path) -> None:
         return
     fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
     if not any(
-        (each.interpreter, each.abi) in fits and ("linux" in each.platform or each.platform == "any")
-        for each in made
+        (file.interpreter, file.abi) in fits and ("linux" in file.platform or file.platform == "any")
+        for file in made
     ):
         ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
         raise SpecError("package", str(path), f"a wheel for {ours} (it is for {', '.join(map(str, made))})")
@@ -219,8 +222,8 @@ def _why(said: str) -> str:
     """Return the line of a builder's words that says most: the error of the build, or else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
-    told = [line for line in lines if line.lower().startswith("error: ")]
-    return (errors or told or lines or ["no reason given"])[-1]
+    plain = [line for line in lines if line.lower().startswith("error: ")]
+    return (errors or plain or lines or ["no reason given"])[-1]
 
 
 _ELF = b"\x7fELF"
@@ -240,8 +243,8 @@ class Installer(FrozenDataclass):
 def installer() -> Installer | None:
     """Return the uv beside this interpreter, or else on ``PATH``; None where there is none for Linux."""
     beside = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
-    if found := shutil.which("uv", path=beside):
-        source = Path(found).resolve()
+    if path := shutil.which("uv", path=beside):
+        source = Path(path).resolve()
         seen = source.stat()
         return _read_installer(source, seen.st_size, seen.st_mtime_ns)
     return None

@@ -39,7 +39,7 @@ def made(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
-        for old in sorted(path.parent.iterdir(), key=lambda each: -each.stat().st_mtime)[_MOST:]:
+        for old in sorted(path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)[_MOST:]:
             old.unlink(missing_ok=True)
     return data
 
@@ -74,8 +74,8 @@ def thin_out() -> None:
         for folder, below, names in os.walk(kept, topdown=False):
             for path in (os.path.join(folder, name) for name in names):
                 with suppress(OSError):  # somebody else removes it, too
-                    found = os.lstat(path)
-                    if max(found.st_atime, found.st_mtime) < before:
+                    status = os.lstat(path)
+                    if max(status.st_atime, status.st_mtime) < before:
                         os.unlink(path)
             for name in below:
                 with suppress(OSError):

@@ -29,8 +29,8 @@ class Changes:
                 self.close()
 
     @property
-    def told(self) -> bool:
-        """Whether it is told of writes, as far as this machine's processes make them."""
+    def notified(self) -> bool:
+        """Whether the kernel notifies it of writes, as far as this machine's processes make them."""
         return self._fd >= 0
 
     async def wait(self, seconds: float) -> None:
@@ -62,8 +62,8 @@ def _watch(path: Path) -> int:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "inotify_init1"):
         return -1
-    found: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if found >= 0 and libc.inotify_add_watch(found, os.fsencode(path), _MODIFIED) < 0:
-        os.close(found)
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) < 0:
+        os.close(descriptor)
         return -1
-    return found
+    return descriptor

@@ -26,5 +26,5 @@ def names(visible: str | None = None) -> tuple[str, ...]:
     visible = os.environ.get(VISIBLE) if visible is None else visible
     if visible is not None:
         return tuple(name.strip() for name in visible.partition("-1")[0].split(",") if name.strip())
-    found = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
-    return tuple(map(str, range(found)))
+    number = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+    return tuple(map(str, range(number)))

@@ -29,10 +29,10 @@ def state_dir() -> Path:
     named = os.environ.get(STATE)
     path = (Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")).absolute()
     try:
-        found = _made(path, path.stat)
-        if not stat.S_ISDIR(found.st_mode):
+        status = _made(path, path.stat)
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        why = _foreign(path, found)
+        why = _foreign(path, status)
     except OSError as exc:
         raise NBTorchJobError(
             f"jobs can't be kept in {path} ({exc.strerror}): set {STATE} to a folder that you can write to"
@@ -47,8 +47,8 @@ def state_dir() -> Path:
 def cache_dir() -> Path:
     """Return the user's folder of what can be made again, and may be removed at any time."""
     named = os.environ.get(STATE)
-    found = Path(named).expanduser() / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
-    return found.absolute()
+    folder = Path(named).expanduser() / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
+    return folder.absolute()
 
 
 def secret(purpose: str) -> bytes:
@@ -80,12 +80,12 @@ def own(path: Path) -> Path:
     that isn't a folder.
     """
     try:
-        found = _made(path, path.lstat)
-        why = _foreign(path, found) if stat.S_ISDIR(found.st_mode) else "isn't a folder"
-        if not why and found.st_uid != os.geteuid():
-            why = f"belongs to {_name(found.st_uid)}"
-        if not why and found.st_mode & 0o077:
-            path.chmod(found.st_mode & 0o700)
+        status = _made(path, path.lstat)
+        why = _foreign(path, status) if stat.S_ISDIR(status.st_mode) else "isn't a folder"
+        if not why and status.st_uid != os.geteuid():
+            why = f"belongs to {_name(status.st_uid)}"
+        if not why and status.st_mode & 0o077:
+            path.chmod(status.st_mode & 0o700)
     except OSError as exc:
         why = f"can't be used ({exc.strerror})"
     if why:
@@ -103,16 +103,16 @@ def foreign(path: Path) -> str:
     return _foreign(path, path.stat())
 
 
-def _foreign(path: Path, found: os.stat_result) -> str:
-    if found.st_uid not in (_ROOT, os.geteuid()):
-        return f"belongs to {_name(found.st_uid)}"
-    by_group = found.st_mode & stat.S_IWGRP and not is_private(found.st_gid)
-    if not (found.st_mode & stat.S_IWOTH or by_group):
+def _foreign(path: Path, status: os.stat_result) -> str:
+    if status.st_uid not in (_ROOT, os.geteuid()):
+        return f"belongs to {_name(status.st_uid)}"
+    by_group = status.st_mode & stat.S_IWGRP and not is_private(status.st_gid)
+    if not (status.st_mode & stat.S_IWOTH or by_group):
         return ""
     # A ConfigMap's folder in a pod is open to all, but on a read-only file system.
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return ""
-    return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):03o})"
+    return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):03o})"
 
 
 def record(path: Path) -> bytes:
@@ -143,7 +143,7 @@ def is_private(group: int) -> bool:
     me = os.geteuid()
     with suppress(KeyError):
         members = {_uid(name) for name in grp.getgrgid(group).gr_mem}
-        members |= {each.pw_uid for each in pwd.getpwall() if each.pw_gid == group}
+        members |= {user.pw_uid for user in pwd.getpwall() if user.pw_gid == group}
         return members <= {me, _ROOT} and group in (os.getegid(), *os.getgroups())
     return False
 

@@ -16,7 +16,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def told(text: str) -> Iterator[None]:
+def message(text: str) -> Iterator[None]:
     """Give an interrupt that comes meanwhile this message, unless it has one already."""
     try:
         yield

@@ -53,14 +53,14 @@ class Once(Generic[T]):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most ``timeout`` seconds for it; return whether it has come."""
-        told: queue.SimpleQueue[None] = queue.SimpleQueue()
+        come: queue.SimpleQueue[None] = queue.SimpleQueue()
 
         def tell() -> None:
-            told.put(None)
+            come.put(None)
 
         self.then(tell)
         with suppress(queue.Empty):
-            told.get(timeout=None if timeout is None else max(0.0, timeout))
+            come.get(timeout=None if timeout is None else max(0.0, timeout))
         if not self.come:
             with suppress(ValueError):
                 self._callbacks.remove(tell)

@@ -22,12 +22,12 @@ _under_way: list[Transfer] = []
 @contextmanager
 def transfer(name: str, total: int) -> Iterator[Transfer]:
     """Yield a transfer that is under way within; whoever does it counts what is done."""
-    found = Transfer(name, total)
-    _under_way.append(found)
+    current = Transfer(name, total)
+    _under_way.append(current)
     try:
-        yield found
+        yield current
     finally:
-        _under_way.remove(found)
+        _under_way.remove(current)
 
 
 def newest() -> Transfer | None:

@@ -48,7 +48,7 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
         "all_ranks": asked.all_ranks,
         "locals": not asked.no_locals,
         "push": [*push],
-        "turn": _told(call),
+        "turn": _turn(call),
         "settings": {},
         "buffers": buffers,
     }
@@ -115,10 +115,10 @@ def stored(storage: str, sha256: str) -> str:
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
-    return {"idle": spec.idle_s, **_told(call)}
+    return {"idle": spec.idle_s, **_turn(call)}
 
 
-def _told(call: Call) -> dict[str, str]:
+def _turn(call: Call) -> dict[str, str]:
     """Return what a lab's node tells of a turn."""
     return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
@@ -141,7 +141,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
             "locals": not spec.no_locals,
             "autolog": not spec.no_autolog,
-            "settings": settings.told() if spec.carry_settings else {},
+            "settings": settings.changed() if spec.carry_settings else {},
             "needs": _needs(call, spec) if far else None,
             "images": len(spec.images),
             "strict": bool(spec.strict),
@@ -222,9 +222,9 @@ def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:
     torch isn't among it: a node says more of that.
     """
     return [
-        {"module": each.module, "distribution": each.distribution, "version": each.version, "mend": each.mend}
-        for each in call.needs
-        if (each.surely or spec.strict) and each.distribution != "torch"
+        {"module": need.module, "distribution": need.distribution, "version": need.version, "mend": need.mend}
+        for need in call.needs
+        if (need.surely or spec.strict) and need.distribution != "torch"
     ]
 
 

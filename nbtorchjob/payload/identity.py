@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def digest(call: Call, spec: JobSpec) -> str:
     """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
-    how = {**spec.to_json(), "name": None, "settings": settings.told() if spec.carry_settings else {}}
+    how = {**spec.to_json(), "name": None, "settings": settings.changed() if spec.carry_settings else {}}
     return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
 
 

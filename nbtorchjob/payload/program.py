@@ -74,9 +74,9 @@ def _zip(members: Iterable[tuple[str, bytes]], level: int) -> bytes:
 
 def whole() -> Iterator[tuple[str, bytes]]:
     """Yield the members of what stays on this machine."""
-    found = dict(modules())
-    found[_PACKAGE] = _TOGETHER.read_bytes()
-    yield from _together(found, sorted)
+    members = dict(modules())
+    members[_PACKAGE] = _TOGETHER.read_bytes()
+    yield from _together(members, sorted)
 
 
 def modules() -> Iterator[tuple[str, bytes]]:
@@ -93,37 +93,37 @@ def modules() -> Iterator[tuple[str, bytes]]:
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
     taken = tuple(_ROOM + path for part in parts for path in PARTS[part])
     absent = tuple(_ROOM + path for paths in PARTS.values() for path in paths)
-    found = {
+    members = {
         name: bare(source)
         for name, source in modules()
         if not name.startswith(absent) or name.startswith(taken)
     }
-    found[_PACKAGE] = bare(_TOGETHER.read_bytes())
-    yield from _together(found, _alike)
+    members[_PACKAGE] = bare(_TOGETHER.read_bytes())
+    yield from _together(members, _alike)
 
 
 def _together(
-    found: dict[str, bytes], order: Callable[[dict[str, bytes]], Iterable[str]]
+    members: dict[str, bytes], order: Callable[[dict[str, bytes]], Iterable[str]]
 ) -> Iterator[tuple[str, bytes]]:
     for name in (*_ROLES.values(), _PACKAGE):  # what Python itself finds, and what then finds the rest
-        yield name, found.pop(name)
-    each = (word for name in order(found) for word in (name.encode(), found[name]))
-    yield together.MODULES, together.SEPARATOR.join(each)
+        yield name, members.pop(name)
+    words = (word for name in order(members) for word in (name.encode(), members[name]))
+    yield together.MODULES, together.SEPARATOR.join(words)
 
 
-def _alike(found: dict[str, bytes]) -> Iterator[str]:
+def _alike(members: dict[str, bytes]) -> Iterator[str]:
     """Yield the names so that most of what each module says was just said, where deflate looks: 3% less."""
-    words = {name: _all_words(source) for name, source in found.items()}
+    words = {name: _all_words(source) for name, source in members.items()}
     before = b""
 
     def share(name: str) -> tuple[float, int]:
         known = sum(len(word) for word in words[name] if word in seen)
-        return known / len(found[name]), len(found[name])  # a big one first
+        return known / len(members[name]), len(members[name])  # a big one first
 
     while words:
         seen = {*_all_words(before)}
         name = max(words, key=share)
-        before = (before + found[name])[-_LOOKS_BACK:]
+        before = (before + members[name])[-_LOOKS_BACK:]
         del words[name]
         yield name
 

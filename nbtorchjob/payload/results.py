@@ -37,7 +37,7 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     from the rank. Raises ``ResultError`` where it can't be read here, with what to do.
     """
     lost: list[Unpicklable] = []
-    rebuilt.told.clear()
+    rebuilt.differences.clear()
     try:
         load = _unpickle if fetched.ours or trust else _refuse
         value = read_value(str(fetched.path), load, fetched.key, lost)
@@ -76,7 +76,7 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
             f"({part.error.type}: {part.error.message})",
             stacklevel=2,
         )
-    for said in dict.fromkeys(rebuilt.told):
+    for said in dict.fromkeys(rebuilt.differences):
         warnings.warn(f"the value of {name}: {said}", stacklevel=2)
     return value
 

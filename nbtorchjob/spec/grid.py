@@ -51,11 +51,9 @@ class Early:
                 need = f"without --halve {metric}, or best_{metric} in --stop-when"
                 raise SpecError("largest", metric, need, Shape.CONFLICT)
         if not self.asked:
-            for each, default in (("by", None), ("factor", 3), ("at_least", 1)):
-                if getattr(self, each) != default:
-                    raise SpecError(
-                        each, getattr(self, each), "without --halve or --stop-when", Shape.CONFLICT
-                    )
+            for key, default in (("by", None), ("factor", 3), ("at_least", 1)):
+                if getattr(self, key) != default:
+                    raise SpecError(key, getattr(self, key), "without --halve or --stop-when", Shape.CONFLICT)
 
     @property
     def asked(self) -> bool:

@@ -55,7 +55,7 @@ def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None
     """
     environ = os.environ if environ is None else environ
     name = _default_name(_files(cwd, environ), environ)
-    return _over(Site.found(environ).base, environ) if name is None else _load(name, cwd, environ)
+    return _over(Site.installed(environ).base, environ) if name is None else _load(name, cwd, environ)
 
 
 def default_name(*, cwd: Path | None = None) -> str | None:
@@ -93,7 +93,7 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
         raise _unknown(name, files, notes(cwd=cwd))
     where = f"{file.path} [profiles.{name}]"
     values = toml.values(file.profiles[name], where)
-    spec = overlay(Site.found(environ).base, values, lambda option: f"{where} {option.key}")
+    spec = overlay(Site.installed(environ).base, values, lambda option: f"{where} {option.key}")
     return _over(spec, environ)
 
 

@@ -44,7 +44,7 @@ def admitted(spec: JobSpec, environ: Mapping[str, str] | None = None) -> JobSpec
     locked or beyond a limit, and for an invalid site's file.
     """
     environ = os.environ if environ is None else environ
-    return Site.found(environ).admitted(spec, environ)
+    return Site.installed(environ).admitted(spec, environ)
 
 
 class Site:
@@ -66,7 +66,7 @@ class Site:
                 raise SpecError(where, most, needed)
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> Site:
+    def installed(cls, environ: Mapping[str, str]) -> Site:
         """Return this machine's; without a file, one that sets nothing."""
         return cls(next(iter(toml.sites(environ)), File(Path(FILE))))
 

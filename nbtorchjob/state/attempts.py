@@ -102,8 +102,8 @@ def budget(failure: Failure) -> Budget | None:
     cause = failure.reason.cause
     if cause is Cause.INFRA:
         return Budget.PREEMPTIONS
-    told = failure.error is not None and failure.error.recoverable
-    again = told or cause is Cause.UNKNOWN or (cause is Cause.USER and failure.reason.crash)
+    recoverable = failure.error is not None and failure.error.recoverable
+    again = recoverable or cause is Cause.UNKNOWN or (cause is Cause.USER and failure.reason.crash)
     return Budget.FAILURES if again else None
 
 
@@ -161,13 +161,13 @@ def losses(known: Known) -> list[Life]:
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
     """Return the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
-    found: list[Attempt] = []
+    built: list[Attempt] = []
     *earlier, last = parts(known)
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
         seen = culprit(view(known, part)) or Failure(_UNSEEN, end)
-        found.append(_attempt(known, part, found, _as_paid(known, part, seen)))
-    return (*found, _attempt(known, last, found, failure))
+        built.append(_attempt(known, part, built, _as_paid(known, part, seen)))
+    return (*built, _attempt(known, last, built, failure))
 
 
 def _as_paid(known: Known, part: Part, seen: Failure) -> Failure:
@@ -175,12 +175,12 @@ def _as_paid(known: Known, part: Part, seen: Failure) -> Failure:
 
     The pod that told may be gone, and an end that nobody can explain is paid for by another budget.
     """
-    told = next((paid for paid in known.paid if paid.attempt == part.number), None)
-    if told is None or told.budget not in _CAUSES or known.info.retry_owner != US:
+    payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
+    if payment is None or payment.budget not in _CAUSES or known.info.retry_owner != US:
         return seen
-    if seen.reason is not _UNSEEN and budget(seen) is Budget(told.budget):
+    if seen.reason is not _UNSEEN and budget(seen) is Budget(payment.budget):
         return seen
-    return Failure(Reason(_CAUSES[told.budget], told.text or _UNSEEN.line), told.time)
+    return Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
 
 
 def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
@@ -190,7 +190,7 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     for node in known.nodes.values():
         lives += [node.life_of(worker) for worker in node.workers if worker.round in part.rounds]
     hosts = tuple(sorted({life.start.host for life in lives if life.start and life.start.host}))
-    left = next((each for each in reversed(known.left) if each.round in part.rounds), None)
+    left = next((fact for fact in reversed(known.left) if fact.round in part.rounds), None)
     if failure is None:
         return Attempt(part.number, start, known.ended, hosts=hosts, left=left)
     ends = [unit.life.end for unit in part.units if unit.life.exit is not None]
@@ -220,11 +220,11 @@ def _units(known: Known) -> Iterator[_Unit]:
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
-    found = {number: Part(number) for number in sorted(known.numbers)}
+    by_number = {number: Part(number) for number in sorted(known.numbers)}
     for unit in units:
-        found[unit.life.attempt].units.append(unit)
-        found[unit.life.attempt].rounds |= set(unit.rounds)
-    return [part for whole in found.values() for part in _admitted(known, whole)]
+        by_number[unit.life.attempt].units.append(unit)
+        by_number[unit.life.attempt].rounds |= set(unit.rounds)
+    return [part for whole in by_number.values() for part in _admitted(known, whole)]
 
 
 def _admitted(known: Known, whole: Part) -> Iterator[Part]:
@@ -250,20 +250,20 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     before it. Ends of one round are one loss; a node that ended twice in it was lost twice, unless its peers
     of the first time had still to end when it came.
     """
-    found = [Part()]
+    in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
     taken = 0  # of the rounds, which losses come in the order of
     for round_, lost in _losses(known, units):
-        found[-1].units += lost
+        in_order[-1].units += lost
         end = max(taken, bisect_right(rounds, round_))
-        found[-1].rounds |= {*rounds[taken:end]}
+        in_order[-1].rounds |= {*rounds[taken:end]}
         taken = end
         if any(unit.followed for unit in lost):
-            found.append(Part(len(found) + 1))
-    seen = {id(unit) for part in found for unit in part.units}
-    found[-1].units += [unit for unit in units if id(unit) not in seen]
-    found[-1].rounds |= {*rounds[taken:]}
-    return found
+            in_order.append(Part(len(in_order) + 1))
+    seen = {id(unit) for part in in_order for unit in part.units}
+    in_order[-1].units += [unit for unit in units if id(unit) not in seen]
+    in_order[-1].rounds |= {*rounds[taken:]}
+    return in_order
 
 
 def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
@@ -279,19 +279,19 @@ def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
     for unit in units:
         if unit.life.restarts is not None:
             taken.setdefault(unit.life.restarts, set()).update(unit.rounds)
-    found: dict[int, list[_Loss]] = {}
+    by_round: dict[int, list[_Loss]] = {}
     # Of those that were born in one second the first to end came first.
     for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
         if not unit.life.ended_badly or _taken_by_us(known, unit.node, unit.life):
             continue
         before = bisect_right(starts, unit.life.since)
-        told = taken.get(unit.life.restarts, set())
-        round_ = max(unit.rounds or told or newest[max(0, before - 1) : before], default=-1)
-        losses = found.setdefault(round_, [_Loss()])
+        rounds_taken = taken.get(unit.life.restarts, set())
+        round_ = max(unit.rounds or rounds_taken or newest[max(0, before - 1) : before], default=-1)
+        losses = by_round.setdefault(round_, [_Loss()])
         if unit.node.index in losses[-1].nodes and losses[-1].end <= unit.life.since:
             losses.append(_Loss())
         losses[-1].add(unit)
-    return [(round_, loss.units) for round_, losses in sorted(found.items()) for loss in losses]
+    return [(round_, loss.units) for round_, losses in sorted(by_round.items()) for loss in losses]
 
 
 def _began(known: Known) -> Mapping[int, float]:
@@ -307,8 +307,8 @@ def _stopped(known: Known) -> float:
 
     What begins then, by times of whole seconds, is no attempt, and what goes then is no loss.
     """
-    told = known.told
-    return int(told.time) if told is not None and told.reason == STOPPED else math.inf
+    verdict = known.operator_verdict
+    return int(verdict.time) if verdict is not None and verdict.reason == STOPPED else math.inf
 
 
 def _failed(run: Life, before: float) -> bool:
@@ -376,5 +376,5 @@ def view(known: Known, part: Part, *, newest: bool = False) -> Known:
 
 def _agents(known: Known, part: Part) -> tuple[ev.NodeFailed, ...]:
     pods = {(unit.node.index, unit.life.pod) for unit in part.units}
-    told = ((event, known.nodes.get(event.node)) for event in known.agents)
-    return tuple(e for e, node in told if node is not None and (e.node, node.life_of(e).pod) in pods)
+    events = ((event, known.nodes.get(event.node)) for event in known.agents)
+    return tuple(e for e, node in events if node is not None and (e.node, node.life_of(e).pod) in pods)

@@ -86,7 +86,7 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
 
 def own_failure(known: Known) -> Failure:
     """Return why the job failed, whatever somebody wished of it."""
-    end = known.told.time if known.told else known.ended or 0.0
+    end = known.operator_verdict.time if known.operator_verdict else known.ended or 0.0
     return culprit(known) or Failure(_verdict(known), end)
 
 
@@ -95,26 +95,26 @@ def culprit(known: Known) -> Failure | None:
     ends = [end for node in known.nodes.values() for end in _bad_ends(node, known)]
     quiet = _first_quiet(ends)
     return (
-        _first_told([*_told(known, ends, quiet)], known)
+        _first([*_explained(known, ends, quiet)], known)
         or _agent(known)
         or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
-        or (quiet and quiet.found)
+        or (quiet and quiet.failure)
         or _stuck(known)
     )
 
 
-def _told(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failure]:
+def _explained(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failure]:
     """Yield what says why, and the deletion of a pod that nothing failed before."""
     yield from (_of_error(event, known) for event in known.errors)
     yield from (_of_exit(event, known) for event in known.exits)
-    yield from (end.found for end in ends if end.loud and end.newest)
+    yield from (end.failure for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
-        yield quiet.found
+        yield quiet.failure
 
 
-def _first_told(told: list[Failure], known: Known) -> Failure | None:
+def _first(failures: list[Failure], known: Known) -> Failure | None:
     round_ = _last_round(known)
-    newest = [found for found in told if known.base(found.round) == round_] or told
+    newest = [one for one in failures if known.base(one.round) == round_] or failures
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
@@ -140,7 +140,7 @@ def _when(failure: Failure) -> tuple[float, int]:
 class _End(NamedTuple):
     """How a run of a node ended that ended badly, or how its pod was taken away."""
 
-    found: Failure
+    failure: Failure
     newest: bool  # in its node's newest life; what an earlier one died of has been overcome
     loud: bool  # it says why; a bare exit code only says that something was wrong
     deleted: bool = False  # its pod was just deleted, maybe by an operator that cleans up
@@ -159,13 +159,13 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
                 loud = exit_.signal is not None or failure.tells(exit_) or exit_.code in _TOLD_TO_END
                 peers = not loud and exit_.code == exits.INFRASTRUCTURE_ERROR
-                found = _at(node, life, exit_.time, failure.of_end(exit_))
-                yield _End(found, newest=newest, loud=loud, peers=peers)
+                ended = _at(node, life, exit_.time, failure.of_end(exit_))
+                yield _End(ended, newest=newest, loud=loud, peers=peers)
         if life.disruption is not None:
             evicted = known.evicted(life)
             deleted = life.disruption.reason == ev.DELETED and evicted is None
-            found, age = _taken(node, life, life.disruption, evicted), life.disruption.age
-            yield _End(found, newest=newest, loud=not deleted, deleted=deleted, age=age)
+            ended, age = _taken(node, life, life.disruption, evicted), life.disruption.age
+            yield _End(ended, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
             yield _End(_at(node, life, life.end, failure.of_gone()), newest=newest, loud=False)
 
@@ -178,8 +178,8 @@ def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted, evicted: ev.Evi
     if evicted is not None:
         return _at(node, life, disruption.time, failure.of_queue(evicted.reason, evicted.text))
     # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
-    told = life.exit is not None and failure.tells(life.exit)
-    reason = failure.of_end(life.exit) if told and life.exit else failure.of_disruption(disruption)
+    explained = life.exit is not None and failure.tells(life.exit)
+    reason = failure.of_end(life.exit) if explained and life.exit else failure.of_disruption(disruption)
     return _at(node, life, disruption.time, reason)
 
 
@@ -187,11 +187,13 @@ def _first_quiet(ends: list[_End]) -> _End | None:
     """Return the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
     exits_ = [end for end in ends if end.newest and not end.deleted]
     if not exits_:
-        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.found.time)[-1:]
+        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.failure.time)[
+            -1:
+        ]
     deleted = [end for end in ends if end.newest and end.deleted]
     # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
     exits_ = [end for end in exits_ if not end.peers] or exits_
-    return min((*exits_, *deleted), key=lambda end: (end.found.time, end.deleted, end.age), default=None)
+    return min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
 
 
 def _stuck(known: Known) -> Failure | None:

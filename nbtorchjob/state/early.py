@@ -47,43 +47,43 @@ class Judge:
     def stops(self, states: Sequence[JobState]) -> dict[str, str]:
         """Return why runs are to be stopped, by their addresses."""
         tracks = self._read(states)
-        found = {**self._halved(tracks), **_met(self._early, tracks)}
+        reasons = {**self._halved(tracks), **_met(self._early, tracks)}
         runs = (state.info.address for state in states if _may_stop(state))
-        return {address: found[address] for address in runs if address in found}
+        return {address: reasons[address] for address in runs if address in reasons}
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
         """Return which metrics it needs that no run has reported; None until one has reported all it does."""
         if not any(state.phase is Phase.SUCCEEDED and state.series for state in states):
             return None
-        told = {name for state in states for each in state.series.values() for name in latest(each)}
-        missing = sorted(self._early.metrics - told - {REPORT})
-        return f"{', '.join(missing)}: they report {', '.join(sorted(told))}" if missing else ""
+        reported = {name for state in states for series in state.series.values() for name in latest(series)}
+        missing = sorted(self._early.metrics - reported - {REPORT})
+        return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
 
     def _read(self, states: Sequence[JobState]) -> dict[str, _Track]:
         """Return how far each run came that reports, and with what."""
         series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
         by = self._early.by or self._unit(series)
-        for address, each in series.items():
+        for address, reports in series.items():
             known = self._tracks.get(address)
-            if known is None or known.series is not each or known.by != by:
-                self._tracks[address] = _Track(each, by)
+            if known is None or known.series is not reports or known.by != by:
+                self._tracks[address] = _Track(reports, by)
         return {address: track for address in series if (track := self._tracks[address]).marks}
 
     def _unit(self, series: Mapping[str, Series]) -> str:
         """Return what counts how far all the runs are: the finest that each reports."""
-        for address, each in series.items():
-            if address not in self._units or self._units[address][0] is not each:
-                self._units[address] = each, unit_of(each)
+        for address, reports in series.items():
+            if address not in self._units or self._units[address][0] is not reports:
+                self._units[address] = reports, unit_of(reports)
         units = {self._units[address][1] for address in series}
         if len(units) == 1:
             return units.pop()
-        return "epoch" if all("epoch" in latest(each) for each in series.values()) else REPORT
+        return "epoch" if all("epoch" in latest(reports) for reports in series.values()) else REPORT
 
     def _halved(self, tracks: Mapping[str, _Track]) -> dict[str, str]:
         """Return who wasn't among the best of a rung, when it got there."""
-        early, found = self._early, dict[str, str]()
+        early, reasons = self._early, dict[str, str]()
         if early.halve is None:
-            return found
+            return reasons
         most = max((track.done for track in tracks.values()), default=0.0)
         rung = float(early.at_least)
         while rung <= most:
@@ -97,9 +97,9 @@ class Judge:
                 if not goes_on and rung < tracks[address].total:
                     far = _far(rung, tracks[address].by)
                     many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
-                    found.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
+                    reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
             rung *= early.factor
-        return found
+        return reasons
 
     def _there(self, rung: float, metric: str, tracks: Mapping[str, _Track]) -> list[tuple[str, _Arrival]]:
         """Return who has reached a rung, the first one first."""
@@ -107,7 +107,7 @@ class Judge:
             if (address, rung) not in self._arrivals and (arrival := track.arrival(rung, metric)):
                 self._arrivals[address, rung] = arrival
         there = [(at, self._arrivals[at, rung]) for at in tracks if (at, rung) in self._arrivals]
-        return sorted(there, key=lambda each: (each[1].time, each[0]))
+        return sorted(there, key=lambda item: (item[1].time, item[0]))
 
 
 def _may_stop(state: JobState) -> bool:
@@ -148,33 +148,33 @@ class _Track:
     @property
     def total(self) -> float:
         """How much there is to do, where that is reported."""
-        found = [self.latest[name] for name in TOTALS.get(self.by, ()) if name in self.latest]
-        return found[0] if found and found[0] > 0 else math.inf
+        totals = [self.latest[name] for name in TOTALS.get(self.by, ()) if name in self.latest]
+        return totals[0] if totals and totals[0] > 0 else math.inf
 
     def values(self, metric: str) -> list[float]:
         """Return the newest value of a metric at each mark; nan before the first."""
         if metric not in self._values:
-            found, value = [], math.nan
+            values, value = [], math.nan
             for point in self._points:
                 value = as_float(point.metrics[metric]) if metric in point.metrics else value
-                found.append(value)
-            self._values[metric] = found
+                values.append(value)
+            self._values[metric] = values
         return self._values[metric]
 
     def at(self, mark: Mark, metric: str) -> float:
         """Return the newest value of a metric when it was as far as that."""
-        found = bisect_right(self.marks, mark)
-        return self.values(metric)[found - 1] if found else math.nan
+        passed = bisect_right(self.marks, mark)
+        return self.values(metric)[passed - 1] if passed else math.nan
 
     def bests(self, metric: str, *, largest: bool) -> list[tuple[Mark, float]]:
         """Return the reports that were better than all before, each with its mark."""
         if (metric, largest) not in self._bests:
-            found: list[tuple[Mark, float]] = []
+            bests: list[tuple[Mark, float]] = []
             for mark, value in zip(self.marks, self.values(metric), strict=True):
-                better = not found or (value > found[-1][1] if largest else value < found[-1][1])
+                better = not bests or (value > bests[-1][1] if largest else value < bests[-1][1])
                 if math.isfinite(value) and better:
-                    found.append((mark, value))
-            self._bests[metric, largest] = found
+                    bests.append((mark, value))
+            self._bests[metric, largest] = bests
         return self._bests[metric, largest]
 
     def arrival(self, rung: float, metric: str) -> _Arrival | None:
@@ -200,17 +200,19 @@ def _marks(points: Sequence[Point], by: str) -> Iterator[Mark]:
 
 def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:
     """Return the runs whose newest report meets the condition."""
-    condition, found = early.condition, dict[str, str]()
+    condition, reasons = early.condition, dict[str, str]()
     if condition is None:
-        return found
+        return reasons
     group = _Group(early, tracks)
     for address, track in tracks.items():
         look_up = partial(group.known, track)
         if track.done >= early.at_least and condition.holds(look_up):
-            told = ((name, look_up(name)) for name in sorted(condition.names))
-            values = ", ".join(f"{name}={words.number(value)}" for name, value in told if value is not None)
-            found[address] = f"{condition.text} ({values})" if values else condition.text
-    return found
+            metrics = ((name, look_up(name)) for name in sorted(condition.names))
+            values = ", ".join(
+                f"{name}={words.number(value)}" for name, value in metrics if value is not None
+            )
+            reasons[address] = f"{condition.text} ({values})" if values else condition.text
+    return reasons
 
 
 class _Group:
@@ -230,13 +232,15 @@ class _Group:
     def _best(self, metric: str, mark: Mark) -> float | None:
         if metric not in self._bests:
             largest = metric in self._early.largest
-            told = [each for track in self._tracks.values() for each in track.bests(metric, largest=largest)]
-            told.sort()
-            best = accumulate((value for _, value in told), max if largest else min)
-            self._bests[metric] = [mark for mark, _ in told], [*best]
+            bests = [
+                report for track in self._tracks.values() for report in track.bests(metric, largest=largest)
+            ]
+            bests.sort()
+            best = accumulate((value for _, value in bests), max if largest else min)
+            self._bests[metric] = [mark for mark, _ in bests], [*best]
         marks, values = self._bests[metric]
-        found = bisect_right(marks, mark)
-        return values[found - 1] if found else None
+        passed = bisect_right(marks, mark)
+        return values[passed - 1] if passed else None
 
     def _median(self, metric: str, mark: Mark) -> float | None:
         if (metric, mark) not in self._medians:

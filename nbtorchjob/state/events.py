@@ -822,8 +822,8 @@ def sane(name: str, value: T) -> T:
 
 def _numbers(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple):
-        for each in value:
-            yield from _numbers(each)
+        for number in value:
+            yield from _numbers(number)
     else:
         yield value
 
@@ -832,9 +832,9 @@ def _sane_parts(record: T) -> T:
     """Return a dataclass all of whose numbers make sense, those of its parts too; raises ``ValueError``."""
     for name, value in vars(record).items():
         sane(name, value)
-        for each in value if isinstance(value, tuple) else ():
-            if is_dataclass(each):
-                _sane_parts(each)
+        for part in value if isinstance(value, tuple) else ():
+            if is_dataclass(part):
+                _sane_parts(part)
     return record
 
 
@@ -848,6 +848,6 @@ def _sane_error(error: Error, depth: int = 0) -> Error:
         checked(Frame, vars(frame))
     if error.cause is not None:
         _sane_error(error.cause, depth + 1)
-    if depth == 0 and error.told > MAX_VARIABLES:
+    if depth == 0 and error.variables_size > MAX_VARIABLES:
         raise ValueError("its variables are longer than any")
     return error

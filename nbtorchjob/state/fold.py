@@ -60,7 +60,7 @@ def apply(state: JobState, event: ev.Event) -> JobState:
 
 @cache
 def _names(type_: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(type_))
+    return tuple(field.name for field in fields(type_))
 
 
 def replace(known: V, **changes: Any) -> V:
@@ -88,20 +88,22 @@ def merged(
     at = bisect_left(known, slot(new), key=slot)
     if at == len(known) or slot(known[at]) != slot(new):
         return (*known[:at], new, *known[at:])[-most:]
-    best = max(known[at], new, key=lambda each: (worth(each), repr(each)))
+    best = max(known[at], new, key=lambda candidate: (worth(candidate), repr(candidate)))
     return known if best == known[at] else (*known[:at], best, *known[at + 1 :])
 
 
 def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
     """Return the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
-    found: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
-    if len(found) > most:
-        del found[max(found)]  # type: ignore[type-var]
-    return MappingProxyType(found)
+    larger: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
+    if len(larger) > most:
+        del larger[max(larger)]  # type: ignore[type-var]
+    return MappingProxyType(larger)
 
 
 def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
-    return new if known is None else max(known, new, key=lambda each: (worth(each), repr(each)))
+    return (
+        new if known is None else max(known, new, key=lambda candidate: (worth(candidate), repr(candidate)))
+    )
 
 
 def _node(state: JobState, event: Any, change: Callable[[Node], Node]) -> JobState:
@@ -227,16 +229,16 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
-    if event.error.told:
+    if event.error.variables_size:
         key = described(event)
-        fullest = _newer(state.variables.get(key), event.error, lambda e: (e.told, *_in_full(e)))
+        fullest = _newer(state.variables.get(key), event.error, lambda e: (e.variables_size, *_in_full(e)))
         state = replace(state, variables=bounded(state.variables, key, fullest, _MOST_DESCRIBED))
         event = replace(event, error=event.error.bare())
     return replace(state, errors=merged(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
-    event = replace(event, error=event.error.bare()) if event.error.told else event
+    event = replace(event, error=event.error.bare()) if event.error.variables_size else event
     agents = merged(
         state.agents, event, lambda e: (e.time, e.node), lambda e: (_in_full(e.error), e.pod), _MOST
     )

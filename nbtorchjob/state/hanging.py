@@ -24,31 +24,31 @@ def hang(state: JobState, now: float) -> Diagnosis | None:
     if not newest or state.phase is not Phase.RUNNING or state.reforming:
         return None
     # Whoever asks for stacks may find a job that only waits for a moment.
-    if all(each.why == ASKED for each in newest) and still(state, now) is None:
+    if all(fact.why == ASKED for fact in newest) and still(state, now) is None:
         return None
-    if state.wrote is not None and state.wrote > max(each.time for each in newest) + _TOLD_S:
+    if state.wrote is not None and state.wrote > max(fact.time for fact in newest) + _TOLD_S:
         return None
-    found = None if _reported(state, newest) else diagnose(state)
-    if found is not None and found.busy:
+    diagnosis = None if _reported(state, newest) else diagnose(state)
+    if diagnosis is not None and diagnosis.busy:
         return None
-    return found if found is not None and (found.ranks or not found.sure) else None
+    return diagnosis if diagnosis is not None and (diagnosis.ranks or not diagnosis.sure) else None
 
 
 def missed(state: JobState, failure: Failure) -> Diagnosis | None:
     """Return who was missing in the collective that a job failed in; None where that isn't sure."""
     newest = _samples(state)
-    told = failure.reason.line
-    gave_up = failure.error.collective if failure.error else any(each in told for each in _GAVE_UP)
+    text = failure.reason.line
+    gave_up = failure.error.collective if failure.error else any(item in text for item in _GAVE_UP)
     if not newest or not gave_up or failure.round != state.round or _reported(state, newest):
         return None
     calls = (c for fact in newest for rank in fact.samples for group in rank.groups for c in group.calls)
     ends = [call.since + (call.timeout or _TIMEOUT_S) for call in calls if not call.done]
     if (
-        failure.time > max([*ends, *(each.time for each in newest)], default=0.0) + _LATE_S
+        failure.time > max([*ends, *(item.time for item in newest)], default=0.0) + _LATE_S
     ):  # it was another one
         return None
-    found = diagnose(state, over=True)
-    return found if found is not None and found.sure and found.ranks else None
+    diagnosis = diagnose(state, over=True)
+    return diagnosis if diagnosis is not None and diagnosis.sure and diagnosis.ranks else None
 
 
 def _samples(state: JobState) -> list[Sampled]:

@@ -140,8 +140,8 @@ class JobInfo(FrozenDataclass):
     @cached_property
     def retry(self) -> Retry | None:
         """The job's budgets; None where its spec has none."""
-        found = self.spec.get("retry")
-        return build(Retry, found) if found else None
+        value = self.spec.get("retry")
+        return build(Retry, value) if value else None
 
     @property
     def stops_early(self) -> Early | None:
@@ -198,7 +198,7 @@ def run_at(created: float) -> str:
 
 def write(info: JobInfo, names: Collection[str] | None = None) -> str:
     """Return the record as text, or of its fields those of such names."""
-    chosen = [each.name for each in fields(info) if names is None or each.name in names]
+    chosen = [item.name for item in fields(info) if names is None or item.name in names]
     record = {name: getattr(info, name) for name in chosen}
     return json.dumps(record, default=dict, separators=(",", ":"))
 
@@ -212,9 +212,9 @@ def read(
     itself says so is for the caller to see.
     """
     try:
-        found = json.loads(text)
-        beneath = {each.name: getattr(onto, each.name) for each in fields(onto)} if onto else {}
-        return _built({**beneath, **(found[under] if under else found)})
+        record = json.loads(text)
+        beneath = {item.name: getattr(onto, item.name) for item in fields(onto)} if onto else {}
+        return _built({**beneath, **(record[under] if under else record)})
     except UNREADABLE as exc:
         raise DamagedError(backend, name, "record", why(exc)) from exc
 
@@ -231,9 +231,9 @@ def _built(record: Mapping[str, Any]) -> JobInfo:
     given = dict(record)
     given["nodes"] = tuple(given["nodes"])
     given["turn"] = tuple(given.get("turn", ()))
-    for each in ("sources", "captured"):
-        if given.get(each) is not None:
-            given[each] = {name: tuple(pair) for name, pair in given[each].items()}
+    for key in ("sources", "captured"):
+        if given.get(key) is not None:
+            given[key] = {name: tuple(pair) for name, pair in given[key].items()}
     known = checked(JobInfo, given)
     for name, most in _MOST.items():
         value = known.get(name)

@@ -74,17 +74,17 @@ class JobState(Known):
     @property
     def leaving(self) -> NodeLeaves | None:
         """The word that the ranks of the newest round are to save, while they do; else None."""
-        told = self.leaves[-1] if self.leaves else None
-        if told is None or told.round != self.round or self.reforming or self.phase is not Phase.RUNNING:
+        newest = self.leaves[-1] if self.leaves else None
+        if newest is None or newest.round != self.round or self.reforming or self.phase is not Phase.RUNNING:
             return None
-        return told
+        return newest
 
     @property
     def stopped(self) -> tuple[RankStops, ...]:
         """The ranks of the newest round that are stopped in the debugger, in their order."""
         if self.phase is not Phase.RUNNING or self.reforming:
             return ()
-        gone = {each.rank for each in self.exits if each.round == self.round}
+        gone = {fact.rank for fact in self.exits if fact.round == self.round}
         return tuple(
             stop for rank, stop in sorted(self.stops.items()) if rank not in gone and self._holds_still(stop)
         )
@@ -155,30 +155,30 @@ class JobState(Known):
     @property
     def missed(self) -> Next | None:
         """The attempt that would have followed, but for the deadline that it would start behind."""
-        found, end = self._planned, self.deadline_at
-        return found if found is not None and end is not None and found.at >= end else None
+        planned, end = self._planned, self.deadline_at
+        return planned if planned is not None and end is not None and planned.at >= end else None
 
     @cached_property
     def _planned(self) -> Next | None:
         """What the budgets have for an attempt that failed, whatever somebody wished since."""
-        retry, told = self.info.retry, self.verdict
-        if retry is None or told is None or self._own_end is None:
+        retry, verdict = self.info.retry, self.verdict
+        if retry is None or verdict is None or self._own_end is None:
             return None
-        if told.reason == ABANDONED or (self.pause is not None and self.pause.suspended):
+        if verdict.reason == ABANDONED or (self.pause is not None and self.pause.suspended):
             return None
-        return retrying.following(retry, trying.attempts(self, self._own_end), told.attempt, told.time)
+        return retrying.following(retry, trying.attempts(self, self._own_end), verdict.attempt, verdict.time)
 
     @cached_property
     def _own_end(self) -> Failure | None:
         """Why the newest attempt failed by itself; None where it didn't, or somebody's wish came first."""
-        told = self.verdict
-        if told is None or told.succeeded or self.info.retry_owner != US:
+        verdict = self.verdict
+        if verdict is None or verdict.succeeded or self.info.retry_owner != US:
             return None
-        if told.reason in (DEADLINE_EXCEEDED, NEVER_STARTED) or told.reason.startswith(GIVEN_UP):
+        if verdict.reason in (DEADLINE_EXCEEDED, NEVER_STARTED) or verdict.reason.startswith(GIVEN_UP):
             return None
         late = self.deadline.time if self.deadline is not None else None
         wishes = (self.cancelled, self.removed, late)
-        return None if any(w is not None and w < told.time for w in wishes) else own_failure(self._newest)
+        return None if any(w is not None and w < verdict.time for w in wishes) else own_failure(self._newest)
 
     @property
     def deadline_at(self) -> float | None:

@@ -74,22 +74,22 @@ class Known(FrozenDataclass):
     closed: float | None = None
 
     @property
-    def told(self) -> ev.Verdict | None:
+    def operator_verdict(self) -> ev.Verdict | None:
         """The operator's newest verdict."""
         return self.verdicts[-1] if self.verdicts else None
 
     @property
     def trainer(self) -> ev.TrainerStatus | None:
         """What the operator was told last of how far the newest attempt is."""
-        told = self.trainer_told[-1] if self.trainer_told else None
-        return told if told is not None and told.attempt == self.tries else None
+        newest = self.trainer_told[-1] if self.trainer_told else None
+        return newest if newest is not None and newest.attempt == self.tries else None
 
     @cached_property
     def spoken(self) -> Series:
         """What the rank that stands for all reported, or where it reported nothing its operator was told."""
         if self.info.speaker in self.series or self.info.turn:
             return self.series.get(self.info.speaker, Series())
-        points = [Point(n, told.time, told.metrics) for n, told in enumerate(self.trainer_told)]
+        points = [Point(n, status.time, status.metrics) for n, status in enumerate(self.trainer_told)]
         return Series(0, tuple(points)) if points else Series()
 
     @property
@@ -100,21 +100,21 @@ class Known(FrozenDataclass):
     @cached_property
     def importable(self) -> ev.EnvironmentTold | None:
         """What ranks can import: the environment, with what nodes of this machine tell of apart from it."""
-        told = self.environment
-        if told is None or told.installed:
-            return told
+        fact = self.environment
+        if fact is None or fact.installed:
+            return fact
         named = (text for install in self.installs.values() for text in getattr(install, "packages", ()))
         installed = {name: version for name, _, version in (text.rpartition(" ") for text in named)}
-        return replace(told, installed=installed) if installed else told
+        return replace(fact, installed=installed) if installed else fact
 
     @property
     def image(self) -> str:
         """The image of its lead, by digest; "" where nobody said."""
         return self.image_of(self.environment) if self.environment is not None else ""
 
-    def image_of(self, told: ev.EnvironmentTold) -> str:
+    def image_of(self, fact: ev.EnvironmentTold) -> str:
         """Return the image, by digest, that a node ran when it told of it; "" where nobody said."""
-        life = self.nodes[told.node].lives.get(told.pod) if told.node in self.nodes else None
+        life = self.nodes[fact.node].lives.get(fact.pod) if fact.node in self.nodes else None
         return life.start.image if life is not None and life.start is not None else ""
 
     @property
@@ -132,7 +132,7 @@ class Known(FrozenDataclass):
         """The numbers of the attempts that anything is known of, where attempts are numbered; else 1."""
         lives = (life for node in self.nodes.values() for life in node.lives.values())
         return frozenset(
-            (1, *self.begun, *(each.attempt for each in self.paid), *(life.attempt for life in lives))
+            (1, *self.begun, *(fact.attempt for fact in self.paid), *(life.attempt for life in lives))
         )
 
     @cached_property
@@ -194,18 +194,20 @@ class Known(FrozenDataclass):
         What it said of an attempt counts no more once there is another one. Where an operator suspends a job
         as it ends one that failed (Volcano's ``AbortJob``), only what the nodes did tells which it was.
         """
-        if self.told is None or self.told.attempt < self.tries:
+        if self.operator_verdict is None or self.operator_verdict.attempt < self.tries:
             return None
         if self.pause is None:
-            return self.told
+            return self.operator_verdict
         if self.pause.suspended:
-            if self.told.reason.startswith(ev.GIVEN_UP):
-                return self.told
+            if self.operator_verdict.reason.startswith(ev.GIVEN_UP):
+                return self.operator_verdict
             newest = (node for node in self.nodes.values() if node.life.attempt == self.tries)
-            return self.told if any(node.failed for node in newest) else None
+            return self.operator_verdict if any(node.failed for node in newest) else None
         # Times are whole seconds: an abort that is taken back in its own second is no end either.
-        since = self.told.time - self.pause.time
-        return self.told if since > 0 or (since == 0 and not self.told.pauses) else None
+        since = self.operator_verdict.time - self.pause.time
+        return (
+            self.operator_verdict if since > 0 or (since == 0 and not self.operator_verdict.pauses) else None
+        )
 
     @property
     def queued(self) -> ev.Queued | None:
@@ -247,12 +249,12 @@ class Known(FrozenDataclass):
     def waiting(self) -> tuple[ev.Waiting, ...]:
         """Why what doesn't run doesn't: the whole job's reason first, then its nodes', by index."""
         nodes = sorted(self.nodes.values(), key=lambda n: n.index)
-        each = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
+        waits = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
         if self.ended is not None:
             return ()
         if self.working and self.verdict is None:
-            return each
-        return (*(w for w in self.waits if self._holds(w)), *each)
+            return waits
+        return (*(w for w in self.waits if self._holds(w)), *waits)
 
     def _holds(self, wait: ev.Waiting) -> bool:
         # Volcano says that a group can't be placed while it places it, and after its pods have ended.

@@ -78,13 +78,15 @@ def progress(state: JobState) -> Progress | None:
     Where its ranks' reports don't say so, or aren't read, its operator may know.
     """
     round_ = max((series.round for series in state.series.values()), default=-1)
-    known = {rank: each for rank, each in state.series.items() if each.round == round_}
+    known = {rank: item for rank, item in state.series.items() if item.round == round_}
     if round_ == state.round and state.world_size:
-        known = {rank: each for rank, each in known.items() if rank < state.world_size}
-    found = [each for each in (_progress(series, state) for series in known.values()) if each is not None]
-    units = [each.unit for each in found if each.total is not None] or [each.unit for each in found]
-    alike = [each for each in found if each.unit == units[0]]
-    slowest = min(alike, key=lambda each: (each.done / (each.total or 1.0), each.heard), default=None)
+        known = {rank: item for rank, item in known.items() if rank < state.world_size}
+    candidates = [
+        item for item in (_progress(series, state) for series in known.values()) if item is not None
+    ]
+    units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
+    alike = [item for item in candidates if item.unit == units[0]]
+    slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.heard), default=None)
     return slowest if slowest is not None and slowest.unit != REPORT else _of_operator(state) or slowest
 
 
@@ -98,14 +100,16 @@ def still(state: JobState, now: float) -> Stillness | None:
     unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
     if state.phase is not Phase.RUNNING or state.reforming or unread or state.stopped:
         return None
-    newest = [each.points[-1].time for each in state.series.values() if each.round == state.round]
+    newest = [series.points[-1].time for series in state.series.values() if series.round == state.round]
     lives = [life for node in state.nodes.values() for life in node.lives.values()]
     began = [worker.time for node in state.nodes.values() for worker in node.workers[-1:]]
     ended = [life.end for life in lives if life.over]
     since = max([*newest, *began, *ended, *([] if state.wrote is None else [state.wrote])])
-    found = progress(state)
-    if found is not None and newest and found.overdue(now) is not None and found.every is not None:
-        return Stillness(since, stalled=True) if now - since > max(STALLED_S, STALLED * found.every) else None
+    current = progress(state)
+    if current is not None and newest and current.overdue(now) is not None and current.every is not None:
+        return (
+            Stillness(since, stalled=True) if now - since > max(STALLED_S, STALLED * current.every) else None
+        )
     return Stillness(since, stalled=False) if now - since > QUIET_S else None
 
 
@@ -154,18 +158,18 @@ def _progress(series: Series, state: JobState) -> Progress | None:
     recent = series.points[-RECENT:]
     every = pace(counts(recent, REPORT))
     # Of epochs of many reports each the newest few may be of one.
-    each = pace(counts(recent, unit)) or pace(counts(series.points, unit))
+    seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
     most = reached if total is None else total
-    return Progress(unit, min(max(reached, 0.0), most), total, each, every, series.points[-1].time)
+    return Progress(unit, min(max(reached, 0.0), most), total, seconds, every, series.points[-1].time)
 
 
 def _of_operator(state: JobState) -> Progress | None:
-    told = state.trainer
-    if told is None or told.percent is None:
+    status = state.trainer
+    if status is None or status.percent is None:
         return None
-    ahead = 100 - told.percent
-    each = told.left / ahead if told.left is not None and ahead else None
-    return Progress(PERCENT, told.percent, 100, each, None, told.time)
+    ahead = 100 - status.percent
+    seconds = status.left / ahead if status.left is not None and ahead else None
+    return Progress(PERCENT, status.percent, 100, seconds, None, status.time)
 
 
 def _total(unit: str, values: dict[str, float]) -> float | None:

@@ -59,7 +59,7 @@ def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: floa
     ``tries`` is its number, ``ended`` when it ended.
     """
     budget = attempts[-1].budget
-    counts = {each.budget: each for each in spent(retry, attempts)}
+    counts = {use.budget: use for use in spent(retry, attempts)}
     if budget is None or sum(attempt.budget is budget for attempt in attempts) > _limits(retry)[budget]:
         return None
     used_up = any(spent.used >= spent.limit for spent in counts.values() if 0 < spent.limit < math.inf)

@@ -31,7 +31,7 @@ def curve(state: JobState, metric: str) -> list[tuple[float, float]]:
     """Return what a run reported of a metric, over its epochs or steps if it tells them, else by number."""
     series = state.series.get(min(state.series, default=0))
     points = [point for point in series.points if metric in point.metrics] if series else []
-    along = next((each for each in ("epoch", "step") if all(each in p.metrics for p in points)), "")
+    along = next((name for name in ("epoch", "step") if all(name in p.metrics for p in points)), "")
     return [
         (as_number(point.metrics[along]) if along else float(point.seq), as_number(point.metrics[metric]))
         for point in points

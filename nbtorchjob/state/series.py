@@ -100,19 +100,19 @@ class Series(FrozenDataclass):
 
 
 def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, ...]:
-    found = list(points)
-    if found and point.seq > found[-1].seq:  # the usual case: the next report
-        if found[-1].seq % _stride(point.seq, most):
-            found.pop()
-        found.append(point)
+    kept = list(points)
+    if kept and point.seq > kept[-1].seq:  # the usual case: the next report
+        if kept[-1].seq % _stride(point.seq, most):
+            kept.pop()
+        kept.append(point)
         unchanged = _stride(point.seq, most) == _stride(point.seq - 1, most)
-        return tuple(found) if unchanged else _thinned(found, most)
-    at = bisect_left(found, point.seq, key=lambda p: p.seq)
-    if at < len(found) and found[at].seq == point.seq:
-        found[at] = max(found[at], point, key=repr)
-        return tuple(found)
-    found.insert(at, point)
-    return _thinned(found, most)
+        return tuple(kept) if unchanged else _thinned(kept, most)
+    at = bisect_left(kept, point.seq, key=lambda p: p.seq)
+    if at < len(kept) and kept[at].seq == point.seq:
+        kept[at] = max(kept[at], point, key=repr)
+        return tuple(kept)
+    kept.insert(at, point)
+    return _thinned(kept, most)
 
 
 def _stride(newest: int, most: int) -> int:
@@ -139,21 +139,21 @@ class Use(FrozenDataclass):
 
     def add(self, event: ev.Used) -> Use:
         """Take in one more."""
-        newest = max(self.newest, event, key=lambda each: (each.round, each.seq, each.time, repr(each)))
+        newest = max(self.newest, event, key=lambda used: (used.round, used.seq, used.time, repr(used)))
         return Use(newest, self.series.add(event.round, point(event)))
 
 
 def point(event: ev.Used) -> Point:
     """Return what is kept of each time; CPU seconds and the GPUs' only grow."""
     gpus = [gpu for gpu in event.gpus if gpu.memory >= _GPU_BYTES]
-    told = {
+    amounts = {
         "memory": event.memory,
         "limit": event.limit,
         "shm": event.shm,
         "cores": event.cores,
         "cpu": sum(use.cpu for use in event.uses),
-        "running": sum(each.running for each in event.uses),
-        "busy": sum(each.busy for each in gpus),
-        "watched": sum(each.watched for each in gpus),
+        "running": sum(item.running for item in event.uses),
+        "busy": sum(item.busy for item in gpus),
+        "watched": sum(item.watched for item in gpus),
     }
-    return Point(event.seq, event.time, told)
+    return Point(event.seq, event.time, amounts)

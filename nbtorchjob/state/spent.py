@@ -37,13 +37,13 @@ Span = tuple[int, int]
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return such a list that covers what these cover."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def length(spans: Iterable[Span]) -> int:
@@ -53,7 +53,7 @@ def length(spans: Iterable[Span]) -> int:
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """Return what of ``spans`` no other covers."""
-    found, first = [], 0
+    rest, first = [], 0
     for start, end in spans:
         while first < len(others) and others[first][1] <= start:
             first += 1
@@ -62,11 +62,11 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
             if other[0] >= end:
                 break
             if other[0] > at:
-                found.append((at, other[0]))
+                rest.append((at, other[0]))
             at = max(at, other[1])
         if at < end:
-            found.append((at, end))
-    return found
+            rest.append((at, end))
+    return rest
 
 
 def common(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
@@ -123,31 +123,31 @@ class _Event(FrozenDataclass):
         return bool(_COLLECTIVE.match(self.name))
 
 
-def spent(told: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
-    """Return where the time went of which a rank ``told`` (``runtime/look/profiler``).
+def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
+    """Return where the time went of which a rank ``record`` (``runtime/look/profiler``).
 
     Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
     """
-    began, ended = int(told["began"]), int(told["ended"])
+    began, ended = int(record["began"]), int(record["ended"])
     stacks = [
         tuple(Frame(str(file), int(number), str(name)) for file, number, name in stack)
-        for stack in told["stacks"]
+        for stack in record["stacks"]
     ]
-    looks = [(int(at), int(cpu), int(stack), int(meets)) for at, cpu, stack, meets in told["looks"]]
+    looks = [(int(at), int(cpu), int(stack), int(meets)) for at, cpu, stack, meets in record["looks"]]
     events = [*_events(trace, began, ended)]
-    main = int(told["pid"])  # the main thread's own number, too
+    main = int(record["pid"])  # the main thread's own number, too
     places = [_place(stack, sources) for stack in stacks]
     seconds = (ended - began) / 1e9
-    each = seconds / max(1, len(looks))
+    per_look = seconds / max(1, len(looks))
     lines = Counter(places[stack] for _, _, stack, _ in looks if places[stack])
     busy = length(_spans(event for event in events if event.category in _DEVICES)) / 1e9
     return Spent(
         seconds,
-        float(told["asked"]),
+        float(record["asked"]),
         _parts((began, ended), events, main, looks, [_kind(stack, sources) for stack in stacks]),
-        tuple((line, many * each) for line, many in lines.most_common()),
+        tuple((line, many * per_look) for line, many in lines.most_common()),
         tuple(_operations(events, main, [(at, places[stack]) for at, _, stack, _ in looks])),
-        busy if told["devices"] else None,
+        busy if record["devices"] else None,
     )
 
 
@@ -252,8 +252,8 @@ def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, 
                 start, end = (bisect_left(moments, at) for at in event.span)
                 lines[event.name].update(line for _, line in looks[start:end] if line)
     for name, time in times.most_common():
-        found = [line for line, _ in lines[name].most_common(1)]
-        yield Operation(name, counts[name], time / 1e9, found[0] if found else "")
+        where = [line for line, _ in lines[name].most_common(1)]
+        yield Operation(name, counts[name], time / 1e9, where[0] if where else "")
 
 
 def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
@@ -265,7 +265,7 @@ def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
             event, inner = opened.pop()
             yield event, length(without([event.span], merged(inner)))
 
-    for event in sorted(events, key=lambda each: (each.span[0], -each.span[1])):
+    for event in sorted(events, key=lambda item: (item.span[0], -item.span[1])):
         yield from closed(event.span[0])
         if opened:
             opened[-1][1].append(event.span)
@@ -276,15 +276,15 @@ def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
 _CATEGORY = "user_annotation"  # torch's own, of both
 
 
-def marked(trace: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trace with what the rank ``told`` (``runtime/look/profiler``) as events of it.
+def marked(trace: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace with what the rank ``record`` (``runtime/look/profiler``) as events of it.
 
     Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
     """
-    base, pid = int(trace.get("baseTimeNanoseconds", 0)), int(told["pid"])
-    events = [_event(name, span, base, pid, pid) for name, span in _named_spans(told["ranges"])]
+    base, pid = int(trace.get("baseTimeNanoseconds", 0)), int(record["pid"])
+    events = [_event(name, span, base, pid, pid) for name, span in _named_spans(record["ranges"])]
     rows: list[int] = []  # until when each is taken
-    for name, span in sorted(_named_spans(told["collectives"]), key=lambda each: each[1]):
+    for name, span in sorted(_named_spans(record["collectives"]), key=lambda item: item[1]):
         row = next((number for number, until in enumerate(rows) if until <= span[0]), len(rows))
         rows[row : row + 1] = [span[1]]
         events.append(_event(name, span, base, pid, row + 1))
@@ -295,8 +295,8 @@ def marked(trace: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     return {**trace, "traceEvents": [*trace["traceEvents"], *names, *events]}
 
 
-def _named_spans(told: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Span]]:
-    for name, began, ended in told:
+def _named_spans(items: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Span]]:
+    for name, began, ended in items:
         yield str(name), (int(began), int(ended))
 
 

@@ -15,7 +15,7 @@ _GATED = "SchedulingGated"  # it waits to be admitted, which is no trouble
 def held(known: Known) -> ev.Waiting | None:
     """Return what has held the newest attempt back for longest; None where nothing does that has a name."""
     asked = (known.cancelled, known.removed, known.verdict, known.ended)
-    if known.working or known.suspended or any(each is not None for each in asked):
+    if known.working or known.suspended or any(answer is not None for answer in asked):
         return None
     waits = [w for w in known.waiting if w.reason not in ("", _GATED) and w.stage < ev.Stage.RESTARTING]
     return min(waits, key=lambda w: (not w.since, w.since), default=None)

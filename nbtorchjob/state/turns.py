@@ -107,24 +107,24 @@ def turns(lab: JobState) -> list[Turn]:
         ends.setdefault(end.round, {})[end.node] = end
     # The first one is sent again where ranks began anew before it was over once.
     firsts = [taken.round for taken in lab.turns if not taken.id]
-    found: list[Turn] = []
+    in_order: list[Turn] = []
     free = lab.info.created  # when the ranks were through with the one before
     busy = False
     for taken in lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
-        number, told = len(found) + 1, ends.get(taken.round, {})
-        if all(node in told for node in taken.nodes):
-            failed = tuple(sorted({rank for end in told.values() for rank in end.failed}))
-            free = max(free, *(end.time for end in told.values()))
-            found.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed))
+        number, ended = len(in_order) + 1, ends.get(taken.round, {})
+        if all(node in ended for node in taken.nodes):
+            failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
+            free = max(free, *(end.time for end in ended.values()))
+            in_order.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed))
         elif taken.base != lab.round or lab.phase.terminal:
-            found.append(Turn(number, taken, Stage.LOST, taken.time))
+            in_order.append(Turn(number, taken, Stage.LOST, taken.time))
         else:
             stage = Stage.WAITS if busy else Stage.RUNS
-            found.append(Turn(number, taken, stage, max(free, taken.time)))
+            in_order.append(Turn(number, taken, stage, max(free, taken.time)))
             busy = True
-    return found
+    return in_order
 
 
 def find(lab: JobState, key: str) -> Turn | None:
@@ -296,9 +296,9 @@ class View:
         before = self.lab
         if not isinstance(event, _TEXT):
             self.lab = apply(before, event)
-        return [*self._told(event, before)]
+        return [*self._facts(event, before)]
 
-    def _told(self, event: ev.Event, before: JobState) -> Iterator[ev.Event]:
+    def _facts(self, event: ev.Event, before: JobState) -> Iterator[ev.Event]:
         if isinstance(event, ev.TurnTaken | ev.TurnEnded):
             new = before.turns is not self.lab.turns or before.turns_over is not self.lab.turns_over
             yield from self._turned(event, new=new)
@@ -355,8 +355,8 @@ class View:
                 self._early.append(event)
             return
         early, self._early = self._early, []
-        for each in early:
-            yield from self._told(each, self.lab)
+        for turn in early:
+            yield from self._facts(turn, self.lab)
         if not isinstance(event, ev.TurnEnded) or event.round != taken.round:
             return
         if event.node in taken.nodes and event.node not in self._through:
@@ -375,10 +375,10 @@ class View:
             return
         self._taken, self._round = taken, taken.round
         before = ahead(self.lab, taken.round)
-        said = f"behind {', '.join(each.whose for each in before)}" if before else ""
+        said = f"behind {', '.join(turn.whose for turn in before)}" if before else ""
         if said not in ("", self._said):
             self._said = said
-            yield ev.Waiting(max([taken.time, *(each.since for each in before)]), said)
+            yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), said)
 
     def _find(self) -> ev.TurnTaken | None:
         if self._round is not None and not self.first:
@@ -420,7 +420,7 @@ class View:
         lab = self.lab
         began = [w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round]
         lives = [node.life.end for node in lab.nodes.values() if node.life.over]
-        return max([*began, *lives, lab.told.time if lab.told else 0.0])
+        return max([*began, *lives, lab.operator_verdict.time if lab.operator_verdict else 0.0])
 
     def _closed(self, event: ev.Closed | ev.Lost) -> None:
         lab = self.lab
@@ -432,5 +432,5 @@ class View:
 
     def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:
         self.over = True
-        told = (ev.Notice(time, text),) if reason else ()
-        self.last = (*told, ev.Verdict(time, well, reason, text), ev.Closed(time))
+        notices = (ev.Notice(time, text),) if reason else ()
+        self.last = (*notices, ev.Verdict(time, well, reason, text), ev.Closed(time))

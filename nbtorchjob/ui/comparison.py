@@ -55,16 +55,16 @@ class Aspect(FrozenDataclass):
 
     def table(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the rows below their head; nothing where there are none."""
-        shown = [(name, *map(_cell, found)) for name, found in [*self.rows.items()][:_MOST_ROWS]]
+        shown = [(name, *map(_cell, values)) for name, values in [*self.rows.items()][:_MOST_ROWS]]
         return [(self.column, *names), *shown] if shown else []
 
     def said(self) -> list[str]:
         """Return in sentences what the rows and changes don't tell."""
         more = len(self.rows) - _MOST_ROWS
-        told = [f"and {more} more"] if more > 0 else []
+        sentences = [f"and {more} more"] if more > 0 else []
         if not self.differs and not self.unknown:
-            told.append(self.alike)
-        return [*told, line(self.unknown, LINE)] if self.unknown else told
+            sentences.append(self.alike)
+        return [*sentences, line(self.unknown, LINE)] if self.unknown else sentences
 
 
 def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
@@ -72,37 +72,39 @@ def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
     return [of(states, names) for of in (_options, _code, _captured, _packages, _hosts)]
 
 
-def text(found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
+def text(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return how jobs differ in plain text; ``outcomes`` are what :func:`outcome` made of each."""
-    return rendered.text(heading(found, names), _parts(found, names, outcomes))
+    return rendered.text(heading(respects, names), _parts(respects, names, outcomes))
 
 
-def html(found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
+def html(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    return rendered.html(heading(found, names), _parts(found, names, outcomes))
+    return rendered.html(heading(respects, names), _parts(respects, names, outcomes))
 
 
 def data(
-    found: Sequence[Aspect], states: Sequence[JobState], outcomes: Sequence[Mapping[str, Any]]
+    respects: Sequence[Aspect], states: Sequence[JobState], outcomes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the same as plain data: of each aspect what differs, by its key, and why some isn't known."""
-    told: dict[str, Any] = {each.key: {name: [*row] for name, row in each.rows.items()} for each in found}
-    changes = ["\n".join(lines) for each in found for lines in each.changes]
+    tables: dict[str, Any] = {
+        aspect.key: {name: [*row] for name, row in aspect.rows.items()} for aspect in respects
+    }
+    changes = ["\n".join(lines) for aspect in respects for lines in aspect.changes]
     return {
         "jobs": [state.info.id for state in states],
-        "alike": not any(each.differs or each.unknown for each in found),
-        **told,
+        "alike": not any(aspect.differs or aspect.unknown for aspect in respects),
+        **tables,
         "changes": changes,
-        "unknown": {each.key: each.unknown for each in found if each.unknown},
+        "unknown": {aspect.key: aspect.unknown for aspect in respects if aspect.unknown},
         "results": [*outcomes],
     }
 
 
-def heading(found: Sequence[Aspect], names: Sequence[str]) -> str:
+def heading(respects: Sequence[Aspect], names: Sequence[str]) -> str:
     """Return in a line in which respects jobs differ, or that they don't."""
     who = " and ".join(names) if names[0] != names[-1] else f"{names[0]} and itself"
-    differ = [each.title.lower() for each in found if each.differs]
-    same = [each.title.lower() for each in found if not each.differs and not each.unknown]
+    differ = [aspect.title.lower() for aspect in respects if aspect.differs]
+    same = [aspect.title.lower() for aspect in respects if not aspect.differs and not aspect.unknown]
     if differ:
         return f"{who} differ in {_listed(differ)}" + (f"; alike: {_listed(same)}" if same else "")
     return f"{who} are alike in {_listed(same)}" if same else f"{who}: it isn't known whether they differ"
@@ -128,27 +130,27 @@ def _listed(titles: Sequence[str]) -> str:
 
 
 def _parts(
-    found: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]
+    respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]
 ) -> Iterator[Part]:
-    for each in found:
-        if each.differs:
-            wrote = [line(text, LINE) for lines in each.changes for text in lines]
-            yield Part(each.title, each.table(names), each.said(), wrote)
-    if unknown := [each.unknown for each in found if each.unknown and not each.differs]:
+    for aspect in respects:
+        if aspect.differs:
+            wrote = [line(text, LINE) for lines in aspect.changes for text in lines]
+            yield Part(aspect.title, aspect.table(names), aspect.said(), wrote)
+    if unknown := [aspect.unknown for aspect in respects if aspect.unknown and not aspect.differs]:
         yield Part("Not compared", said=unknown)
     yield Part("Results", _results(outcomes, names))
 
 
 def _results(outcomes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
-    metrics = list(dict.fromkeys(name for each in outcomes for name in each["metrics"]))[:_MOST_METRICS]
+    metrics = list(dict.fromkeys(name for result in outcomes for name in result["metrics"]))[:_MOST_METRICS]
     rows = [
-        ("state", *(each["phase"].lower() for each in outcomes)),
-        ("why", *(each["failure"] for each in outcomes)),
-        ("value", *("" if (value := each["value"]) is None else short(value) for each in outcomes)),
-        *((name, *(_number(each["metrics"].get(name)) for each in outcomes)) for name in metrics),
-        ("took", *(duration(each["seconds"]) for each in outcomes)),
-        ("attempts", *(str(each["attempts"]) for each in outcomes)),
-        ("restarts", *(str(each["restarts"] or "") for each in outcomes)),
+        ("state", *(result["phase"].lower() for result in outcomes)),
+        ("why", *(result["failure"] for result in outcomes)),
+        ("value", *("" if (value := result["value"]) is None else short(value) for result in outcomes)),
+        *((name, *(_number(result["metrics"].get(name)) for result in outcomes)) for name in metrics),
+        ("took", *(duration(result["seconds"]) for result in outcomes)),
+        ("attempts", *(str(result["attempts"]) for result in outcomes)),
+        ("restarts", *(str(result["restarts"] or "") for result in outcomes)),
     ]
     return [("", *names), *(tuple(map(_cell, row)) for row in rows if any(row[1:]))]
 
@@ -173,12 +175,12 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 
 
 def _differ(row: Sequence[Any]) -> bool:
-    return any(each != row[0] for each in row)
+    return any(cell != row[0] for cell in row)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={each}" for name, each in value.items())
+        return " ".join(f"{name}={metric}" for name, metric in value.items())
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "" if value is None else str(getattr(value, "value", value))
@@ -189,10 +191,10 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     first, *others = [_text(state) for state in states]
     unknown = [name for name, text in zip(names, (first, *others), strict=True) if not text]
     changes = [
-        tuple(difflib.unified_diff(first.splitlines(), each.splitlines(), names[0], name, lineterm=""))
-        if first and each
+        tuple(difflib.unified_diff(first.splitlines(), source.splitlines(), names[0], name, lineterm=""))
+        if first and source
         else ()
-        for name, each in zip(names[1:], others, strict=True)
+        for name, source in zip(names[1:], others, strict=True)
     ]
     calls = tuple(state.info.label for state in states)
     return replace(
@@ -214,11 +216,11 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} captured isn't known here.")
     kept = [state.info.captured or {} for state in states]
     rows, sampled, untold = {}, [], []
-    for name in dict.fromkeys(name for each in kept for name in each):
-        found = [each.get(name, ("", "")) for each in kept]
-        digests = [digest for _, digest in found]
-        if _differ(found):
-            rows[name] = _row(found)
+    for name in dict.fromkeys(name for record in kept for name in record):
+        values = [record.get(name, ("", "")) for record in kept]
+        digests = [digest for _, digest in values]
+        if _differ(values):
+            rows[name] = _row(values)
         elif not all(digests):
             untold.append(name)
         elif digests[0].startswith(SAMPLED):
@@ -228,14 +230,14 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     return replace(made, rows=rows, unknown=" ".join(said))
 
 
-def _row(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _row(values: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return what each job had of it, with digests where only these differ."""
-    whats = [line(what, _MAX_WHAT) for what, _ in found]
+    whats = [line(what, _MAX_WHAT) for what, _ in values]
     if len(set(whats)) == len(whats):
         return tuple(whats)
     return tuple(
         f"{what} ({digest[:_DIGITS]})" if digest else what
-        for what, (_, digest) in zip(whats, found, strict=True)
+        for what, (_, digest) in zip(whats, values, strict=True)
     )
 
 
@@ -258,13 +260,13 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 
 
 def _versions(state: JobState) -> dict[str, str]:
-    told = state.importable
-    if told is None:
+    fact = state.importable
+    if fact is None:
         return {}
-    found = {**told.distributions, **told.installed}
-    for name in told.origins.keys() & found.keys():
-        found[name] += f" ({line(' '.join(reference(told.origins[name])).strip(), _MAX_WHAT)})"
-    return {"image": state.image, "Python": told.python, "platform": told.platform, **found}
+    versions = {**fact.distributions, **fact.installed}
+    for name in fact.origins.keys() & versions.keys():
+        versions[name] += f" ({line(' '.join(reference(fact.origins[name])).strip(), _MAX_WHAT)})"
+    return {"image": state.image, "Python": fact.python, "platform": fact.platform, **versions}
 
 
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
@@ -272,10 +274,10 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     if len({_where(state) for state in states} - {()}) == 1:
         return made
     kinds = [usage.kinds(state) for state in states]
-    unknown = [name for name, found in zip(names, kinds, strict=True) if not found]
+    unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]
     if unknown:  # nodes tell of themselves after some seconds
         return replace(made, unknown=f"On what kind of hosts {_some(unknown)} ran isn't known.")
-    row = tuple(" and ".join(found) for found in kinds)
+    row = tuple(" and ".join(hosts) for hosts in kinds)
     return replace(made, rows={"kind": row} if _differ(row) else {})
 
 
@@ -299,17 +301,17 @@ _DIFF = {"+": "added", "-": "removed", "@": "hunk"}
 
 def spans(text: str) -> list[Span]:
     """Return the code in spans, which joined are the text again; what isn't Python is plain."""
-    found, at = [], 0
+    coloured, at = [], 0
     for kind, start, end in _tokens(text):
         if kind and start >= at:
-            found += [("", text[at:start]), (kind, text[start:end])]
+            coloured += [("", text[at:start]), (kind, text[start:end])]
             at = end
-    return [span for span in (*found, ("", text[at:])) if span[1]]
+    return [span for span in (*coloured, ("", text[at:])) if span[1]]
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield each token's kind, and where it starts and ends in the text."""
-    lines = [0, *accumulate(len(each) + 1 for each in text.split("\n"))]
+    lines = [0, *accumulate(len(source_line) + 1 for source_line in text.split("\n"))]
     defines = False
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -331,8 +333,8 @@ def changes(lines: Iterable[str]) -> list[Span]:
 
 def cells(state: JobState) -> list[tuple[str, str]]:
     """Return the cells whose code travelled by what they are called, the one that was run first."""
-    found = [(label, text) for label, text in state.info.sources.values()]
-    found.sort(key=lambda each: [int(digits) for digits in re.findall(r"\d{1,9}", each[0])])
+    labelled = [(label, text) for label, text in state.info.sources.values()]
+    labelled.sort(key=lambda pair: [int(digits) for digits in re.findall(r"\d{1,9}", pair[0])])
     # Where the magic stood in the cell that was run there is an empty line.
-    found.sort(key=lambda each: not each[1].startswith("\n"))
-    return [(line(label, LINE), text.strip("\n") + "\n") for label, text in found]
+    labelled.sort(key=lambda pair: not pair[1].startswith("\n"))
+    return [(line(label, LINE), text.strip("\n") + "\n") for label, text in labelled]

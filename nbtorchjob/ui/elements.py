@@ -52,7 +52,7 @@ def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:
     return f"<{name}{attributes}>{body}</{name}>"
 
 
-def told(text: str, style: str = _WRAPPED) -> str:
+def text_line(text: str, style: str = _WRAPPED) -> str:
     """Return a line of text; nothing for an empty one."""
     return tag("div", prose(line(text, LINE)), style) if text else ""
 
@@ -64,7 +64,7 @@ def prose(text: str) -> str:
 
 def titled(title: str, lines: Sequence[str]) -> str:
     """Return a list of texts below a title; nothing where there are none."""
-    items = "".join(tag("li", prose(line(each, LINE))) for each in lines)
+    items = "".join(tag("li", prose(line(text, LINE))) for text in lines)
     return tag("div", escape(title), "margin:4px 0 0") + tag("ul", items, "margin:0 0 4px") if lines else ""
 
 
@@ -76,7 +76,7 @@ def grid(rows: Sequence[Sequence[str]], most: int) -> str:
 
 
 def _row(cell: str, texts: Sequence[str], most: int) -> str:
-    return tag("tr", "".join(tag(cell, escape(line(each, most)), _CELL) for each in texts))
+    return tag("tr", "".join(tag(cell, escape(line(text, most)), _CELL) for text in texts))
 
 
 def pre(lines: Sequence[str], box: str) -> str:
@@ -102,9 +102,11 @@ def action(label: str, command: str, arguments: Mapping[str, str], *, of: str = 
     Elsewhere it is invisible: it has no text that a page could show without the button. Where several
     have one label, who doesn't see the page is told what this one is ``of``.
     """
-    told = f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    attributes = (
+        f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    )
     named = f'aria-label="{escape(f"{label} of {of}")}" ' if of else ""
-    return _button(label, named + told)
+    return _button(label, named + attributes)
 
 
 def inserting(label: str, text: str) -> str:
@@ -116,8 +118,10 @@ def inserting(label: str, text: str) -> str:
     return _button(label, f'data-nbtorchjob-line="{escape(text)}"')
 
 
-def _button(label: str, told: str) -> str:
-    return f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {told}></button>'
+def _button(label: str, attributes: str) -> str:
+    return (
+        f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {attributes}></button>'
+    )
 
 
 def fold(summary: str, body: str, *, opened: bool = False) -> str:

@@ -32,17 +32,17 @@ def word(state: JobState) -> str:
 def phase(words: Iterable[str]) -> Phase:
     """Return where a group stands, as a job would: it goes on while one of its runs does."""
     # That some are stopped early is what was asked for.
-    found = {Phase.SUCCEEDED if each == STOPPED else Phase(each) for each in words}
-    live = next((each for each in (Phase.RUNNING, Phase.PENDING, Phase.SUBMITTED) if each in found), None)
+    phases = {Phase.SUCCEEDED if item == STOPPED else Phase(item) for item in words}
+    live = next((item for item in (Phase.RUNNING, Phase.PENDING, Phase.SUBMITTED) if item in phases), None)
     if live is not None:
-        return Phase.RUNNING if any(each.terminal for each in found) else live
-    return next((each for each in (Phase.FAILED, Phase.CANCELLED) if each in found), Phase.SUCCEEDED)
+        return Phase.RUNNING if any(item.terminal for item in phases) else live
+    return next((item for item in (Phase.FAILED, Phase.CANCELLED) if item in phases), Phase.SUCCEEDED)
 
 
 def counted(words: Iterable[str]) -> str:
     """Return ``5 done, 2 running, 1 failed``."""
-    found = Counter(words)
-    return ", ".join(f"{found[each]:,} {name}" for each, name in CALLED.items() if found[each])
+    counts = Counter(words)
+    return ", ".join(f"{counts[key]:,} {name}" for key, name in CALLED.items() if counts[key])
 
 
 _HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")

@@ -40,31 +40,31 @@ def description(
         ("submitted", clock(info.created, now)),
         ("size", facts.shape(state)),
     ]
-    found = [
+    parts = [
         _part("Job", rows=[(name, line(text, LINE)) for name, text in about if text]),
         *(
-            _part(each.title, each.rows[0] if each.rows else (), each.rows[1:], each.said, wrote=each.wrote)
-            for each in describe.parts(state, now, enforced, folder, tended)
+            _part(part.title, part.rows[0] if part.rows else (), part.rows[1:], part.said, wrote=part.wrote)
+            for part in describe.parts(state, now, enforced, folder, tended)
         ),
         *(
-            _part(title, charts=[chart.curves(found, width=_WIDTH, height=_HEIGHT, x_label="minutes")])
-            for title, found in usage.courses(state)
+            _part(title, charts=[chart.curves(parts, width=_WIDTH, height=_HEIGHT, x_label="minutes")])
+            for title, parts in usage.courses(state)
         ),
         *([] if info.unreadable else [_part("Options", spans=[("", _command(info.asked))])]),
         *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in code.cells(state)),
     ]
-    return {"heading": facts.last_line(state, now), "parts": found}
+    return {"heading": facts.last_line(state, now), "parts": parts}
 
 
 def comparison(states: Sequence[JobState], now: float) -> Page:
     """Return the curves of some jobs, a chart a metric, and in which respects they differ."""
     names = _names(states)
-    found = [
+    parts = [
         _part("Jobs", ("", "job", "state", "took", "size", "newest values"), _summaries(states, now)),
         *_metrics(states, names),
         *(part for aspect in aspects(states, names) for part in _differences(aspect, names)),
     ]
-    return {"heading": f"{len(states)} jobs compared", "parts": found}
+    return {"heading": f"{len(states)} jobs compared", "parts": parts}
 
 
 def _part(
@@ -85,8 +85,8 @@ def _part(
         "wrote": [*wrote],
         "code": [[*span] for span in spans],
         "charts": [
-            {"svg": each.svg, "title": each.title, "width": each.width, "height": each.height}
-            for each in charts
+            {"svg": item.svg, "title": item.title, "width": item.width, "height": item.height}
+            for item in charts
         ],
     }
 
@@ -117,7 +117,7 @@ def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
             facts.status(state, now).lower(),
             duration(state.elapsed(now)),
             facts.shape(state),
-            ", ".join(metrics.told(_series(state), 4, counting=False)),
+            ", ".join(metrics.summary(_series(state), 4, counting=False)),
         )
         for number, state in enumerate(states, 1)
     ]
@@ -129,16 +129,16 @@ def _series(state: JobState) -> Series:
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a chart for each metric that one of them reported, with a line for each job."""
-    found = [metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS) for state in states]
-    known = list(dict.fromkeys(metric for curves in found for metric in curves))[:_MOST_CHARTS]
+    per_job = [metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS) for state in states]
+    known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
     if not known:
         return [_part("Metrics", said=["None of them reported a metric that changed."])]
-    return [_part(line(metric, LINE), charts=[_chart(metric, found, names)]) for metric in known]
+    return [_part(line(metric, LINE), charts=[_chart(metric, per_job, names)]) for metric in known]
 
 
-def _chart(metric: str, found: Sequence[Mapping[str, metrics.Curve]], names: Sequence[str]) -> chart.Chart:
+def _chart(metric: str, per_job: Sequence[Mapping[str, metrics.Curve]], names: Sequence[str]) -> chart.Chart:
     nothing = metrics.Curve("", ())
-    curves = [curves.get(metric, nothing) for curves in found]
+    curves = [curves.get(metric, nothing) for curves in per_job]
     series = {name: curve.points for name, curve in zip(names, curves, strict=True)}  # each keeps its colour
     along = next(curve.label for curve in curves if curve.label)
     return chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)

@@ -10,7 +10,7 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text import words
 from nbtorchjob.text.words import columns
-from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, told
+from nbtorchjob.ui.elements import BOX, CARD, PLAIN, grid, pre, tag, text_line
 
 MAX_CELL = 470  # characters of a table's cell
 
@@ -29,7 +29,7 @@ def text(heading: str, parts: Iterable[Part]) -> str:
     lines = [heading]
     for part in parts:
         lines += ["", f"{part.title}:"]
-        lines += [f"  {each}".rstrip() for each in (*columns(part.rows), *part.said, *part.wrote)]
+        lines += [f"  {row}".rstrip() for row in (*columns(part.rows), *part.said, *part.wrote)]
     return "\n".join(lines)
 
 
@@ -39,8 +39,8 @@ def html(heading: str, parts: Iterable[Part]) -> str:
     for part in parts:
         body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
         body += [grid(part.rows, MAX_CELL)] if part.rows else []
-        body += [told(each) for each in part.said]
-        body += [pre([escape(each, quote=False) for each in part.wrote], BOX)] if part.wrote else []
+        body += [text_line(row) for row in part.said]
+        body += [pre([escape(row, quote=False) for row in part.wrote], BOX)] if part.wrote else []
     return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
 
 
@@ -49,10 +49,10 @@ _WIDTH = 110  # characters that a cell's output shows without wrapping
 
 def finding_lines(findings: Iterable[Finding]) -> str:
     """Return each finding after its mark, with what to do about it, and how many are bad."""
-    found = list(findings)
-    wrong = sum(not finding.good for finding in found)
+    listed = list(findings)
+    wrong = sum(not finding.good for finding in listed)
     end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "No problems found."
-    return "\n".join([*(line for finding in found for line in _lines(finding)), "", end])
+    return "\n".join([*(line for finding in listed for line in _lines(finding)), "", end])
 
 
 def _lines(finding: Finding) -> Iterator[str]:

@@ -52,11 +52,11 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "attempts": len(state.attempts),
         "restarts": {"used": state.restarts, "limit": info.max_restarts},
         "budgets": {
-            each.budget.value: {
-                "used": each.used,
-                "limit": int(each.limit) if math.isfinite(each.limit) else None,
+            budget.budget.value: {
+                "used": budget.used,
+                "limit": int(budget.limit) if math.isfinite(budget.limit) else None,
             }
-            for each in state.budgets
+            for budget in state.budgets
         },
         "kept": info.lab is not None,
         "lab": _lab(state),
@@ -90,7 +90,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
     return {
         **record(state, now),
         "ships": state.info.ships,
-        "captured": {name: [*found] for name, found in (state.info.captured or {}).items()},
+        "captured": {name: [*pair] for name, pair in (state.info.captured or {}).items()},
         "environment": _environment(state),
         "checkout": _checkout(state),
         "spec": dict(state.info.spec),
@@ -103,30 +103,30 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
 
 
 def _environment(state: JobState) -> Record | None:
-    told = state.importable
-    if told is None:
+    fact = state.importable
+    if fact is None:
         return None
     return {
         "image": state.image,
-        "python": told.python,
-        "platform": told.platform,
-        "distributions": {**told.distributions, **told.installed},
-        "installed": [*told.installed],
-        "origins": dict(told.origins),
+        "python": fact.python,
+        "platform": fact.platform,
+        "distributions": {**fact.distributions, **fact.installed},
+        "installed": [*fact.installed],
+        "origins": dict(fact.origins),
     }
 
 
 def _checkout(state: JobState) -> Record | None:
-    told = state.checkout
-    if told is None:
+    fact = state.checkout
+    if fact is None:
         return None
-    changed = len(told.changed) + told.more
+    changed = len(fact.changed) + fact.more
     return {
-        "commit": told.commit,
-        "branch": told.branch,
+        "commit": fact.commit,
+        "branch": fact.branch,
         "dirty": changed > 0,
-        "changed": [*told.changed],
-        "more": told.more,
+        "changed": [*fact.changed],
+        "more": fact.more,
     }
 
 
@@ -137,9 +137,9 @@ def as_of(record: Record, now: float) -> Record:
 
 def _below(roots: Sequence[str], path: str) -> str:
     """Return a path as the contents API has it."""
-    found = os.path.normpath(path)
+    normal = os.path.normpath(path)
     starts = (os.path.join(root, "") for root in roots)
-    return next((found.removeprefix(start) for start in starts if found.startswith(start)), "")
+    return next((normal.removeprefix(start) for start in starts if normal.startswith(start)), "")
 
 
 def _attempt(attempt: Attempt) -> Record:
@@ -179,19 +179,19 @@ def _artifacts(state: JobState) -> int | None:
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
     """Return since when a running job has been silent, what is overdue, and how long one takes."""
-    found, known = still(state, now), progress(state)
+    stillness, known = still(state, now), progress(state)
     if state.phase is Phase.RUNNING and known is not None and known.overdue(now) is not None:
         by_unit = known.told_each
         unit, usual = (known.unit, known.pace) if by_unit else (REPORT, known.every)
         return {"since": known.heard, "unit": unit, "usual": usual}
-    return None if found is None else {"since": found.since, "unit": None, "usual": None}
+    return None if stillness is None else {"since": stillness.since, "unit": None, "usual": None}
 
 
 def _progress(state: JobState, now: float) -> dict[str, Any] | None:
-    found = progress(state)
-    if found is None or found.unit == REPORT:
+    current = progress(state)
+    if current is None or current.unit == REPORT:
         return None
-    left = found.left(now)
+    left = current.left(now)
     if left is not None and not math.isfinite(left):  # JSON can't express it
         left = None
-    return {"unit": found.unit, "done": found.done, "total": found.total, "left": left}
+    return {"unit": current.unit, "done": current.done, "total": current.total, "left": left}

@@ -34,7 +34,7 @@ IMAGE = "registry.example/train:1"
 def told() -> float:
     """Return how long a node takes to list what it has."""
     begun = time.perf_counter()
-    environment.told()
+    environment.description()
     return time.perf_counter() - begun
 
 
@@ -157,7 +157,7 @@ def installing(folder: Path) -> None:
 
 
 def main() -> None:
-    fact = EnvironmentTold(time.time(), 0, **environment.told())
+    fact = EnvironmentTold(time.time(), 0, **environment.description())
     line = json.dumps(to_json(fact)).encode()
     with own_state() as folder:
         images.learn(Asked("", IMAGE), "sha256:1", fact)

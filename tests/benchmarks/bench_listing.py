@@ -121,7 +121,7 @@ async def served() -> dict[str, tuple[float, float]]:
 async def answer(watch: Watch) -> str:
     """Return what ``GET jobs`` answers."""
     found, notes = await watch.jobs()
-    return await jobs.told(watch.history.since("", found), notes)
+    return await jobs.jobs_json(watch.history.since("", found), notes)
 
 
 def listed() -> float:

@@ -63,16 +63,16 @@ def process(filters):
 
 def test_a_fresh_process_has_nothing_to_carry(filters, ranks):
     imports = "import decimal, multiprocessing, numpy, torch\nfrom nbtorchjob.runtime.rank import carried"
-    text = f"{imports}\ncarried.told()"
+    text = f"{imports}\ncarried.changed()"
     assert ranks.run(from_cell(text, {"__name__": "__main__"}))[0] == {}
-    assert carried.told() == {}
+    assert carried.changed() == {}
 
 
 def test_a_start_method_that_nobody_chose_isnt_carried(process):
     multiprocessing.set_start_method(None, force=True)
     assert multiprocessing.get_context().get_start_method() == multiprocessing.get_start_method()
     assert multiprocessing.get_start_method(allow_none=True) is not None
-    assert carried.told() == {}
+    assert carried.changed() == {}
 
 
 @pytest.mark.parametrize("name", SET)
@@ -80,8 +80,8 @@ def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     home = carried.SETTINGS[name].module
     pytest.importorskip(home)
     exec(SET[name])
-    here = carried.told()
-    text = f"import {home}\nfrom nbtorchjob.runtime.rank import carried\ncarried.told()"
+    here = carried.changed()
+    text = f"import {home}\nfrom nbtorchjob.runtime.rank import carried\ncarried.changed()"
     value, _, error = ranks.run(from_cell(text, {"__name__": "__main__"}))
 
     assert error == ""
@@ -103,17 +103,17 @@ def test_a_filter_of_a_librarys_warning_holds_once_that_is_imported(process, ran
 
 def test_filters_of_an_earlier_turn_are_taken_back(process):
     warnings.simplefilter("error", UserWarning)
-    values = carried.told()
+    values = carried.changed()
     warnings.resetwarnings()
     carried.lay(values)
     assert warnings.filters[0][:3] == ("error", None, UserWarning)
     carried.lay({})
-    assert carried.told() == {}
+    assert carried.changed() == {}
 
 
 def test_what_isnt_set_any_more_is_as_before(process):
     exec(SET["numpy.seterr"])
-    values = carried.told()
+    values = carried.changed()
     np.seterr(divide="warn")
     carried.lay(values)
     assert np.geterr()["divide"] == "raise"

@@ -40,7 +40,7 @@ def standing(tmp_path, monkeypatch):
 
 def told(name="image"):
     """Return what this interpreter would tell as an image, once it was kept and read again."""
-    fact = EnvironmentTold(1.0, 0, **environment.told())
+    fact = EnvironmentTold(1.0, 0, **environment.description())
     images.learn(Asked("", name), f"sha256:{name}", fact)
     known = images.known(Asked("", name))
     assert known is not None

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from nbtorchjob import JobSpec, SpecError, api, submission
-from nbtorchjob.runtime.rank import settings as told
+from nbtorchjob.runtime.rank import settings as rank_settings
 
 TOLD = {
     "dtype": "float64",
@@ -24,17 +24,17 @@ TOLD = {
 @pytest.fixture(autouse=True)
 def as_it_starts():
     """Check that torch's defaults are the ones known here, and put them back."""
-    assert told.told() == {}
+    assert rank_settings.changed() == {}
     yield
-    told.lay({name: setting.default for name, setting in told._SETTINGS.items()})
+    rank_settings.lay({name: setting.default for name, setting in rank_settings._SETTINGS.items()})
     torch.set_default_device(None)  # also what asks for it at each operation
 
 
 def test_what_torch_was_told_is_read_laid_and_put_in_words():
-    told.lay(TOLD)
+    rank_settings.lay(TOLD)
 
-    assert told.told() == TOLD
-    assert told.words(told.told()) == [
+    assert rank_settings.changed() == TOLD
+    assert rank_settings.words(rank_settings.changed()) == [
         "torch.set_default_dtype(torch.float64)",
         "torch.set_default_device('meta')",
         "torch.set_grad_enabled(False)",
@@ -45,9 +45,9 @@ def test_what_torch_was_told_is_read_laid_and_put_in_words():
         "torch.backends.cudnn.benchmark = True",
         "torch.backends.cudnn.deterministic = True",
     ]
-    for statement in told.words(TOLD):
+    for statement in rank_settings.words(TOLD):
         exec(statement)
-    assert told.told() == TOLD
+    assert rank_settings.changed() == TOLD
 
 
 def test_what_changes_numbers_is_a_note():
@@ -70,8 +70,8 @@ def test_a_mode_that_was_entered_is_a_note_whatever_goes_along():
         noted = "ranks don't get Counted, FakeTensorMode, entered here: enter them in the cell"
         assert submission.cautions(JobSpec(carry_settings=True)) == (noted,)
     with torch.autocast("cpu"), torch.inference_mode():
-        assert told.modes() == ["torch.autocast('cpu')", "torch.inference_mode()"]
-    assert told.modes() == []
+        assert rank_settings.modes() == ["torch.autocast('cpu')", "torch.inference_mode()"]
+    assert rank_settings.modes() == []
 
 
 def test_it_is_on_or_off():

@@ -35,7 +35,7 @@ said = {
     "dry run": submission.dry_run(call, spec),
     "doctor": [(found.text, found.remedy) for found in api.doctor(spec)],
     "chosen": [found.text for found in api.doctor(unnamed)],
-    "missing": [(found.text, found.remedy) for found in looked.each(set(), 36, spec, needed=True)],
+    "missing": [(found.text, found.remedy) for found in looked.per_kind(set(), 36, spec, needed=True)],
     "pages": [kinds.page(), permissions.page()],
 }
 job = submission.submit(call, spec)

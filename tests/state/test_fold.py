@@ -267,7 +267,7 @@ def test_the_first_failures_variables_are_kept_and_a_bounded_number_of_others():
     assert state.failure is not None
     assert state.failure.error == TOLD
     assert len(state.variables) == 16
-    assert not any(event.error.told for event in state.errors)
+    assert not any(event.error.variables_size for event in state.errors)
 
 
 def test_a_killed_rank_is_blamed_before_the_collective_that_missed_it():

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from nbtorchjob.state import Phase
-from nbtorchjob.ui.elements import PHASES, told
+from nbtorchjob.ui.elements import PHASES, text_line
 
 STATES = Path(__file__).parents[2] / "labextension" / "style" / "states.css"
 
@@ -20,6 +20,6 @@ def test_each_phase_has_a_colour_and_the_extension_s_style_knows_no_other_state(
 
 
 def test_an_option_isnt_broken_in_two_lines():
-    assert '>raise <span style="white-space:nowrap">--shm-size</span> &lt;b&gt;<' in told(
+    assert '>raise <span style="white-space:nowrap">--shm-size</span> &lt;b&gt;<' in text_line(
         "raise --shm-size <b>"
     )

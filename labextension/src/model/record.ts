@@ -31,7 +31,7 @@ export interface Still {
 export interface Strip {
   readonly of: 'CPU' | 'memory' | 'GPU';
   /** the newest, in words: "7.2 of 8 GB" */
-  readonly told: string;
+  readonly newest: string;
   /** of the whole, from 0 to 1, the oldest first */
   readonly parts: readonly number[];
 }

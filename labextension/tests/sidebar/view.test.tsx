@@ -122,7 +122,7 @@ describe('the list', () => {
   });
 
   it('draws what a job uses as strips, with the newest in words', () => {
-    const strips = [{ of: 'memory', told: '6 of 8 GB', parts: [0.25, 0.75] }] as const;
+    const strips = [{ of: 'memory', newest: '6 of 8 GB', parts: [0.25, 0.75] }] as const;
     show([aJob({ uses: [{ node: 1, strips }] }), aJob({ id: 'local:silent' })]);
 
     expect(all('[role=img]').map(strip => strip.getAttribute('aria-label'))).toEqual([

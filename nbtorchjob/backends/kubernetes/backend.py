@@ -148,17 +148,17 @@ class KubernetesBackend(Backend):
 
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """List the objects and pods of a scope, or of every one that this user sends jobs to."""
-        found: list[JobState] = []
+        listed: list[JobState] = []
         if scope is not None:
-            found = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
+            listed = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
         else:
             scopes = namespaces.looked_at()
-            for each, states in zip(scopes, loop.run(_beside(scopes, everyone=everyone)), strict=True):
-                with find.asking(each):
+            for place, states in zip(scopes, loop.run(_beside(scopes, everyone=everyone)), strict=True):
+                with find.asking(place):
                     if isinstance(states, BaseException):
                         raise states
-                    found += states
-        return sorted(found, key=lambda state: state.info.created)
+                    listed += states
+        return sorted(listed, key=lambda state: state.info.created)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
         """List their scopes once each; of those that are gone there is what this machine has kept."""
@@ -354,8 +354,8 @@ class KubernetesBackend(Backend):
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
             return {}
-        found = enforcement.enforced(kind, info.asked, info.retry_owner)
-        return {field: str(said) for field, said in found.items()}
+        policies = enforcement.enforced(kind, info.asked, info.retry_owner)
+        return {field: str(said) for field, said in policies.items()}
 
     def tended(self, info: JobInfo) -> Tended | None:
         """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
@@ -426,8 +426,8 @@ async def _again(job: JobRef) -> list[JobInfo]:
 
 
 async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
-    told = replace(info, packed=time.time(), payload=len(packed.data))
-    return [_known(await Submitter(await session(spec.cluster.context), packed, spec, told).send())]
+    sent_info = replace(info, packed=time.time(), payload=len(packed.data))
+    return [_known(await Submitter(await session(spec.cluster.context), packed, spec, sent_info).send())]
 
 
 def _known(sent: JobInfo) -> JobInfo:
@@ -470,30 +470,30 @@ async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) ->
 
 
 def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
-    found: list[JobInfo] = []
+    infos: list[JobInfo] = []
     over = Once[None]()
 
     async def noted() -> None:
         try:
-            found.extend(await work)
+            infos.extend(await work)
         finally:
             over.bring(None)
 
     try:
         loop.run(noted())
     except KeyboardInterrupt:
-        raise _interrupted(found, over) from None
+        raise _interrupted(infos, over) from None
     except ClusterError as exc:
         raise submit_error(exc) from exc
-    return found
+    return infos
 
 
-def _interrupted(found: list[JobInfo], over: Once[None]) -> Interrupted:
+def _interrupted(infos: list[JobInfo], over: Once[None]) -> Interrupted:
     """Wait until what was made is taken back again; say whether it is there all the same."""
     with suppress(KeyboardInterrupt):
         over.wait(_TAKE_BACK_S)
-    if found:
-        name = found[0].group or found[0].name
+    if infos:
+        name = infos[0].group or infos[0].name
         return Interrupted(f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it.")
     if over.come:
         return Interrupted(interrupts.NOTHING)

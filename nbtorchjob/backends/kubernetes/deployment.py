@@ -34,7 +34,7 @@ _NOT_THERE = (
     "labextension",
     "commands",
     "ui",
-    *(f"frontends/{each}" for each in ("notebook", "panel", "server")),
+    *(f"frontends/{front}" for front in ("notebook", "panel", "server")),
 )
 _LIBRARIES = ("aiohttp", "cloudpickle", "platformdirs")
 _MOST = 1 << 20  # bytes of a Secret
@@ -75,7 +75,7 @@ def _deployment(
     namespaces: Sequence[str], image: str, secrets: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": NAME}
-    digest = hashlib.sha256(json.dumps([each["data"] for each in secrets]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([obj["data"] for obj in secrets]).encode()).hexdigest()
     pod = {
         "serviceAccountName": NAME,
         "securityContext": {
@@ -160,7 +160,7 @@ def _program() -> Iterator[tuple[str, bytes]]:
     root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root).as_posix()
-        if not inside.startswith(tuple(f"{each}/" for each in _NOT_THERE)):
+        if not inside.startswith(tuple(f"{folder}/" for folder in _NOT_THERE)):
             yield f"{root.name}/{inside}", path.read_bytes()
 
 
@@ -175,16 +175,16 @@ def _libraries() -> Iterator[tuple[str, bytes]]:
 def _closure(names: Iterable[str]) -> set[str]:
     from packaging.requirements import Requirement
 
-    found, todo = set[str](), [*names]
+    closure, todo = set[str](), [*names]
     while todo:
         name = todo.pop().lower().replace("_", "-")
-        if name not in found:
-            found.add(name)
+        if name not in closure:
+            closure.add(name)
             needs = map(Requirement, metadata.requires(name) or ())
             todo += [
                 need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
             ]
-    return found
+    return closure
 
 
 def _zipped(files: Iterable[tuple[str, bytes]]) -> bytes:

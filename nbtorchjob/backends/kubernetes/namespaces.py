@@ -64,12 +64,12 @@ def known() -> list[Scope]:
 
 def looked_at() -> list[Scope]:
     """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
-    found = dict.fromkeys(known())
+    scopes = dict.fromkeys(known())
     with suppress(SpecError):
         spec = profiles.default()
         if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
-            found[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
-    return list(found)
+            scopes[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
+    return list(scopes)
 
 
 def named_in() -> list[Scope]:

@@ -37,23 +37,25 @@ async def served(client: Client, groups: Collection[str]) -> set[Served]:
 
     One request; before Kubernetes 1.26 one more for each version of an installed group.
     """
-    found = await client.document("/apis", answers.SERVED, accept=_ACCEPT)
-    if found.get("kind") == "APIGroupDiscoveryList":
+    document = await client.document("/apis", answers.SERVED, accept=_ACCEPT)
+    if document.get("kind") == "APIGroupDiscoveryList":
         return {
             (group["metadata"]["name"], version["version"], resource["resource"])
-            for group in found.get("items") or ()
+            for group in document.get("items") or ()
             if group["metadata"]["name"] in groups
             for version in group["versions"]
             for resource in version.get("resources") or ()
         }
-    installed = [group for group in found.get("groups") or () if group["name"] in groups]
+    installed = [group for group in document.get("groups") or () if group["name"] in groups]
     versions = [(group["name"], one["version"]) for group in installed for one in group["versions"]]
     return set(itertools.chain(*await asyncio.gather(*(_resources(client, *one) for one in versions))))
 
 
 async def _resources(client: Client, group: str, version: str) -> list[Served]:
-    found = await client.document(f"/apis/{group}/{version}", answers.SERVED)
-    return [(group, version, one["name"]) for one in found.get("resources") or () if "/" not in one["name"]]
+    document = await client.document(f"/apis/{group}/{version}", answers.SERVED)
+    return [
+        (group, version, one["name"]) for one in document.get("resources") or () if "/" not in one["name"]
+    ]
 
 
 async def allowed(client: Client, verb: str, group: str, resource: str, namespace: str | None) -> bool:
@@ -126,8 +128,8 @@ class Session:
 
     async def _asked_minor(self) -> int:
         # "minor" is "20+" of some builds, and empty of others.
-        found = (await version(self.client))["gitVersion"]
-        return int(re.sub(r"\D.*", "", found.split(".")[1]))
+        release = (await version(self.client))["gitVersion"]
+        return int(re.sub(r"\D.*", "", release.split(".")[1]))
 
     def reflector(self, namespace: str) -> reflector.Reflector:
         """Return the one reflector of a namespace: its watches serve all jobs."""

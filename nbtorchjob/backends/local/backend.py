@@ -199,9 +199,9 @@ class LocalBackend(Backend):
         """Read the job's folder until the job is closed, lost or deleted."""
         job = JobDirectory(paths.jobs_dir() / name)
         if turn is None or turn.mark is None:  # else who follows it knows that of its lab
-            for told in _beside(job):
-                yield told
-        follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: listing.told(job))
+            for fact in _beside(job):
+                yield fact
+        follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: listing.waiting(job))
         async with aclosing(follower.stream()) as events:
             async for event in events:
                 yield event
@@ -249,16 +249,16 @@ class LocalBackend(Backend):
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's folder once, logs included."""
-        found = reduce(apply, self.facts(name), JobState(self.info(name)))
-        listing.tidy([name] if found.phase.terminal else [])
-        return found
+        state = reduce(apply, self.facts(name), JobState(self.info(name)))
+        listing.tidy([name] if state.phase.terminal else [])
+        return state
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""
         job = self._job(name)
         yield from _beside(job)
         gone, closed = liveness.why(job), False
-        if (waiting := listing.told(job)) is not None:
+        if (waiting := listing.waiting(job)) is not None:
             yield waiting
         for event in Follower(job, lambda: gone, turn=turn).look():
             closed = closed or isinstance(event, Closed)
@@ -512,7 +512,7 @@ def _remains() -> Iterator[tuple[Path, float]]:
         if directory.in_work(path):
             continue
         with suppress(OSError):  # made or removed by now
-            newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+            newest = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
             yield path, time.time() - newest
 
 
@@ -529,9 +529,9 @@ def _beside(job: JobDirectory) -> Iterator[Event]:
     """Yield the facts that were put down beside the job's own."""
     for path in (job.environment, job.checkout):
         with suppress(OSError, *UNREADABLE):
-            found = json.loads(record(path))
-            if (told := believed({"time": job.info().created, **found})) is not None:
-                yield told
+            fact = json.loads(record(path))
+            if (event := believed({"time": job.info().created, **fact})) is not None:
+                yield event
 
 
 def _cautions(spec: JobSpec) -> Iterator[str]:

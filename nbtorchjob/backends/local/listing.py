@@ -93,9 +93,11 @@ class Summaries:
         with suppress(OSError, ValueError, LookupError, TypeError):  # the last two: later code's own way
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
-                found = json.loads(text)
-                if found["code"] == self._code:
-                    return {name: _Line(tuple(mark), *rest) for name, (mark, *rest) in found["jobs"].items()}
+                summaries = json.loads(text)
+                if summaries["code"] == self._code:
+                    return {
+                        name: _Line(tuple(mark), *rest) for name, (mark, *rest) in summaries["jobs"].items()
+                    }
         return {}
 
 
@@ -104,15 +106,15 @@ _STEP_S = 2.0  # between two steps of who waits: normally the end of another job
 _next = [0.0]
 
 
-def told(job: JobDirectory) -> Waiting | None:
+def waiting(job: JobDirectory) -> Waiting | None:
     """Return what a job waits for; None unless it does."""
     if not liveness.queued(job.path.name) or job.supervisor() is not None:
         return None
     from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
 
     _step_now_and_then()
-    found = queue.behind(job.path.name)
-    return None if found is None else Waiting(time.time(), _behind(*found))
+    ahead = queue.behind(job.path.name)
+    return None if ahead is None else Waiting(time.time(), _behind(*ahead))
 
 
 def _behind(many: int, running: Sequence[str]) -> str:
@@ -255,8 +257,8 @@ class Listed:
         if gone is not None and not self.closed:
             state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
-            waiting = None if state.nodes else told(self.folder)
-            return self._heard(state) if waiting is None else apply(state, waiting)
+            waits = None if state.nodes else waiting(self.folder)
+            return self._heard(state) if waits is None else apply(state, waits)
         self._begun = None
         return replace(state, series={}, variables={}, uses={})
 
@@ -279,7 +281,7 @@ class _Begun:
 
     def read(self) -> JobState:
         """Return what is known now."""
-        self.known = _told(self.known, self.events.lines())
+        self.known = _with_lines(self.known, self.events.lines())
         return self.known
 
 
@@ -309,7 +311,7 @@ def _mark(stat: os.stat_result) -> Mark:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _told(state: JobState, lines: Iterable[bytes]) -> JobState:
+def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
     """Return the state that knows the lines, too; of a living job some of what it tells all the time."""
     facts: list[bytes] = []
     reports: list[bytes] = []

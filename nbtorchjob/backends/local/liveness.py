@@ -37,16 +37,16 @@ class Liveness:
                 if _which(self._path) == file and supervisor.alive():
                     return None
         gone, self._known = why(self._job), None
-        if gone is None and (found := self._job.supervisor()) is not None:
+        if gone is None and (supervising := self._job.supervisor()) is not None:
             with suppress(OSError):
-                self._known = _which(self._path), found
+                self._known = _which(self._path), supervising
         return gone
 
 
 def _which(path: str) -> tuple[int, int]:
     """Tell a file from a later one, which may have its number."""
-    found = os.stat(path)
-    return found.st_ino, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns
 
 
 def why(job: JobDirectory) -> str | None:

@@ -60,7 +60,7 @@ class TorchJobMagics:
 
     def torchjob(self, line: str, cell: str | None = None) -> Any:
         """Run a cell as a distributed torch job, and act on jobs."""
-        with _usage_errors(), interrupts.told("Interrupted." if cell is None else interrupts.NOTHING):
+        with _usage_errors(), interrupts.message("Interrupted." if cell is None else interrupts.NOTHING):
             if cell is not None:
                 return self._cell(grid.kept(line, lambda text: self._expand(text, 6)), cell)
             word, _, rest = line.strip().partition(" ")

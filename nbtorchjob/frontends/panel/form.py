@@ -144,7 +144,7 @@ def judge(
             known = (*values, *ENTRY_KEYS.values())
             wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
             # Without the invalid one, the others are checked as well.
-            errors.setdefault(wrong.key if wrong else "", _told(exc, named=wrong is None))
+            errors.setdefault(wrong.key if wrong else "", _message(exc, named=wrong is None))
             if wrong is None or values.pop(wrong, None) is None:
                 return Verdict(None, errors)
         else:
@@ -159,7 +159,7 @@ def _given(held: Entries) -> tuple[dict[Option, Any], dict[str, str]]:
             try:
                 values[o] = _value(o, held[key])
             except SpecError as exc:
-                errors[key] = _told(exc)
+                errors[key] = _message(exc)
     return values, errors
 
 
@@ -181,7 +181,7 @@ def _blank(launch: Launch, kind: str) -> Launch:
     return PyTorch(launch.master, launch.worker)
 
 
-def _told(error: SpecError, *, named: bool = False) -> str:
+def _message(error: SpecError, *, named: bool = False) -> str:
     return str(error) if named else error.problem
 
 

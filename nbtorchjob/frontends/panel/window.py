@@ -27,7 +27,7 @@ from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.elements import grid, inserting, told
+from nbtorchjob.ui.elements import grid, inserting, text_line
 
 
 class Profiles:
@@ -41,11 +41,11 @@ class Profiles:
         self.name = widgets.Combobox(description="profile", placeholder="NAME")
         self.load = widgets.Button(description="Load", tooltip="Load this profile into the form")
         self.save = widgets.Button(description="Save", tooltip="Save the form as this profile")
-        self.told = widgets.HTML()
+        self.status = widgets.HTML()
         self.load.on_click(lambda _: self._tell(self._load))
         self.save.on_click(lambda _: self._tell(self._save))
         row = widgets.HBox([self.name, self.load, self.save]).add_class("nbtorchjob-actions")
-        self.box = widgets.VBox([row, self.told])
+        self.box = widgets.VBox([row, self.status])
         self.default = JobSpec()
         self._read()
 
@@ -73,7 +73,7 @@ class Profiles:
             said = act()
         except NBTorchJobError as exc:
             said = str(exc)
-        self.told.value = f'<div role="status">{escape(said)}</div>'
+        self.status.value = f'<div role="status">{escape(said)}</div>'
 
 
 _MOST = 60  # characters of a name
@@ -84,19 +84,19 @@ def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
     try:
         every = submission.images_of(spec, capture.of_notebook(namespace))
     except (NBTorchJobError, ImportError) as exc:
-        return told(str(exc))
+        return text_line(str(exc))
     if not every:
-        return told("A job on this machine uses this notebook's packages.")
+        return text_line("A job on this machine uses this notebook's packages.")
     return "".join(map(_table, every))
 
 
 def _table(comparison: Comparison) -> str:
     if not comparison.rows:
-        return told("This notebook hasn't imported any package yet.")
+        return text_line("This notebook hasn't imported any package yet.")
     said = comparison.summary
     if comparison.there is None:
         said += f": run a job with the image, or {hint('doctor', '--probe')}"
-    return told(f"{said[0].upper()}{said[1:]}.") + grid(comparison.table(), _MOST)
+    return text_line(f"{said[0].upper()}{said[1:]}.") + grid(comparison.table(), _MOST)
 
 
 _LAUNCH_HELP = "Elastic: nodes as in torchrun; PyTorch: a master and workers with one rank each"

@@ -71,14 +71,14 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
     left: List[str] = []
     over: List[str] = []
     limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
-    taken = _pack(_found(folder, left), folder, packed, limit, over, left)
+    taken = _pack(_sizes(folder, left), folder, packed, limit, over, left)
     if left or over:
         names = [*over, *sorted(left)]
-        told = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
+        text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
         if over:
-            told += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
-            told += ": set --storage for more" if limit == store.BY_LOG else ""
-        emit("Notice", text="left out of node %d's artifacts: %s" % (node, told))
+            text += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
+            text += ": set --storage for more" if limit == store.BY_LOG else ""
+        emit("Notice", text="left out of node %d's artifacts: %s" % (node, text))
     else:
         shutil.rmtree(folder, ignore_errors=True)
     if taken:
@@ -96,11 +96,11 @@ def artifacts_key(key: bytes, run: str, attempt: int, node: int) -> bytes:
 
 
 def _pack(
-    found: Dict[str, int], folder: str, packed: str, room: int, over: List[str], left: List[str]
+    candidates: Dict[str, int], folder: str, packed: str, room: int, over: List[str], left: List[str]
 ) -> Dict[str, int]:
     """Write the files that were found below ``folder`` to an archive, the smallest first; return which."""
     sizes: Dict[str, int] = {}
-    for name, size in sorted(found.items(), key=lambda each: (each[1], each[0])):
+    for name, size in sorted(candidates.items(), key=lambda item: (item[1], item[0])):
         room -= size + 2 * len(name.encode()) + _ENTRY
         if room < 0 or len(sizes) == MOST_FILES:
             over.append("%s (%.1f MB)" % (name, size / 1e6))
@@ -142,9 +142,9 @@ def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
             target.write(piece)
 
 
-def _found(folder: str, left: List[str]) -> Dict[str, int]:
+def _sizes(folder: str, left: List[str]) -> Dict[str, int]:
     """Return the sizes of the files below ``folder`` by name; of a link to one of them nothing is lost."""
-    found = {}
+    sizes = {}
 
     def refused(exc: OSError) -> None:
         left.append("%s (%s)" % (os.path.relpath(exc.filename, folder), exc.strerror))
@@ -157,10 +157,10 @@ def _found(folder: str, left: List[str]) -> Dict[str, int]:
                 refused(exc)
                 continue
             if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
-                found[name] = seen.st_size
+                sizes[name] = seen.st_size
             elif stat.S_ISLNK(seen.st_mode):
                 if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
                     left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
             elif not stat.S_ISDIR(seen.st_mode):
                 left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
-    return found
+    return sizes

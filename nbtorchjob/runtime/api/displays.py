@@ -82,12 +82,12 @@ def of(value: Any) -> Dict[str, Any]:
         formatters: Any = importlib.import_module("IPython.core.formatters")
     except ImportError:  # an image needn't have it
         # The bundle that an object's own methods make, by IPython's names for them.
-        found: Dict[str, Any] = {TEXT: repr(value)}
+        bundle: Dict[str, Any] = {TEXT: repr(value)}
         for mime, name in _METHODS:
             with suppress(Exception):  # whatever it raises, or it has none
                 data = getattr(value, name)()
-                found.update({mime: data} if data is not None else {})
-        return found
+                bundle.update({mime: data} if data is not None else {})
+        return bundle
     return dict(formatters.DisplayFormatter().format(value)[0])
 
 
@@ -169,13 +169,13 @@ def _display_in_the_cell(module: Any) -> None:
 
 
 def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> Any:
-    for each in objs:
-        rich = wanted() and show(each if options.get("raw") else of(each))
-        source = getattr(each, "data", None) if type(each).__module__ == "IPython.core.display" else None
+    for obj in objs:
+        rich = wanted() and show(obj if options.get("raw") else of(obj))
+        source = getattr(obj, "data", None) if type(obj).__module__ == "IPython.core.display" else None
         if options.get("raw"):
-            source = str(each.get(TEXT, "[%s]" % ", ".join(each)))
-        print(source if isinstance(source, str) else each)  # noqa: T201
-        drawn = hasattr(each, "_repr_html_") or hasattr(each, "savefig")
+            source = str(obj.get(TEXT, "[%s]" % ", ".join(obj)))
+        print(source if isinstance(source, str) else obj)  # noqa: T201
+        drawn = hasattr(obj, "_repr_html_") or hasattr(obj, "savefig")
         if drawn and not rich and not others():
             _say("display() has no page to draw more on, and writes text")
     if not display_id or handle is None:

@@ -13,7 +13,7 @@ import math
 from contextlib import suppress
 from typing import Any, Callable, Dict
 
-from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving, told
+from nbtorchjob.runtime.api.leaving import Leaving, expect, first_call, leaving
 from nbtorchjob.runtime.api.report import report
 from nbtorchjob.runtime.facts import onimport
 from nbtorchjob.runtime.facts.emit import emit
@@ -79,7 +79,7 @@ def _trainer(module: Any) -> None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if told():
+            if first_call():
                 self.on_log(args, state, control)  # the step that was saved
                 raise Leaving
 

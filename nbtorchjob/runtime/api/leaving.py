@@ -141,7 +141,7 @@ def left() -> float:
     return max(_SHORTEST_S, (_page[UNTIL] - time.monotonic_ns()) / 1e9)
 
 
-def told() -> int:
+def first_call() -> int:
     """Return the number of the call that was the first to be told, if this rank has heard it; else 0."""
     if _page is None or not 0 < _page[TOLD] <= _calls:
         return 0

@@ -85,19 +85,19 @@ class Mirror:
         if not os.path.isdir(self._folder):
             return  # nobody asked for it yet
         with self._turn() as known:
-            found = self._found()
+            stamps = self._stamps()
             if held() and not ended:
                 return  # looked at after: what was found may be half of what belongs together
-            new = [name for name in found if name not in known or known[name]["here"] != found[name]]
+            new = [name for name in stamps if name not in known or known[name]["here"] != stamps[name]]
             # What is written last, such as a list of the files before it, comes last.
-            new.sort(key=lambda name: found[name])
-            sent = [name for name in new if self._put(name, found[name], ended=ended)]
+            new.sort(key=lambda name: stamps[name])
+            sent = [name for name in new if self._put(name, stamps[name], ended=ended)]
             if not may_place():
                 return
             for name in sent:
                 self._fs.mv(self._there(name) + _PARTIAL, self._there(name))
-                known[name] = {"here": found[name], "there": self._fs.ukey(self._there(name))}
-            for name in known.keys() - found.keys():
+                known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
+            for name in known.keys() - stamps.keys():
                 self._remove(name, known)
 
     @contextmanager
@@ -130,16 +130,16 @@ class Mirror:
                 raise ValueError("a file in %s leads out of it: remove %r there" % (self._root, name[:200]))
         return stored
 
-    def _found(self) -> Dict[str, _Stamp]:
+    def _stamps(self) -> Dict[str, _Stamp]:
         """Return the stamps of the files that are here by name."""
-        found = {}
+        stamps = {}
         for folder, _, files in os.walk(self._folder, onerror=_raise):
             for file in files:
                 path = os.path.join(folder, file)
                 stamp = _stamp(path)
                 if stamp is not None and not file.endswith(_PARTIAL):
-                    found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
-        return found
+                    stamps[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
+        return stamps
 
     def _put(self, name: str, stamp: _Stamp, *, ended: bool) -> bool:
         """Put a file beside its place in the store, if it is whole; return whether that is so."""
@@ -179,10 +179,10 @@ class Mirror:
 
 def _stamp(path: str) -> Optional[_Stamp]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
+    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
 
 
 def _is_whole(path: str, stamp: _Stamp, quiet_s: float) -> bool:

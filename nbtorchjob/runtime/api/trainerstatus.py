@@ -51,7 +51,7 @@ class Poster(threading.Thread):
             self._metrics, self._zero = {}, False
             self._counts.clear()
         self._metrics = {**self._metrics, **record["metrics"]}
-        self._status = self._told(record["time"])
+        self._status = self._status_at(record["time"])
         self._news.set()
 
     def finish(self) -> None:
@@ -86,8 +86,8 @@ class Poster(threading.Thread):
                 return
             self._ended.wait(min(_EVERY_S * 2**failed, _SLOWEST_S))
 
-    def _told(self, now: float) -> Dict[str, Any]:
-        told: Dict[str, Any] = {
+    def _status_at(self, now: float) -> Dict[str, Any]:
+        status: Dict[str, Any] = {
             "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "metrics": [
                 {"name": name, "value": str(value)}
@@ -108,9 +108,9 @@ class Poster(threading.Thread):
                 if done > before:
                     seconds = (now - since) / (done - before) * left
                     far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
-                told.update(far)
+                status.update(far)
                 break
-        return told
+        return status
 
 
 def _post(body: Dict[str, Any]) -> str:

@@ -72,11 +72,11 @@ def _connected(folder: str) -> Optional[socket.socket]:
     node = socket.socket(socket.AF_UNIX)
     try:
         at_socket(folder, node.connect)
-        found = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        credentials = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:  # of a node that has ended
         return None
     # A folder may be shared with other pods; their processes have no number here.
-    return node if _CREDENTIALS.unpack(found)[0] else None
+    return node if _CREDENTIALS.unpack(credentials)[0] else None
 
 
 def _write(data: bytes) -> None:

@@ -85,12 +85,12 @@ class Messages:
         if body.startswith(_RAW):
             return body[1:]
         try:
-            found = json.loads(body.decode())
+            content = json.loads(body.decode())
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            content = None
+        if not isinstance(content, dict):
             raise WireError("it isn't a message")
-        return found
+        return content
 
     def _sign(self, body: bytes, side: int) -> bytes:
         if self._places is None:

@@ -65,8 +65,8 @@ def mark_of(rank: int) -> str:
 
 def rank_of(name: str) -> Optional[int]:
     """Return the rank whose socket is called that; None for another file."""
-    found = re.match(r"debug-(\d+)\.sock$", name)
-    return int(found.group(1)) if found else None
+    match = re.match(r"debug-(\d+)\.sock$", name)
+    return int(match.group(1)) if match else None
 
 
 class Debugger:
@@ -192,16 +192,16 @@ class Debugger:
 
 def _place(traceback: TracebackType) -> Tuple[str, int, str]:
     """Return the innermost place of a traceback that is no library's; of several libraries' the last."""
-    found: List[Tuple[str, int, str]] = []
+    libraries: List[Tuple[str, int, str]] = []
     own: List[Tuple[str, int, str]] = []
-    each: Optional[TracebackType] = traceback
-    while each is not None:
-        code = each.tb_frame.f_code
-        found.append((code.co_filename, each.tb_lineno, code.co_name))
+    entry: Optional[TracebackType] = traceback
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        libraries.append((code.co_filename, entry.tb_lineno, code.co_name))
         if not sampler.is_library(code.co_filename):
-            own.append(found[-1])
-        each = each.tb_next
-    return (own or found)[-1]
+            own.append(libraries[-1])
+        entry = entry.tb_next
+    return (own or libraries)[-1]
 
 
 class _Line:
@@ -531,11 +531,11 @@ def begin(
 
 def over() -> None:
     """See ``Debugger.over``."""
-    for each in _the:
-        each.over()
+    for debugger in _the:
+        debugger.over()
 
 
 def hold_at(exc: BaseException) -> None:
     """See ``Debugger.hold``."""
-    for each in _the:
-        each.hold(exc)
+    for debugger in _the:
+        debugger.hold(exc)

@@ -29,7 +29,7 @@ from nbtorchjob.runtime.look import recorder
 _NEVER = timedelta(days=30)
 _EVERY_S = 0.25
 _STORE_S = 10.0
-_STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % each for each in ("stopped", "changes", "who"))
+_STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % word for word in ("stopped", "changes", "who"))
 
 # What is waited for: its name, since when by the monotonic clock, and for how long it may be.
 _Wait = Tuple[str, float, float]
@@ -77,11 +77,11 @@ class Patience:
             if not isinstance(asked, timedelta):
                 yield from inner(*args, **options)
                 return
-            found = inner(*args, **{**options, "timeout": max(asked, _NEVER)})
+            results = inner(*args, **{**options, "timeout": max(asked, _NEVER)})
             with self._within("init_process_group", asked):
-                first = next(found)
+                first = next(results)
             yield first  # whose store keeps it: NCCL's ranks find each other there at their first call
-            yield from found
+            yield from results
 
         return rendezvous
 
@@ -190,13 +190,13 @@ class Patience:
             except Exception:  # what nobody thought of is nothing to the job
                 continue
             name, _, limit = late
-            told = "Timed out waiting %.0fms for %s to complete" % (1000 * limit, name)
-            self._fail(RuntimeError(told).with_traceback(_where()))
+            text = "Timed out waiting %.0fms for %s to complete" % (1000 * limit, name)
+            self._fail(RuntimeError(text).with_traceback(_where()))
 
     def _late(self) -> Optional[_Wait]:
         now = time.monotonic()
         waits = [*self._pending(), *list(self._inside.values())]
-        late = (each for each in waits if now >= max(each[1], self._since) + each[2])
+        late = (wait for wait in waits if now >= max(wait[1], self._since) + wait[2])
         return next(late, None)
 
     def _pending(self) -> List[_Wait]:
@@ -233,10 +233,10 @@ class Patience:
 def _where() -> Optional[TracebackType]:
     """Return the main thread's stack as the traceback of what it might have raised."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = None
+    traceback = None
     while frame is not None and frame.f_code.co_filename == HERE + "debug/patience.py":
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename != HERE + "rank/worker.py":
-        found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
+        traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno or 0)
         frame = frame.f_back
-    return found
+    return traceback

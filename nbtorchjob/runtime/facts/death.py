@@ -181,19 +181,19 @@ def children() -> List[int]:
 
 def _listed() -> List[int]:
     """Return them as the kernel lists them, in 0.1 ms; it may know no such list (CONFIG_PROC_CHILDREN)."""
-    found: List[int] = []
+    pids: List[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
             with open("/proc/self/task/%s/children" % thread) as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:  # that, or a thread that ended meanwhile
         return []
-    return found
+    return pids
 
 
 def _searched() -> List[int]:
     """Return them by a look at all processes of the machine."""
-    found: List[int] = []
+    pids: List[int] = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
@@ -202,5 +202,5 @@ def _searched() -> List[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if int(fields[1]) == os.getpid():
-                found.append(int(entry))
-    return found
+                pids.append(int(entry))
+    return pids

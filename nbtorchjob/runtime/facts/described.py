@@ -72,9 +72,9 @@ def type_name(type_: type) -> str:
 def _described(value: Any, name: str, depth: int) -> str:
     type_ = type(value)
     try:
-        found = _of_library(value, type_, depth)
-        if found is not None:
-            return found
+        text = _of_library(value, type_, depth)
+        if text is not None:
+            return text
         if name and is_secret(name) and type_ not in (bool, type(None)):
             return "<masked %s>" % type_name(type_)
         for kind, tell in _BUILT_IN:
@@ -121,7 +121,7 @@ def _sequence(value: Any, type_: type, depth: int) -> str:
     # A pair may be a name with its value, as headers are.
     name = _word(tuple.__getitem__(value, 0)) if base is tuple and many == 2 else ""
     shown = islice(base.__iter__(value), _items(depth))
-    items = (_described(each, name if at else "", depth + 1) for at, each in enumerate(shown))
+    items = (_described(item, name if at else "", depth + 1) for at, item in enumerate(shown))
     return _container(type_, base, many, items)
 
 
@@ -129,8 +129,8 @@ def _mapping(value: Any, type_: type, depth: int) -> str:
     many = dict.__len__(value)
     pairs = islice(dict.items(value), _items(depth))
     items = (
-        "%s: %s" % (_described(key, "", depth + 1), _described(each, _word(key), depth + 1))
-        for key, each in pairs
+        "%s: %s" % (_described(key, "", depth + 1), _described(item, _word(key), depth + 1))
+        for key, item in pairs
     )
     return _container(type_, dict, many, items)
 
@@ -194,17 +194,17 @@ def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
     for name in ("DataFrame", "Series"):
         if _made(bases, "pandas", name):
             shape = getattr(sys.modules["pandas"], name).shape.__get__(value)
-            return "%s of %s" % (name, " × ".join(format(each, ",") for each in shape))
+            return "%s of %s" % (name, " × ".join(format(size, ",") for size in shape))
     return None
 
 
 def _made(bases: Tuple[type, ...], module: str, name: str) -> bool:
-    found = getattr(sys.modules.get(module), name, None)
-    return any(found is each for each in bases)
+    member = getattr(sys.modules.get(module), name, None)
+    return any(member is base for base in bases)
 
 
 def _shape(shape: Any) -> str:
-    return "[%s]" % ", ".join(str(int(each)) for each in shape)
+    return "[%s]" % ", ".join(str(int(size)) for size in shape)
 
 
 def _torch_module(value: Any, type_: type) -> str:
@@ -217,7 +217,7 @@ def _torch_module(value: Any, type_: type) -> str:
         if id(own) in seen:
             continue
         seen.add(id(own))
-        open_ += [each for each in dict.values(own.get("_modules", {})) if each is not None]
+        open_ += [child for child in dict.values(own.get("_modules", {})) if child is not None]
         for parameter in dict.values(own.get("_parameters", {})):
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -243,11 +243,11 @@ def _tensor(value: Any, type_: type, depth: int) -> str:
         grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
         own = type_ in (torch.Tensor, torch.nn.Parameter)
         plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
-        told = _numbers(torch, value, depth) if plain else ""
+        numbers = _numbers(torch, value, depth) if plain else ""
     kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
     laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
     what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
-    return what + laid + told + grad
+    return what + laid + numbers + grad
 
 
 def _numbers(torch: Any, value: Any, depth: int) -> str:
@@ -272,13 +272,13 @@ def _numbers(torch: Any, value: Any, depth: int) -> str:
         odd = _odd(torch, numbers, good) or "finite" if value.dtype.is_floating_point else ""
         if depth:  # in a container there is room for little
             return odd and ", " + odd
-        told = ", " + odd + (": " if odd and good else "")
+        text = ", " + odd + (": " if odd and good else "")
         if good:
             kept = numbers if good == numbers.numel() else numbers[finite]
             whole = not value.dtype.is_floating_point
-            low, high = (_short(each, whole) for each in (kept.min().item(), kept.max().item()))
-            told += "min %s, max %s, mean %s" % (low, high, _short(kept.mean().item()))
-    return told + (" (of 1 number in %d)" % -(-many // _VALUES) if many > _VALUES else "")
+            low, high = (_short(number, whole) for number in (kept.min().item(), kept.max().item()))
+            text += "min %s, max %s, mean %s" % (low, high, _short(kept.mean().item()))
+    return text + (" (of 1 number in %d)" % -(-many // _VALUES) if many > _VALUES else "")
 
 
 def _odd(torch: Any, numbers: Any, good: int) -> str:

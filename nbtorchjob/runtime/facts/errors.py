@@ -55,7 +55,7 @@ class Frame:
     def from_json(cls, data: dict[str, Any]) -> Frame:
         """Rebuild a frame from its dict; unknown keys of a later version are dropped."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["variables"] = tuple((name, told) for name, told in data.get("variables", ()))
+        known["variables"] = tuple((name, text) for name, text in data.get("variables", ()))
         return cls(**known)
 
 
@@ -77,11 +77,11 @@ class Error:
         return asdict(self)
 
     @property
-    def told(self) -> int:
+    def variables_size(self) -> int:
         """How many characters its frames' variables have, those of the exceptions behind it too."""
         pairs = (pair for frame in self.frames for pair in frame.variables)
         return sum(map(len, (text for pair in pairs for text in pair))) + (
-            self.cause.told if self.cause is not None else 0
+            self.cause.variables_size if self.cause is not None else 0
         )
 
     def bare(self) -> Error:
@@ -162,10 +162,10 @@ def _notes(exc: BaseException) -> Tuple[str, ...]:
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
     """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
-    found = exc.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
-        found = found.tb_next
-    return found
+    entry = exc.__traceback__
+    while entry is not None and entry.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
+        entry = entry.tb_next
+    return entry
 
 
 def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -195,11 +195,11 @@ def _bounded(text: str) -> str:
 
 def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
     """Return the frames of an exception, the outermost first, each with the living one that it tells of."""
-    found = users_traceback(exc)
-    living = [frame for frame, _ in traceback.walk_tb(found)]
+    users = users_traceback(exc)
+    living = [frame for frame, _ in traceback.walk_tb(users)]
     frames: List[Tuple[Frame, Optional[FrameType]]] = [
         (Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or ""), frame)
-        for entry, frame in zip(traceback.extract_tb(found), living)
+        for entry, frame in zip(traceback.extract_tb(users), living)
     ]
     if isinstance(exc, SyntaxError) and exc.filename:
         line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)

@@ -36,39 +36,41 @@ class _Variable(NamedTuple):
     value: Any
 
 
-def with_variables(error: Error, exc: BaseException, seconds: float = _SECONDS, each: float = _EACH) -> Error:
+def with_variables(
+    error: Error, exc: BaseException, seconds: float = _SECONDS, each_seconds: float = _EACH
+) -> Error:
     """Return an error with the variables of its frames: of the innermost first, as far as there is room.
 
-    It takes at most so many ``seconds``, and for one variable no more than ``each``.
+    It takes at most so many ``seconds``, and for one variable no more than ``each_seconds``.
     """
-    found = [*_variables(exc)]
-    if not found:
+    variables = [*_variables(exc)]
+    if not variables:
         return error
-    told: Dict[Tuple[int, int], List[Tuple[str, str]]] = {}
+    by_frame: Dict[Tuple[int, int], List[Tuple[str, str]]] = {}
     room = MAX_VARIABLES
     with open(os.devnull, "w") as nowhere:
         faulthandler.dump_traceback_later(seconds + _PATIENCE, exit=True, file=nowhere)
         try:
-            for variable, text in zip(found, _in_time(found, seconds, each)):
+            for variable, text in zip(variables, _in_time(variables, seconds, each_seconds)):
                 room -= len(json.dumps((variable.name, text)))
                 if room < 0:
                     break
-                told.setdefault(variable.at, []).append((variable.name, text))
+                by_frame.setdefault(variable.at, []).append((variable.name, text))
         finally:
             faulthandler.cancel_dump_traceback_later()
-    return _filled(error, told)
+    return _filled(error, by_frame)
 
 
-def _filled(error: Error, told: Dict[Tuple[int, int], List[Tuple[str, str]]], depth: int = 0) -> Error:
+def _filled(error: Error, by_frame: Dict[Tuple[int, int], List[Tuple[str, str]]], depth: int = 0) -> Error:
     frames = tuple(
-        replace(frame, variables=tuple(told.get((depth, number), ())))
+        replace(frame, variables=tuple(by_frame.get((depth, number), ())))
         for number, frame in enumerate(error.frames)
     )
-    cause = error.cause and _filled(error.cause, told, depth + 1)
+    cause = error.cause and _filled(error.cause, by_frame, depth + 1)
     return replace(error, frames=frames, cause=cause)
 
 
-def _in_time(variables: Sequence[_Variable], seconds: float, each: float) -> Iterator[str]:
+def _in_time(variables: Sequence[_Variable], seconds: float, each_seconds: float) -> Iterator[str]:
     """Yield what each of them was, as long as there is time."""
     until, at = time.monotonic() + seconds, 0
     while at < len(variables):
@@ -76,7 +78,7 @@ def _in_time(variables: Sequence[_Variable], seconds: float, each: float) -> Ite
         threading.Thread(target=_describe, args=(variables[at:], texts), daemon=True).start()
         try:
             while at < len(variables):
-                text = texts.get(timeout=max(0.0, min(each, until - time.monotonic())))
+                text = texts.get(timeout=max(0.0, min(each_seconds, until - time.monotonic())))
                 at += 1
                 yield text
         except queue.Empty:
@@ -93,17 +95,17 @@ def _describe(variables: Sequence[_Variable], texts: queue.SimpleQueue[str]) -> 
 
 def _variables(exc: BaseException) -> Iterator[_Variable]:
     """Yield the variables of the user's frames, the innermost first; those of its causes come after."""
-    depth, found = 0, exc
+    depth, error = 0, exc
     while True:
-        frames = [*enumerate(traced(found))]
+        frames = [*enumerate(traced(error))]
         for number, (_, frame) in reversed(frames):
             if frame is not None and _is_users(frame.f_code.co_filename):
                 names = _names(frame)[:_MOST]
                 yield from (_Variable((depth, number), name, value) for name, value in names)
-        cause = behind(found)
+        cause = behind(error)
         if cause is None or depth == 8:
             return
-        depth, found = depth + 1, cause
+        depth, error = depth + 1, cause
 
 
 def _is_users(filename: str) -> bool:
@@ -122,10 +124,10 @@ def _names(frame: types.FrameType) -> List[Tuple[str, Any]]:
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is not dict:
         return []  # somebody's own mapping, as of a class that is being made
     names = _named(frame.f_code) if top else list(held)
-    return [(name, held[name]) for name in names if name in held and _is_told(name, held[name], top=top)]
+    return [(name, held[name]) for name in names if name in held and _is_shown(name, held[name], top=top)]
 
 
-def _is_told(name: str, value: Any, *, top: bool) -> bool:
+def _is_shown(name: str, value: Any, *, top: bool) -> bool:
     if not name.isidentifier() or (name.startswith("__") and name.endswith("__")):
         return False  # what Python, or this runtime, keeps there
     bases = type.__dict__["__mro__"].__get__(type(value))
@@ -135,10 +137,10 @@ def _is_told(name: str, value: Any, *, top: bool) -> bool:
 
 def _named(code: types.CodeType) -> List[str]:
     """Return the names that a module's code reads or sets, its comprehensions' too, in their order."""
-    names = [each.argval for each in dis.get_instructions(code) if each.opname in _NAMING]
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType) and each.co_name.startswith("<"):
-            names += _named(each)
+    names = [item.argval for item in dis.get_instructions(code) if item.opname in _NAMING]
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType) and item.co_name.startswith("<"):
+            names += _named(item)
     return list(dict.fromkeys(names))
 
 

@@ -22,10 +22,10 @@ class _Finder:
         if name not in self._changes:
             return None
         for finder in sys.meta_path:
-            found: Any = None if finder is self else finder.find_spec(name, path, target)
-            if found is not None:
-                found.loader = _Loader(found.loader, self._changes[name])
-                return found
+            spec: Any = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                spec.loader = _Loader(spec.loader, self._changes[name])
+                return spec
         return None
 
 

@@ -61,7 +61,7 @@ def listed(folder: str) -> Tuple[Dict[str, str], Set[str]]:
     return distributions(folder), set() if own else set(filter(None, map(_module, _names(folder))))
 
 
-def told(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> Dict[str, Any]:
+def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> Dict[str, Any]:
     """Return this interpreter's version, its platform and what it can import: ``EnvironmentTold``'s fields.
 
     ``modules`` are those that lie beside Python's own and don't have the name of a distribution.
@@ -70,23 +70,23 @@ def told(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> D
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):  # musl knows no such name
         libc = ""
-    found: Dict[str, str] = {}
+    installed: Dict[str, str] = {}
     modules: Set[str] = set()
     for folder in sys.path:
         there, lie = listed(folder)
-        found = dict(there, **found)  # of two that have a name the first is imported
+        installed = dict(there, **installed)  # of two that have a name the first is imported
         modules.update(lie)
     return {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "platform": ("%s %s" % (os.uname().machine, libc)).strip(),
-        "distributions": found,
-        "modules": sorted(name for name in modules if normalised(name) not in found),
+        "distributions": installed,
+        "modules": sorted(name for name in modules if normalised(name) not in installed),
     }
 
 
 def _module(name: str) -> str:
     """Return the module that a file or folder of that name is, if it may be one."""
-    suffix = next((each for each in _SUFFIXES if name.endswith(each)), "")
+    suffix = next((ending for ending in _SUFFIXES if name.endswith(ending)), "")
     name = name[: len(name) - len(suffix)]
     return name if name.isidentifier() and name != "__pycache__" else ""
 
@@ -97,7 +97,7 @@ def telling(node: int, folder: str, images: int) -> Iterator[None]:
 
     Only the first nodes do, one of each image.
     """
-    before = told()
+    before = description()
     try:
         yield
     finally:

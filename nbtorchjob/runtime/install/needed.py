@@ -41,17 +41,17 @@ def refusal(image: str, lacking: Sequence[Dict[str, str]], add: str = "add") -> 
 
 def mend(options: Sequence[str]) -> str:
     """Return the options that mend all, or of many the one that does."""
-    found = dict.fromkeys(options)
-    return " ".join(found) if len(found) <= _MOST else "--package like-here"
+    distinct = dict.fromkeys(options)
+    return " ".join(distinct) if len(distinct) <= _MOST else "--package like-here"
 
 
 def listed(texts: Sequence[str]) -> str:
     """Return texts in a row, or of many some: ``a, b and 7 others``."""
-    found = [*texts]
-    if len(found) > _MOST:
-        found[_MOST - 1 :] = ["%d others" % (len(found) - _MOST + 1)]
-    found[-2:] = [" and ".join(found[-2:])]
-    return ", ".join(found)
+    shown = [*texts]
+    if len(shown) > _MOST:
+        shown[_MOST - 1 :] = ["%d others" % (len(shown) - _MOST + 1)]
+    shown[-2:] = [" and ".join(shown[-2:])]
+    return ", ".join(shown)
 
 
 def find(module: str) -> Optional[Tuple[str, str]]:
@@ -70,7 +70,7 @@ def find(module: str) -> Optional[Tuple[str, str]]:
         if not inner or not mine or (origin and not _shares(origin)):
             return name, origin
         below = os.path.join(*name.split("."))
-        path = [os.path.join(each, below) for each in sys.path] if origin else [*mine]
+        path = [os.path.join(folder, below) for folder in sys.path] if origin else [*mine]
         name = "%s.%s" % (name, inner[0])
         # By its last name: for a whole one Python would import what lies above it.
         spec = PathFinder.find_spec(inner.pop(0), path)
@@ -105,16 +105,19 @@ def check_versions(needs: Sequence[Dict[str, str]], installed: str) -> None:
 
     What was ``installed`` for the job, into a folder, was asked for as it is.
     """
-    found: Dict[str, str] = {}
+    installed_versions: Dict[str, str] = {}
     for folder in sys.path:
-        found = dict(distributions(folder), **found)
+        installed_versions = dict(distributions(folder), **installed_versions)
     for name in distributions(installed):
-        found.pop(name, None)
+        installed_versions.pop(name, None)
     other = [
         need
         for need in needs
-        if need["distribution"] in found and not compatible(found[need["distribution"]], need["version"])
+        if need["distribution"] in installed_versions
+        and not compatible(installed_versions[need["distribution"]], need["version"])
     ]
     if other:
-        has = ", ".join("%s %s" % (need["distribution"], found[need["distribution"]]) for need in other)
+        has = ", ".join(
+            "%s %s" % (need["distribution"], installed_versions[need["distribution"]]) for need in other
+        )
         raise PayloadError(refusal("this image has %s and" % has, other))

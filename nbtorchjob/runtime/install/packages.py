@@ -86,20 +86,20 @@ def provide(
         emit("Installing", node=node)
         wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
         if wanted["kept"]:
-            found, by = _kept(wanted, wheels, node)
+            target, by = _kept(wanted, wheels, node)
         else:
-            found = os.path.join(folder, "packages")
-            by = _stocked(wanted, wheels, found, node, key)
-        names = ["%s %s" % each for each in sorted(environment.distributions(found).items())]
+            target = os.path.join(folder, "packages")
+            by = _stocked(wanted, wheels, target, node, key)
+        names = ["%s %s" % pair for pair in sorted(environment.distributions(target).items())]
         emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
         # Before the image's own: what is there now was asked for because the image's wouldn't do.
-        sys.path.insert(1, found)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
+        sys.path.insert(1, target)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
     except InstallError as exc:
         exc.again = exc.again and payload.header["retry"]["retries"] > 0
         raise
-    if warm and shadows(found):
-        os.environ[_PROVIDED] = found
+    if warm and shadows(target):
+        os.environ[_PROVIDED] = target
         # Run the payload in a fresh interpreter, in this one's place.
         code = (
             "import runpy, sys; sys.argv[:] = %r; sys.path[:] = %r; runpy.run_path(%r, run_name='__main__')"
@@ -108,7 +108,7 @@ def provide(
         sys.stderr.flush()
         others = [entry for entry in sys.path if entry != payload.path]
         os.execv(sys.executable, [sys.executable, "-c", code % ([payload.path], others, payload.path)])
-    return found
+    return target
 
 
 def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
@@ -126,21 +126,21 @@ def shadows(folder: str) -> bool:
 
 def _wheels(payload: Payload, names: Iterable[str], folder: str) -> List[str]:
     """Write the wheels that came along; return their paths."""
-    found: List[str] = []
+    paths: List[str] = []
     for name in names:
         os.makedirs(folder, exist_ok=True)
-        found.append(os.path.join(folder, os.path.basename(name)))
-        with open(found[-1], "wb") as file:
+        paths.append(os.path.join(folder, os.path.basename(name)))
+        with open(paths[-1], "wb") as file:
             file.write(payload.read(WHEELS + name))
-    return found
+    return paths
 
 
 def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
     """Return the folder that has them for all jobs, made where there is none yet, and by what."""
     kept = wanted["kept"]
     os.makedirs(kept, 0o700, exist_ok=True)
-    found = os.lstat(kept)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = os.lstat(kept)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise InstallError("%s must be a folder that is yours alone: move away what is there" % kept)
     target = os.path.join(kept, _key(wanted))
     with _locked(target + ".lock"):  # several nodes, or jobs, begin at once
@@ -185,8 +185,8 @@ def _stocked(
 def _key(wanted: Dict[str, Any]) -> str:
     """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
     asked = {name: wanted[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
-    told = environment.told()
-    there = [told["platform"], told["distributions"], sys.executable, sys.version]
+    here = environment.description()
+    there = [here["platform"], here["distributions"], sys.executable, sys.version]
     text = json.dumps([asked, there], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -207,8 +207,8 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
     os.makedirs(target, exist_ok=True)
     work = target + ".work"
     os.makedirs(work, exist_ok=True)
-    there: Dict[str, str] = environment.told()["distributions"]
-    own = ["%s==%s" % each for each in there.items() if of_torch(each[0])]
+    there: Dict[str, str] = environment.description()["distributions"]
+    own = ["%s==%s" % item for item in there.items() if of_torch(item[0])]
     with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
         file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
     what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
@@ -216,11 +216,11 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
         tool = _tool(wanted, work)(what, work)
         asked = [*wheels, *wanted["requirements"]]
         missing = tool.missing(asked) if asked else []
-        missing += _beside(wanted, wheels, there, {each.name for each in missing})
+        missing += _beside(wanted, wheels, there, {item.name for item in missing})
         _refuse_torch(missing, there)
         if missing:
-            emit("Installing", node=node, packages=[each.title for each in missing])
-            tool.run("--no-deps", "--target", target, "--", *(each.line for each in missing))
+            emit("Installing", node=node, packages=[item.title for item in missing])
+            tool.run("--no-deps", "--target", target, "--", *(item.line for item in missing))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return tool.name
@@ -252,20 +252,20 @@ def _beside(
         has = there.get(name, "").partition("+")[0]
         if name not in besides and (has != version or name in wanted["broken"]):
             yield _Missing(name, version)
-    asked = {environment.normalised(found.group()) for found in map(_NAMED, wanted["requirements"]) if found}
+    asked = {environment.normalised(match.group()) for match in map(_NAMED, wanted["requirements"]) if match}
     for name in asked.intersection(wanted["broken"]) - besides:
         if name in there:
             yield _Missing(name, there[name].partition("+")[0])
 
 
 def _refuse_torch(missing: Sequence[_Missing], there: Dict[str, str]) -> None:
-    for each in missing:
-        if of_torch(each.name):
-            has = there.get(each.name)
+    for item in missing:
+        if of_torch(item.name):
+            has = there.get(item.name)
             raise InstallError(
                 "%s would be installed %s, but it belongs to the image: ask for versions that go with "
                 "what the image has, or use an image with %s"
-                % (each.title, "in place of " + has if has else "beside the image's torch", each.title)
+                % (item.title, "in place of " + has if has else "beside the image's torch", item.title)
             )
 
 
@@ -334,11 +334,11 @@ class _Installer:
     def _failed(self, said: str) -> InstallError:
         words = list(dict.fromkeys(self.words(said))) or _last(said)
         if any(map(_FOR_OTHERS, words)):
-            has = environment.told()
+            has = environment.description()
             words.append("this node has Python %(python)s on %(platform)s" % has)
-        told = _SECRET.sub("//", "\n".join(words))
+        text = _SECRET.sub("//", "\n".join(words))
         return InstallError(
-            "%s couldn't install %s: %s" % (self.name, self._what, told), again=bool(_TROUBLES(told))
+            "%s couldn't install %s: %s" % (self.name, self._what, text), again=bool(_TROUBLES(text))
         )
 
     def _late(self, said: str) -> InstallError:
@@ -382,8 +382,8 @@ class _Pip(_Installer):
             lines += file
         yield from _for_others(said, lines)
         if "conflicting dependencies" not in said:
-            told = [(found.group(1) or found.group(2)) for found in map(_IN_LOG, lines) if found]
-            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in told[-1:])
+            reasons = [(match.group(1) or match.group(2)) for match in map(_IN_LOG, lines) if match]
+            yield from (line.replace(" - skipping", "")[:_LONGEST] for line in reasons[-1:])
         conflict = False
         for line in said.splitlines():
             if line.startswith(("The conflict is caused by", "To fix this", "Additionally, some packages")):
@@ -398,8 +398,8 @@ class _Pip(_Installer):
 
 def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
     """Say for what there are wheels of what pip found none of, if there are some for others."""
-    found = _NO_MATCH(said)
-    name, version = (found.group(1), found.group(2) or "") if found else ("", "")
+    match = _NO_MATCH(said)
+    name, version = (match.group(1), match.group(2) or "") if match else ("", "")
     tags = [
         wheel.group(1)
         for wheel in map(_PASSED_OVER, log)
@@ -420,16 +420,16 @@ class _Uv(_Installer):
         import ssl  # late: few nodes need it
 
         there = ssl.get_default_verify_paths()
-        told = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or there.cafile
-        if told:
-            return {"SSL_CERT_DIR" if os.path.isdir(told) else "SSL_CERT_FILE": told}
+        trusted = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or there.cafile
+        if trusted:
+            return {"SSL_CERT_DIR" if os.path.isdir(trusted) else "SSL_CERT_FILE": trusted}
         return {"SSL_CERT_DIR": there.capath} if there.capath and os.listdir(there.capath) else {}
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
         said = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
-        found = (line.groups("") for line in _DECIDED.finditer(said))
-        return [_Missing(name, version, at or of_old) for name, version, at, of_old in found]
+        decisions = (line.groups("") for line in _DECIDED.finditer(said))
+        return [_Missing(name, version, at or of_old) for name, version, at, of_old in decisions]
 
     def words(self, said: str) -> Iterator[str]:
         lines = said.splitlines()
@@ -440,7 +440,7 @@ class _Uv(_Installer):
 def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     """Return uv where it can be had and pip isn't the one that was told where packages come from."""
     pip = find_spec("pip") is not None
-    told_pip = _told("PIP", _PIP_FILES) and not _told("UV", _UV_FILES)
+    told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
     if pip and (told_pip or _unseen()):
         return _Pip
     command = _uv(wanted, folder)
@@ -480,7 +480,7 @@ def _unseen() -> bool:
     return any(environment.distributions(path) for path in sys.path if os.path.realpath(path) not in own)
 
 
-def _told(whose: str, files: Sequence[str]) -> bool:
+def _is_configured(whose: str, files: Sequence[str]) -> bool:
     names = re.compile(whose + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE|\w*CERT|PROXY|TRUSTED_HOST)$")
     there = (os.path.join(sys.prefix, os.path.basename(files[0])), *map(os.path.expanduser, files))
     return any(map(names.match, os.environ)) or any(map(os.path.exists, there))

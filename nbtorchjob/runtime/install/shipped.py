@@ -71,9 +71,9 @@ def _tree(files: List[_File]) -> Dict[str, Any]:
     for file in files:
         *folders, name = file.path.split("/")
         inner: Optional[Dict[str, Any]] = tree
-        for each in folders:
-            inner = None if inner is None else inner.setdefault(each, {})
-        wrong = any(each in ("", ".", "..") or "\0" in each for each in (*folders, name))
+        for part in folders:
+            inner = None if inner is None else inner.setdefault(part, {})
+        wrong = any(part in ("", ".", "..") or "\0" in part for part in (*folders, name))
         if wrong or inner is None or name in inner:
             raise PayloadError("the payload is damaged: no file can be laid at %r" % file.path)
         inner[name] = None
@@ -181,9 +181,9 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
 
 def _fetch(file: _File, target: BinaryIO) -> None:
     try:
-        found = store.digest(file.at, target, file.size)
+        sha256 = store.digest(file.at, target, file.size)
     except Exception as exc:  # whatever a store's library raises
         why = "%s: %s" % (type(exc).__name__, exc)
         raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
-    if found != file.sha256:
+    if sha256 != file.sha256:
         raise PayloadError("%s at %s isn't what was shipped: remove it there" % (file.path, file.at))

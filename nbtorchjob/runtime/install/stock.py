@@ -34,20 +34,20 @@ def hidden(secret: bytes, key: bytes) -> str:
     return bytes(one ^ other for one, other in zip(secret, wire.derived(key, "packages"))).hex()
 
 
-def uv(told: Optional[Dict[str, Any]], folder: str) -> List[str]:
+def uv(source: Optional[Dict[str, Any]], folder: str) -> List[str]:
     """Fetch the uv that a job was sent with into ``folder``; return how it is run, [] where it can't be."""
-    if not told or told["machine"] != os.uname().machine:
+    if not source or source["machine"] != os.uname().machine:
         return []
     path = os.path.join(folder, "uv")
     try:
         with open(path, "wb") as file:
-            if store.digest(told["url"], file, told["size"]) != told["sha256"]:
+            if store.digest(source["url"], file, source["size"]) != source["sha256"]:
                 raise ValueError("somebody else has written it")
         os.chmod(path, 0o700)
         # With another C library, or where nothing may be run, it says so.
         subprocess.run([path, "--version"], check=True, stdout=subprocess.DEVNULL)
     except Exception as exc:  # whatever a store's library raises
-        sys.stderr.write("nbtorchjob: uv at %s isn't used: %s\n" % (told["url"], exc))
+        sys.stderr.write("nbtorchjob: uv at %s isn't used: %s\n" % (source["url"], exc))
         return []
     return [path]
 
@@ -55,8 +55,8 @@ def uv(told: Optional[Dict[str, Any]], folder: str) -> List[str]:
 class Stock:
     """What is kept under one name, for those who know the secret."""
 
-    def __init__(self, told: str, key: bytes, name: str, folder: str) -> None:
-        self._secret = bytes.fromhex(hidden(bytes.fromhex(told), key))
+    def __init__(self, sealed: str, key: bytes, name: str, folder: str) -> None:
+        self._secret = bytes.fromhex(hidden(bytes.fromhex(sealed), key))
         self._path = os.path.join(folder, "stock")
         there = os.environ.get(store.STORAGE, "").rpartition("/")[0]  # the job's own folder is in it
         own = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
@@ -67,13 +67,13 @@ class Stock:
         """Put what is kept into the folder ``target``; return whether there was any."""
         try:
             with store.opened(self._url) as source, open(self._path, "wb") as file:
-                mark, found = source.read(len(_NO_MARK)), self._mark()
+                mark, digest = source.read(len(_NO_MARK)), self._mark()
                 for chunk in _chunks(source):
-                    found.update(chunk)
+                    digest.update(chunk)
                     if file.tell() + len(chunk) > _MOST:
                         raise ValueError("it is bigger than %d bytes" % _MOST)
                     file.write(chunk)
-            if not hmac.compare_digest(found.digest(), mark):
+            if not hmac.compare_digest(digest.digest(), mark):
                 raise ValueError("somebody else has written it")
             safe: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             with tarfile.open(self._path) as archive:
@@ -100,11 +100,11 @@ class Stock:
                 with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
                     archive.add(target, arcname=".")
                 file.seek(len(_NO_MARK))
-                found = self._mark()
+                digest = self._mark()
                 for chunk in _chunks(file):
-                    found.update(chunk)
+                    digest.update(chunk)
                 file.seek(0)
-                file.write(found.digest())
+                file.write(digest.digest())
             local = store.path_of(self._url)
             if local:
                 os.makedirs(os.path.dirname(local), exist_ok=True)

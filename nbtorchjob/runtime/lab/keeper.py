@@ -98,8 +98,8 @@ class Keeper(NodeAgent):
         self._round = max(self._round, lab.newest)
         super()._enter_round(worker_group)
         store, mine = worker_group.store, worker_group.group_rank
-        told = (self._node, len(worker_group.workers), lab.first_is_over)
-        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d" % told)
+        words = (self._node, len(worker_group.workers), lab.first_is_over)
+        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d" % words)
         keys = ["nbtorchjob/lab/%d" % rank for rank in range(worker_group.group_world_size)]
         nodes, counts, over = zip(*(map(int, store.get(key).split()) for key in keys))
         where = [node for node, count in zip(nodes, counts) for _ in range(count)]

@@ -31,7 +31,7 @@ thread (``Standing``); questions and the agent post there.
     lead    nodes  have: number, name         that file becomes the turn's; each answers ``have/N/NODE``
     lead    nodes  taken: round               the number isn't given again should the lead be lost
     lead    host   the answer                 the turn is in the line
-    lead    nodes  run: number, ranks, told   each node tells its ranks (``_run_here``)
+    lead    nodes  run: number, ranks, order  each node tells its ranks (``_run_here``)
     rank    node   done, failed, names        the last one of a node ends the turn there (``_over_here``)
     node    lead   done/ROUND/NODE: names     the last node ends the turn (``_through``), and the next begins
     lead    nodes  through: round             the ranks are idle: nothing has to be saved
@@ -116,7 +116,7 @@ class _Turn(NamedTuple):
     label: str
     by: str
     sets: FrozenSet[str]  # the marks of the names that it is going to set
-    told: Dict[str, Any]  # what ranks are told
+    order: Dict[str, Any]  # to its ranks
     left: Set[int]  # nodes that aren't through
 
 
@@ -157,7 +157,7 @@ class Lab:
         self._here: Optional[_Here] = None
         self._running: Optional[_Turn] = None
         self._line: Deque[_Turn] = deque()
-        self._untold: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
+        self._unwritten: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
         self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
@@ -316,8 +316,8 @@ class Lab:
         self._line.clear()
         self._names, self._pids, self._news = {}, {}, {}
         here = [rank for rank, node in base.where.items() if node == self._node]
-        told: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
-        told.update((name, self._header[name]) for name in ("all_ranks", "locals"))
+        order: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
+        order.update((name, self._header[name]) for name in ("all_ranks", "locals"))
         self._here = _Here(base.round, 0, base.round if base.first else 0, set(here), [])
         if lead:
             self._since = time.monotonic()
@@ -325,7 +325,7 @@ class Lab:
             words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
             sets = self._marks(_set_by(words["text"]) if base.first else ())
             self._running = _Turn(
-                0, base.round, ranks, nodes, words["label"], words["by"], sets, told, set(nodes)
+                0, base.round, ranks, nodes, words["label"], words["by"], sets, order, set(nodes)
             )
             if base.first:
                 self._tell_taken(base, self._running, "", {**words, "pushed": []})
@@ -340,7 +340,7 @@ class Lab:
             )
         if base.first:
             for rank in here:
-                self._standing.tell(rank, told)
+                self._standing.tell(rank, order)
         self._why = "" if lead else ELSEWHERE % base.nodes[0]
 
     def _tell_taken(self, base: Base, turn: _Turn, known_as: str, words: Dict[str, Any]) -> None:
@@ -433,7 +433,7 @@ class Lab:
         elif "taken" in message:
             self.newest = max(self.newest, message["taken"])
         elif "run" in message:
-            self._run_here(message["run"], message["ranks"], message["told"])
+            self._run_here(message["run"], message["ranks"], message["order"])
         elif "drop" in message:
             self._unlink(message["drop"])
         elif "interrupt" in message:
@@ -461,11 +461,11 @@ class Lab:
         if self._running is None and self._line:
             turn = self._running = self._line.popleft()
             others = [node for node in turn.nodes if node != self._node]
-            if not self._say({"run": turn.number, "ranks": turn.ranks, "told": turn.told}):
+            if not self._say({"run": turn.number, "ranks": turn.ranks, "order": turn.order}):
                 return
             if others:
                 self._relay.expect(turn.round, others)
-            self._run_here(turn.number, turn.ranks, turn.told)
+            self._run_here(turn.number, turn.ranks, turn.order)
         elif self._running is None and self._why == _ENDS:
             self._let_all_go()
 
@@ -481,9 +481,9 @@ class Lab:
             self.agent.distrust(exc)
         return False
 
-    def _run_here(self, number: int, ranks: Sequence[int], told: Dict[str, Any]) -> None:
+    def _run_here(self, number: int, ranks: Sequence[int], order: Dict[str, Any]) -> None:
         assert self._base is not None
-        round_ = told["round"]
+        round_ = order["round"]
         self.newest = max(self.newest, round_)
         here = [rank for rank in ranks if self._base.where[rank] == self._node]
         path = path_of(self._folder, number)
@@ -491,7 +491,7 @@ class Lab:
         if here:
             self._here = _Here(round_, number, round_, set(here), [])
         try:
-            if told["files"]:
+            if order["files"]:
                 Payload(path).extract(self._files)
             self.agent.enter_turn(round_, here)
         except (OSError, PayloadError) as exc:
@@ -505,7 +505,7 @@ class Lab:
         if not here:
             self._unlink(number)
         for rank in here:
-            self._standing.tell(rank, {**told, "path": path})
+            self._standing.tell(rank, {**order, "path": path})
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
         self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
@@ -516,25 +516,25 @@ class Lab:
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Tell a fact, behind those before; on a full disk as soon as there is room again."""
-        self._untold.append((event, {**fields, "time": time.time()}))
+        self._unwritten.append((event, {**fields, "time": time.time()}))
         self._tell_all()
 
     def _tell_all(self) -> None:
-        while self._untold:
-            event, fields = self._untold[0]
+        while self._unwritten:
+            event, fields = self._unwritten[0]
             try:
                 emit(event, **fields)
             except OSError as exc:
                 if shortage.number_of(exc) not in shortage.FULL:
                     raise
                 return
-            self._untold.popleft()
+            self._unwritten.popleft()
 
     def _due(self) -> Optional[float]:
         """Do what is due; return in how many seconds to look again."""
         self._tell_all()
         idle = self._end_idle()
-        return idle if not self._untold else min(_ROOM_S, idle or _ROOM_S)
+        return idle if not self._unwritten else min(_ROOM_S, idle or _ROOM_S)
 
     def _end_idle(self) -> Optional[float]:
         """End a lab that has been idle for as long as it may; return in how many seconds to look again."""
@@ -620,12 +620,12 @@ class Lab:
         nodes = sorted({base.where[rank] for rank in ranks})
         header = payload.header
         words = {**header["turn"], "pushed": header["push"]}
-        told = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
-        told["files"] = any(name.startswith(FILES) for name in payload.checksums())
-        told = {**told, "round": self.newest, "speaker": ranks[0]}
+        order = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
+        order["files"] = any(name.startswith(FILES) for name in payload.checksums())
+        order = {**order, "round": self.newest, "speaker": ranks[0]}
         sets = self._marks(_set_by(words["text"]) | frozenset(words["pushed"]))
         turn = _Turn(
-            *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, told),
+            *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, order),
             set(nodes),
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
@@ -701,12 +701,12 @@ def _set_by(text: str) -> FrozenSet[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return frozenset()
-    found: Set[str] = set()
+    names: Set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.update((each.asname or each.name).partition(".")[0] for each in node.names)
-    return frozenset(found)
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    return frozenset(names)

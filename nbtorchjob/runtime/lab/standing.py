@@ -93,8 +93,8 @@ class Standing:
         value, trouble = results.get(timeout=seconds)
         if trouble is not None:
             raise trouble
-        found: T = value
-        return found
+        result: T = value
+        return result
 
     # In its own thread
 
@@ -105,9 +105,9 @@ class Standing:
         self._base = base
         self._open = {}
 
-    def tell(self, rank: int, told: Dict[str, Any]) -> None:
+    def tell(self, rank: int, order: Dict[str, Any]) -> None:
         """Tell a rank, now or once it has connected."""
-        self._open[rank] = told
+        self._open[rank] = order
         if rank in self._ranks:
             self._send(rank)
 
@@ -166,15 +166,15 @@ class Standing:
             if rank in self._ranks:
                 self._drop(self._ranks[rank])
             self._ranks[rank] = connection
-        told = self._open.get(rank)
-        if told is not None and told.get("round") == record["done"]:
+        order = self._open.get(rank)
+        if order is not None and order.get("round") == record["done"]:
             del self._open[rank]
-        elif told is not None and again:
+        elif order is not None and again:
             self._send(rank)
         self._heard(rank, record)
 
     def _drop(self, connection: socket.socket) -> None:
-        self._ranks = {rank: each for rank, each in self._ranks.items() if each is not connection}
+        self._ranks = {rank: other for rank, other in self._ranks.items() if other is not connection}
         try:
             self._selector.unregister(connection)
         except (KeyError, ValueError):

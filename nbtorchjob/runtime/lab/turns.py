@@ -159,10 +159,10 @@ class _Turns:
         emit.emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
-            told = self._wait()
-            if "end" in told:
+            order = self._wait()
+            if "end" in order:
                 return
-            self._line.say({"done": told["round"], **self._outcome(told), **self._news()})
+            self._line.say({"done": order["round"], **self._outcome(order), **self._news()})
 
     def _wait(self) -> Dict[str, Any]:
         self._of.sampler.note = WAITS
@@ -175,19 +175,19 @@ class _Turns:
             except Exception:  # a handler's of the code's, such as for an alarm that it has left
                 traceback.print_exc()
 
-    def _outcome(self, told: Dict[str, Any]) -> Dict[str, Any]:
+    def _outcome(self, order: Dict[str, Any]) -> Dict[str, Any]:
         """Run a turn; return how it went, with what couldn't be told of it as a disk is full."""
         try:
-            return {"failed": self._turn(told)}
+            return {"failed": self._turn(order)}
         except OSError as exc:
             if shortage.number_of(exc) not in shortage.FULL:
                 raise
             exc.filename = exc.filename or self._home
             return {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
 
-    def _turn(self, told: Dict[str, Any]) -> bool:
+    def _turn(self, order: Dict[str, Any]) -> bool:
         """Run a turn, and tell of it; return whether it failed."""
-        round_, first = told["round"], told["round"] == self._base
+        round_, first = order["round"], order["round"] == self._base
         folder = os.path.join(self._home, "round-%d" % round_)
         log = os.path.join(folder, "rank-%d.log" % self._rank)
         self._of.sampler.note = ""
@@ -196,9 +196,9 @@ class _Turns:
             self._output.turn_to(log)
             leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
             report.begin()
-        displays.begin(told["speaker"])
+        displays.begin(order["speaker"])
         here = os.getpid()
-        value, exc = self._interrupts.guarded(round_, partial(self._run, told))
+        value, exc = self._interrupts.guarded(round_, partial(self._run, order))
         if os.getpid() != here:
             _end_child(exc)
         worker.over(self._of)
@@ -207,34 +207,34 @@ class _Turns:
         emit.renew()
         if isinstance(exc, SystemExit) and exc.code in (None, 0):
             exc = None  # "that's all": a good end without a value
-        if leaving.told() and (exc is None or isinstance(exc, leaving.Leaving)):
+        if leaving.first_call() and (exc is None or isinstance(exc, leaving.Leaving)):
             worker.leave(self._rank, round_)
-        if exc is None and (self._rank == told["speaker"] or told["all_ranks"]):
+        if exc is None and (self._rank == order["speaker"] or order["all_ranks"]):
             sent = partial(worker.send, value, self._rank, round_, folder, self._of.key)
             _, exc = self._interrupts.guarded(round_, sent)
             del sent
         failed = exc is not None
         if exc is not None:
-            self._fail(exc, round_, log, told["locals"])
+            self._fail(exc, round_, log, order["locals"])
         # A frame of its traceback leads back to this one, which so would hold on to all that it holds.
         value = exc = None
         streams.flush()
         return failed
 
-    def _run(self, told: Dict[str, Any]) -> Any:
-        payload = Payload(told["path"])
-        if told["files"]:
+    def _run(self, order: Dict[str, Any]) -> Any:
+        payload = Payload(order["path"])
+        if order["files"]:
             importlib.invalidate_caches()
         self._show(payload)
         names = _Names(self._namespace, payload.header.get("push", ()))
-        found = _loads(payload, names)
+        content = _loads(payload, names)
         del payload
-        if told["round"] != self._base:
-            emit.emit("RankBegan", rank=self._rank, round=told["round"])
-            self._keep(found, told, names)
+        if order["round"] != self._base:
+            emit.emit("RankBegan", rank=self._rank, round=order["round"])
+            self._keep(content, order, names)
         else:
-            sys.argv = list(found["argv"])
-        return call.act(found, self._namespace)
+            sys.argv = list(content["argv"])
+        return call.act(content, self._namespace)
 
     def _show(self, payload: Payload) -> None:
         names = payload.sources()
@@ -246,20 +246,20 @@ class _Turns:
         while len(self._shown) > _SHOWN:
             linecache.cache.pop(self._shown.popleft(), None)
 
-    def _keep(self, found: Dict[str, Any], told: Dict[str, Any], names: _Names) -> None:
+    def _keep(self, content: Dict[str, Any], order: Dict[str, Any], names: _Names) -> None:
         """Have processes that the code starts with "spawn" know what came along, and what a cell defines."""
         path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
         os.environ[CELLS] = path
-        size = os.path.getsize(told["path"])
+        size = os.path.getsize(order["path"])
         with open(path, "a") as file:
             if names.laid and self._kept + size <= _KEPT_PAYLOADS:
-                kept = "%s-%d" % (path, told["round"])
+                kept = "%s-%d" % (path, order["round"])
                 with suppress(OSError):  # a file system without links
-                    os.link(told["path"], kept)
+                    os.link(order["path"], kept)
                     self._kept += size
                     file.write(json.dumps({"payload": kept, "push": names.push}) + "\n")
-            if "cell" in found and file.tell() < _KEPT:
-                file.write(json.dumps({name: found[name] for name in ("cell", "filename", "flags")}) + "\n")
+            if "cell" in content and file.tell() < _KEPT:
+                file.write(json.dumps({name: content[name] for name in ("cell", "filename", "flags")}) + "\n")
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
         # The traceback ends where the user's code was interrupted.
@@ -308,14 +308,14 @@ def _end_child(exc: Optional[BaseException]) -> None:
 def later(space: Dict[str, Any]) -> Iterator[str]:
     """Define what turns have defined in ``space``, of a process that a rank has started; yield its names."""
     with open(os.environ[CELLS]) as file:
-        for told in map(json.loads, file):
-            if "payload" in told:
-                payload = Payload(told["payload"])
+        for record in map(json.loads, file):
+            if "payload" in record:
+                payload = Payload(record["payload"])
                 payload.show_sources()
-                _Names(space, told["push"]).take(payload)
+                _Names(space, record["push"]).take(payload)
             else:
                 with suppress(SyntaxError):  # it ran nowhere
-                    yield from define(told, space)
+                    yield from define(record, space)
 
 
 def _loads(payload: Payload, names: _Names) -> Dict[str, Any]:
@@ -344,9 +344,9 @@ class _Names:
 
     def take(self, payload: Payload) -> Dict[str, Any]:
         """Load a payload's call."""
-        found: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self.load)
-        self.lay(dict(found["names"]))
-        return found
+        content: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self.load)
+        self.lay(dict(content["names"]))
+        return content
 
     def load(self, data: bytes, buffers: Any) -> Any:
         """Load a pickle."""
@@ -382,8 +382,8 @@ class _Loader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """See the base class."""
-        found = super().find_class(module, name)
-        return self.instead.get(found, found) if isinstance(found, FunctionType) else found
+        obj = super().find_class(module, name)
+        return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
 class _Output:
@@ -399,7 +399,7 @@ class _Output:
 
     def turn_to(self, log: str) -> None:
         """Have all that is printed from now on go to ``log``."""
-        if any(each.closed for each in self._own):
+        if any(stream.closed for stream in self._own):
             self._flusher = streams.redirect(log)
             self._own = sys.stdout, sys.stderr
             return
@@ -410,11 +410,11 @@ class _Output:
 
     def renew(self) -> None:
         """Put the streams back that the code has replaced."""
-        theirs = [each for each in (sys.stdout, sys.stderr) if each not in self._own]
+        theirs = [stream for stream in (sys.stdout, sys.stderr) if stream not in self._own]
         sys.stdout, sys.stderr = self._own
-        for each in theirs:
+        for stream in theirs:
             with suppress(Exception):  # it may be anything
-                each.flush()
+                stream.flush()
 
 
 class _Line:
@@ -448,8 +448,8 @@ class _Line:
             if not data:
                 self._connect()
         line, _, self._held = self._held.partition(b"\n")
-        told: Dict[str, Any] = json.loads(line.decode())
-        return told
+        message: Dict[str, Any] = json.loads(line.decode())
+        return message
 
     def _connect(self) -> None:
         if self._node is not None and not self._is_there(self._node):

@@ -196,7 +196,7 @@ class Inquiry:
                 line.hear()  # what ranks that have ended since the last look have said before
             return [
                 self._kept.get(rank)
-                or _found(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
+                or _answer_of(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
                 for rank, pid in sorted(self._pids.items())
             ]
 
@@ -270,7 +270,7 @@ def _listen(folder: str) -> Optional[socket.socket]:
     return listener
 
 
-def _found(
+def _answer_of(
     rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int, before: Optional[_Line]
 ) -> Dict[str, Any]:
     """Return what is known of a rank: by itself, or from outside; ``before`` is what it has said by then."""
@@ -283,9 +283,9 @@ def _found(
         note = sample.get("note", "") if sample["state"] == ENDED else ""
         sample = {**before.last, "state": ENDED, "note": note}
     notes = [str(sample.get("note", "")), outside.children(pid)]
-    told = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
-    if len(json.dumps(told)) <= most + _SPARE // 8:
-        return told
+    answer = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
+    if len(json.dumps(answer)) <= most + _SPARE // 8:
+        return answer
     return RankSample(rank, UNKNOWN, pid, note="it says more than fits here").to_json()
 
 
@@ -306,7 +306,7 @@ def _from_outside(rank: int, pid: int, line: Optional[_Line], code: Optional[int
     if line is None or not (line.hello or line.broken):
         return RankSample(rank, BEGINS, pid).to_json()
     threads = outside.stacks(line.text, line.hello.get("main", 0), line.hello.get("own", 0))
-    threads = tuple(each for each in threads if each.name == "main" or sampler.does_work(each.frames))
+    threads = tuple(thread for thread in threads if thread.name == "main" or sampler.does_work(thread.frames))
     if threads:
         return sampler.bounded(RankSample(rank, BUSY, pid, threads)).to_json()
     trouble = "its code has closed the connection" if line.broken else str(line.answer.get("trouble", ""))

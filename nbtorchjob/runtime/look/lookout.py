@@ -112,9 +112,9 @@ class Lookout:
             if self._began > wanted and self._newest["why"] == why:
                 return self._newest
             self._began = self._taken[why] = time.monotonic()
-            told = time.time()
+            end = time.time()
             samples = self._inquiry.samples()
-            fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": told}
+            fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": end}
             if why == TIMEOUT or _is_news(samples):
                 emit("Sampled", **fields)
             self._newest = {"event": "Sampled", **fields}
@@ -165,10 +165,10 @@ class Lookout:
                 self._take(why)
 
     def _take(self, why: str) -> None:
-        found = self.sample(why)
+        sample = self.sample(why)
         # On its user's own machine no log goes with a node, and other users could read the nodes' store.
         if why == TIMEOUT and STREAM in os.environ:
-            self._peers.show_sample(found)
+            self._peers.show_sample(sample)
 
     def _is_old(self, why: str) -> bool:
         return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
@@ -176,7 +176,7 @@ class Lookout:
 
 def _is_news(samples: "list[dict[str, Any]]") -> bool:
     # When all have ended, as a job's do that is cancelled, what was seen before that says more.
-    return any(each["state"] != ENDED for each in samples)
+    return any(sample["state"] != ENDED for sample in samples)
 
 
 class _Stall:

@@ -59,12 +59,12 @@ def is_gone(pid: int) -> bool:
 
 def seconds(pid: int) -> Dict[int, float]:
     """Return how long each thread of a process has run so far."""
-    found = {}
+    threads = {}
     for thread in _tasks(pid):
         fields = _stat("/proc/%d/task/%d/stat" % (pid, thread))
         if fields:
-            found[thread] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-    return found
+            threads[thread] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return threads
 
 
 def _stat(path: str) -> List[str]:
@@ -117,7 +117,7 @@ def _catches(pid: int) -> bool:
 
 def children(pid: int) -> str:
     """Return in words how the processes do that a process has started; "" if it has none."""
-    found: Dict[Tuple[str, str], int] = {}
+    counts: Dict[Tuple[str, str], int] = {}
     for child in _child_ids(pid)[:_MAX_CHILDREN]:
         try:
             with open("/proc/%d/comm" % child, errors="replace") as file:
@@ -125,20 +125,20 @@ def children(pid: int) -> str:
         except OSError:
             continue
         word = _STATES.get(state(child), "there")
-        found[name, word] = found.get((name, word), 0) + 1
-    told = ["%d %s %s" % (number, name, word) for (name, word), number in found.items()]
-    return "child processes: %s" % ", ".join(told) if told else ""
+        counts[name, word] = counts.get((name, word), 0) + 1
+    texts = ["%d %s %s" % (number, name, word) for (name, word), number in counts.items()]
+    return "child processes: %s" % ", ".join(texts) if texts else ""
 
 
 def _child_ids(pid: int) -> List[int]:
-    found: List[int] = []
+    pids: List[int] = []
     for thread in _tasks(pid):
         try:
             with open("/proc/%d/task/%d/children" % (pid, thread)) as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
         except OSError:  # a kernel without it, or the thread has ended
             continue
-    return found
+    return pids
 
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x([0-9a-f]+) (?:\[(.*)\] )?\(most recent call first\):$")
@@ -151,20 +151,20 @@ def stacks(text: str, main: int, own: int) -> "tuple[Thread, ...]":
 
     ``main`` is the identity of the main thread; ``own`` that of the one that wrote, which is left out.
     """
-    found: Dict[int, List[Frame]] = {}
+    threads: Dict[int, List[Frame]] = {}
     frames: Optional[List[Frame]] = None
     for line in text.splitlines():
         begins, frame = _THREAD.match(line), _FRAME.match(line)
         if begins:
-            frames = found.setdefault(int(begins.group(1), 16), [])
+            frames = threads.setdefault(int(begins.group(1), 16), [])
         elif frame and frames is not None:
             filename, number, name = frame.groups()
             place = Frame(_plain(filename), int(number) if number.isdigit() else 0, _plain(name))
             frames.insert(0, place)
-    found.pop(own, None)
-    idents = sorted(found, key=lambda ident: ident != main)[:MAX_THREADS]
+    threads.pop(own, None)
+    idents = sorted(threads, key=lambda ident: ident != main)[:MAX_THREADS]
     names = ("main" if ident == main else "thread" for ident in idents)
-    return tuple(Thread(name, users_frames(found[ident])) for name, ident in zip(names, idents))
+    return tuple(Thread(name, users_frames(threads[ident])) for name, ident in zip(names, idents))
 
 
 def _plain(text: str) -> str:

@@ -123,13 +123,13 @@ class _Symbol(ctypes.Structure):
 
 def _within_torch() -> bool:
     """Return whether this thread is in a call of torch's own code, which no frame of Python's tells."""
-    libc, found = ctypes.CDLL(None), _Symbol()
+    libc, symbol = ctypes.CDLL(None), _Symbol()
     addresses = (ctypes.c_void_p * _DEEPEST)()
     depth = libc.backtrace(addresses, _DEEPEST)
     frames = []
     for address in addresses[:depth]:
-        known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
-        frames.append((os.path.basename(found.file or b""), found.name or b"") if known else (b"", b""))
+        known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+        frames.append((os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b""))
     calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
     return bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)
 
@@ -199,14 +199,14 @@ class Profiler:
         self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
     ) -> None:
         try:
-            path, told = written(folder, TRACE, rank), written(folder, TOLD, rank)
+            path, report = written(folder, TRACE, rank), written(folder, TOLD, rank)
             try:
                 record = take(path, seconds)
             except Exception as exc:
                 record = {"trouble": " ".join(str(exc).split())[:300] or type(exc).__name__}
-            with open(told + ".part", "w") as file:
+            with open(report + ".part", "w") as file:
                 json.dump(record, file)
-            os.rename(told + ".part", told)
+            os.rename(report + ".part", report)
         except BaseException:  # a full disk, or the end of the rank: it is nothing to the job
             pass
         finally:
@@ -338,11 +338,11 @@ class Profiler:
             time.sleep(_EVERY_S)
             # The user's frames are let go with this call: what they hold would end with this thread.
             frame = sys._current_frames().get(main)
-            found: List[Tuple[str, int, str]] = []
-            while frame is not None and len(found) < _DEPTH:
-                found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+            stack: List[Tuple[str, int, str]] = []
+            while frame is not None and len(stack) < _DEPTH:
+                stack.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
                 frame = frame.f_back
-            number = numbers.setdefault(tuple(found[::-1]), len(numbers))
+            number = numbers.setdefault(tuple(stack[::-1]), len(numbers))
             at = time.time_ns()
             looks.append([at, time.clock_gettime_ns(clock), number, int(gloos.look(at))])
         return looks, list(numbers)
@@ -361,16 +361,16 @@ class _Ranges:
         self._over: List[Tuple[str, int, int]] = []
 
     def __enter__(self) -> "_Ranges":
-        def enter(each: Any) -> Any:
+        def enter(profiled: Any) -> Any:
             if _in_main():
-                self._begun[id(each)] = str(each.name), time.time_ns()
-            return self._enter(each)
+                self._begun[id(profiled)] = str(profiled.name), time.time_ns()
+            return self._enter(profiled)
 
-        def leave(each: Any, *args: Any) -> Any:
-            begun = self._begun.pop(id(each), None)
+        def leave(profiled: Any, *args: Any) -> Any:
+            begun = self._begun.pop(id(profiled), None)
             if begun is not None and len(self._over) < _RANGES:
                 self._over.append((*begun, time.time_ns()))
-            return self._exit(each, *args)
+            return self._exit(profiled, *args)
 
         self._kind.__enter__, self._kind.__exit__ = enter, leave
         return self
@@ -381,8 +381,8 @@ class _Ranges:
     def since(self, began: int) -> "list[tuple[str, int, int]]":
         """Return the names of those that weren't over then, and from when until when each was, in ns."""
         now = time.time_ns()
-        found = self._over + [(*begun, now) for begun in list(self._begun.values())]
-        return [each for each in found if each[2] > began]
+        ranges = self._over + [(*begun, now) for begun in list(self._begun.values())]
+        return [item for item in ranges if item[2] > began]
 
 
 def _memory(path: str, seconds: float) -> Dict[str, Any]:
@@ -400,15 +400,15 @@ def _memory(path: str, seconds: float) -> Dict[str, Any]:
     record("all", stacks="python", max_entries=MEMORY_EVENTS, **clear)
     try:
         time.sleep(seconds)
-        found = snapshot()
+        history = snapshot()
     finally:
         record(None, **clear)
     with open(path, "wb") as file:
-        pickle.dump(found, file)
+        pickle.dump(history, file)
     held: Dict[int, List[int]] = {}
-    for segment in found["segments"]:
+    for segment in history["segments"]:
         of = held.setdefault(segment["device"], [0, 0])
         of[0] += segment["total_size"]
         of[1] += segment["allocated_size"]
-    events = max(map(len, found["device_traces"]), default=0)
+    events = max(map(len, history["device_traces"]), default=0)
     return {"asked": seconds, "held": [[device, *sizes] for device, sizes in held.items()], "events": events}

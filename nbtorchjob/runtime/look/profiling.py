@@ -56,17 +56,17 @@ class Profiling:
     def _waited(self, rank: int, seconds: float) -> str:
         """Wait for what the rank tells; return why there is nothing, else ""."""
         until = time.monotonic() + seconds + 2 * TURN_S + ENDING_S
-        told, trace = (written(self._folder, name, rank) for name in (TOLD, TRACE))
-        while not os.path.exists(told):
+        record, trace = (written(self._folder, name, rank) for name in (TOLD, TRACE))
+        while not os.path.exists(record):
             if not self._inquiry.is_there(rank):
                 return "it ended meanwhile"
             if time.monotonic() > until:
                 return AWAY + " since the profile began"
             time.sleep(_EVERY_S)
         with suppress(FileNotFoundError):  # a trace, where it was refused
-            if max(os.path.getsize(told), os.path.getsize(trace)) > MOST_WRITTEN:
+            if max(os.path.getsize(record), os.path.getsize(trace)) > MOST_WRITTEN:
                 return _TOO_LONG
-        with open(told) as file:
+        with open(record) as file:
             return str(json.load(file).get("trouble", ""))
 
     def _records(self, rank: int) -> "Iterator[dict[str, Any]]":

@@ -46,20 +46,20 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
     entries: Dict[str, List[Dict[str, Any]]] = {}
     for entry in _entries():
         entries.setdefault(entry["process_group"][0], []).append(entry)
-    found = []
+    described = []
     known = list(_known())
     if left:
-        names = {each[0] for each in known}
+        names = {item[0] for item in known}
         gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
         known += [(name, label, "", ()) for name, label in gone.items()]
     for name, label, backend, ranks in known:
         calls = entries.get(name, [])
         # A group that was destroyed may have had the same name.
-        calls = [each for each in calls if each["pg_id"] == calls[-1]["pg_id"]]
+        calls = [item for item in calls if item["pg_id"] == calls[-1]["pg_id"]]
         last = tuple(_collective(entry) for entry in calls[-MAX_CALLS:])
-        found.append(Group(name, ranks, last, backend, label))
-    found.sort(key=_urgency)
-    return tuple(found[:MAX_GROUPS])
+        described.append(Group(name, ranks, last, backend, label))
+    described.sort(key=_urgency)
+    return tuple(described[:MAX_GROUPS])
 
 
 def _urgency(group: Group) -> "tuple[bool, float]":
@@ -69,11 +69,11 @@ def _urgency(group: Group) -> "tuple[bool, float]":
 
 def counts() -> "dict[str, list[int]]":
     """Return how many calls each group has had, and how many of them are done; it takes some 20 µs."""
-    found = {}
+    by_group = {}
     for recorder in (_GLOO, _NCCL):
         for group, (called, done) in _status(recorder):
-            found["%s %s" % (recorder.name, group)] = [called, done]
-    return found
+            by_group["%s %s" % (recorder.name, group)] = [called, done]
+    return by_group
 
 
 def sequence_numbers() -> "dict[str, list[int]]":
@@ -81,15 +81,15 @@ def sequence_numbers() -> "dict[str, list[int]]":
 
     They aren't recorded, and move nothing else; whether they are done isn't known.
     """
-    found = {}
+    numbers = {}
     world = torch_versions.WORLD.get()
     for group, name in list(world.pg_names.items()) if world is not None else ():
         try:
             number = int(group._get_sequence_number_for_group())
         except Exception:  # a backend without, or a group that is just destroyed
             continue
-        found["calls %s" % name] = [number, number]
-    return found
+        numbers["calls %s" % name] = [number, number]
+    return numbers
 
 
 def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
@@ -98,16 +98,16 @@ def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
     world = torch_versions.WORLD.get()
     group = known.get("group") or world.default_pg
     ranks = {number: rank for rank, number in world.pg_group_ranks[group].items()}
-    told = {"group": str(world.pg_names[group])}
+    arguments = {"group": str(world.pg_names[group])}
     for name in ("src", "dst"):
         rank, within = known.get(name), known.get("group_" + name)
         if isinstance(rank, int) or isinstance(within, int):
-            told[name] = str(rank if isinstance(rank, int) else ranks[within])
+            arguments[name] = str(rank if isinstance(rank, int) else ranks[within])
     if known.get("op") is not None and "tensor" in known:
-        told["op"] = str(getattr(known["op"], "name", known["op"]))
+        arguments["op"] = str(getattr(known["op"], "name", known["op"]))
     if isinstance(known.get("tag"), int):
-        told["tag"] = str(known["tag"])
-    return tuple(told.items())
+        arguments["tag"] = str(known["tag"])
+    return tuple(arguments.items())
 
 
 def pending() -> "list[list[float]]":
@@ -135,11 +135,11 @@ class GloosCalls:
 
     def seen(self) -> "list[tuple[str, int, int]]":
         """Return the newest that a look saw: their names, from when and until when, in ns."""
-        found = [
+        calls = [
             (str(entry["profiling_name"]), int(entry["time_created_ns"]), self._over(entry))
             for entry in _gloos()
         ]
-        return [(name, began, over) for name, began, over in found if over > began]
+        return [(name, began, over) for name, began, over in calls if over > began]
 
     @staticmethod
     def any_before(at: int) -> bool:
@@ -193,7 +193,7 @@ def _collective(entry: Dict[str, Any]) -> Collective:
         # What is retired has completed, or timed out; gloo's stay "scheduled".
         done=bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
-        dtypes=tuple(_DTYPES.get(each, each.lower()) for each in entry["input_dtypes"]),
+        dtypes=tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in entry["input_dtypes"]),
         timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),
         p2p=p2p,
     )

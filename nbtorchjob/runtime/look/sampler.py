@@ -170,11 +170,11 @@ class Sampler:
         moved = not self._counts or before != self._counts
         pending = [] if moved or self._returned else recorder.pending()
         waits = bool(self._counts) and not moved and not self._returned and _waits()
-        told = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
+        pulse = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
         # Where the main thread is in the user's code, for whoever finds this process stopped later
         stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
         own = (frame for frame in reversed(stack) if not is_library(frame.filename))
-        return {**told, "place": asdict(_with_line(next(own, Frame("", 0, ""))))}
+        return {**pulse, "place": asdict(_with_line(next(own, Frame("", 0, ""))))}
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
         """Begin a profile; return why not, else nothing."""
@@ -200,8 +200,8 @@ class Sampler:
 
 def _file(fd: int) -> "tuple[int, int]":
     try:
-        found = os.fstat(fd)
-        return found.st_dev, found.st_ino
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
     except OSError:
         return 0, 0
 
@@ -218,7 +218,7 @@ def _threads() -> Iterator[Thread]:
                 stacks[ident] += _awaited(frame)
     del frame
     named = dict(getattr(threading, "_active", {}))  # without its lock, which the main thread may hold
-    for ident in sorted(stacks, key=lambda each: each != main):
+    for ident in sorted(stacks, key=lambda thread: thread != main):
         frames = users_frames(stacks[ident])
         name = "main" if ident == main else getattr(named.get(ident), "name", "")
         if ident == main or does_work(frames):
@@ -228,13 +228,13 @@ def _threads() -> Iterator[Thread]:
 
 def _places(frame: Any) -> "list[Frame]":
     """Return the stack of a frame, the outermost first."""
-    found = []
+    places = []
     while frame is not None:
         code = frame.f_code
         if code.co_filename != _PATIENCE:  # it only waits for torch to
-            found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
+            places.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
         frame = frame.f_back
-    return found[::-1]
+    return places[::-1]
 
 
 def _awaited(frame: Any) -> "list[Frame]":
@@ -243,12 +243,12 @@ def _awaited(frame: Any) -> "list[Frame]":
         frame = frame.f_back
     task: Any = frame.f_locals.get("future") if frame is not None else None
     coroutine: Any = task.get_coro() if hasattr(task, "get_coro") else None
-    found: List[Frame] = []
-    while getattr(coroutine, "cr_frame", None) is not None and len(found) < MAX_FRAMES:
+    places: List[Frame] = []
+    while getattr(coroutine, "cr_frame", None) is not None and len(places) < MAX_FRAMES:
         code = coroutine.cr_frame.f_code
-        found.append(Frame(code.co_filename, coroutine.cr_frame.f_lineno or 0, code.co_name[:_LINE]))
+        places.append(Frame(code.co_filename, coroutine.cr_frame.f_lineno or 0, code.co_name[:_LINE]))
         coroutine = coroutine.cr_await
-    return found
+    return places
 
 
 def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
@@ -297,7 +297,8 @@ def bounded(sample: RankSample, most: int = MAX_BYTES) -> RankSample:
         cut = replace(
             sample,
             threads=tuple(
-                replace(each, frames=shortened(each.frames, frames)) for each in sample.threads[:threads]
+                replace(thread, frames=shortened(thread.frames, frames))
+                for thread in sample.threads[:threads]
             ),
             groups=sample.groups[:groups],
         )

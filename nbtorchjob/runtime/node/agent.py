@@ -233,8 +233,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         store, mine = worker_group.store, worker_group.group_rank
         if self._since == _NEW and ATTEMPT not in os.environ:
             self._since = self._peers.replaces
-        told = (self._round + 1, self._node, self._attempt, self._since)
-        store.set("nbtorchjob/round/%d" % mine, "%d %d %d %d" % told)
+        words = (self._round + 1, self._node, self._attempt, self._since)
+        store.set("nbtorchjob/round/%d" % mine, "%d %d %d %d" % words)
         keys = ["nbtorchjob/round/%d" % rank for rank in range(worker_group.group_world_size)]
         rounds, nodes, attempts, since = zip(*(map(int, store.get(key).split()) for key in keys))
         self._round = max(rounds)

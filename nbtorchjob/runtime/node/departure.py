@@ -86,8 +86,8 @@ class Departure:
             self._peers.say_asks()
         if self._asked_at is not None and self._peers.leaves is None:
             self._peers.want_leave(self._seconds)
-            told = {"node": self._node, "round": self._round, "seconds": self._seconds, "why": self._why}
-            emit("NodeLeaves", **told)
+            fields = {"node": self._node, "round": self._round, "seconds": self._seconds, "why": self._why}
+            emit("NodeLeaves", **fields)
         if self._peers.leaves is not None and self._until is None:
             self._until = time.monotonic() + self._peers.leaves
             self._bound = self._page.bind()

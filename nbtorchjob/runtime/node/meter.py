@@ -55,8 +55,8 @@ class Nvml:
         count = ctypes.c_uint()
         if self._calls.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
-        found = (self._read(index) for index in range(min(count.value, _MOST)) if _visible(index))
-        return [each for each in found if each is not None]
+        readings = (self._read(index) for index in range(min(count.value, _MOST)) if _visible(index))
+        return [reading for reading in readings if reading is not None]
 
     def _read(self, index: int) -> Optional[Reading]:
         device, use, memory = ctypes.c_void_p(), _Utilization(), _Memory()
@@ -75,7 +75,7 @@ class Nvml:
 def _visible(index: int) -> bool:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
-    if given is None or any(each.isalpha() for each in given):
+    if given is None or any(word.isalpha() for word in given):
         return True
     # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
     numbers = takewhile(str.isdigit, (name.strip() for name in given.split(",")))
@@ -233,12 +233,12 @@ class Memory:
 
     def read(self) -> Tuple[int, int]:
         """Return how many bytes are used, and how many may be."""
-        found = [self._machine()]
+        pairs = [self._machine()]
         for folder in self._folders:
             limit = self._limit_of(folder)
             if limit:
-                found.append((self._used(folder), limit))
-        return min(found, key=lambda each: each[1] - each[0])
+                pairs.append((self._used(folder), limit))
+        return min(pairs, key=lambda pair: pair[1] - pair[0])
 
     def _limit_of(self, folder: str) -> int:
         """Return a cgroup's limit; 0 for one that has none."""
@@ -262,7 +262,7 @@ class Memory:
 
 def cores(roots: Roots = HERE) -> float:
     """Return how many CPU cores this process may use: its affinity's, or its cgroup's smaller quota."""
-    found = [float(len(os.sched_getaffinity(0)))]
+    limits = [float(len(os.sched_getaffinity(0)))]
     version, folders = cgroups(roots, "cpu")
     for folder in folders:
         with suppress(OSError, ValueError):  # no such file; "max"
@@ -271,8 +271,8 @@ def cores(roots: Roots = HERE) -> float:
             else:
                 quota, period = (_read(os.path.join(folder, "cpu.cfs_%s_us" % what)) for what in _CFS)
             if int(quota) > 0:
-                found.append(int(quota) / int(period))
-    return min(found)
+                limits.append(int(quota) / int(period))
+    return min(limits)
 
 
 def cpu(roots: Roots = HERE) -> str:
@@ -295,12 +295,12 @@ def cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
     version, path, root = 2, "/", roots.cgroup
     with suppress(OSError):
         for line in _read(os.path.join(roots.proc, "self", "cgroup")).splitlines():
-            _, controllers, found = line.split(":", 2)
+            _, controllers, below = line.split(":", 2)
             if controller in controllers.split(","):
-                version, path, root = 1, found, os.path.join(roots.cgroup, controller)
+                version, path, root = 1, below, os.path.join(roots.cgroup, controller)
                 break
             if not controllers:
-                path = found
+                path = below
     names = [name for name in os.path.normpath("/" + path.replace("..", "")).split("/") if name]
     folders = [os.path.join(root, *names[:many]) for many in range(len(names), -1, -1)]
     return version, [folder for folder in folders if os.path.isdir(folder)]
@@ -309,10 +309,10 @@ def cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
 def _filled(folder: str) -> Tuple[int, int]:
     """Return how many bytes of a file system are used, and how many it has."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return 0, 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_blocks * found.f_frsize
+    return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 class Gpus:
@@ -339,11 +339,11 @@ class Gpus:
         with suppress(Exception):
             library = self._library()
             while library is not None:
-                self._uses = {each.gpu: self._added(each) for each in library.read()}
+                self._uses = {reading.gpu: self._added(reading) for reading in library.read()}
                 time.sleep(self._every)
 
-    def _added(self, found: Reading) -> GpuUse:
-        known = self._uses.get(found.gpu)
+    def _added(self, reading: Reading) -> GpuUse:
+        known = self._uses.get(reading.gpu)
         busy, watched = (known.busy, known.watched) if known is not None else (0.0, 0.0)
-        busy += self._every * found.percent / 100
-        return GpuUse(found.gpu, busy, watched + self._every, found.used, found.total, found.model)
+        busy += self._every * reading.percent / 100
+        return GpuUse(reading.gpu, busy, watched + self._every, reading.used, reading.total, reading.model)

@@ -37,9 +37,9 @@ def number_of(exc: Optional[BaseException]) -> int:
         if isinstance(exc, MemoryError):
             return errno.ENOMEM
         if isinstance(exc, RuntimeError):
-            found = _IN_TEXT.search(str(exc))
-            number = int(found.group(1)) if found else 0
-            number = number or next((each for words, each in _WORDS.items() if words in str(exc)), 0)
+            match = _IN_TEXT.search(str(exc))
+            number = int(match.group(1)) if match else 0
+            number = number or next((code for words, code in _WORDS.items() if words in str(exc)), 0)
             if number:
                 return number
         exc = exc.__cause__ or exc.__context__
@@ -84,8 +84,8 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
             folder = path
             while not os.path.isdir(folder):
                 folder = os.path.dirname(folder) or "."
-            found = os.statvfs(folder)
-            total = found.f_blocks * found.f_frsize
+            status = os.statvfs(folder)
+            total = status.f_blocks * status.f_frsize
             return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
         if number == errno.EROFS:
             return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
@@ -139,8 +139,8 @@ def _fullest() -> str:
 
 
 def _free(place: str) -> int:
-    found = os.statvfs(place)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(place)
+    return status.f_bavail * status.f_frsize
 
 
 def _path(exc: Optional[BaseException]) -> str:

@@ -255,9 +255,9 @@ class _Decoder:
         return {self.value(k): self.value(v) for k, v in tree["items"]}
 
     def _ordered(self, tree: Any) -> Any:
-        found = OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
-        vars(found).update(self.value(tree["vars"]))
-        return found
+        mapping = OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
+        vars(mapping).update(self.value(tree["vars"]))
+        return mapping
 
     def _tuple(self, tree: Any) -> Any:
         return tuple(self.value(item) for item in tree["items"])

@@ -85,7 +85,7 @@ def _renew_protocol(cls: Any, attributes: Dict[str, Any], absent: List[str]) -> 
         attrs: Any = typing._get_protocol_attrs(cls)
         cls.__protocol_attrs__ = attrs
         if sys.version_info[:2] == (3, 12):
-            cls.__callable_proto_members_only__ = all(callable(getattr(cls, each, None)) for each in attrs)
+            cls.__callable_proto_members_only__ = all(callable(getattr(cls, attr, None)) for attr in attrs)
     if attributes.get("_is_runtime_protocol"):
         typing.runtime_checkable(cls)
 
@@ -130,7 +130,7 @@ def reduce_private(function: Any) -> Any:
 def private(module: Any, name: str) -> Any:
     """Return what ``module`` has under a name, or what does the same; ``ABSENT`` where there is neither."""
     return functools.reduce(
-        lambda found, step: getattr(found, step, _HERE.get(name, ABSENT)), name.split("."), module
+        lambda owner, step: getattr(owner, step, _HERE.get(name, ABSENT)), name.split("."), module
     )
 
 
@@ -279,10 +279,17 @@ def _annotation(field: Any) -> Any:
 # Enums
 
 
-def reduce_redirect(found: Any) -> Any:
+def reduce_redirect(redirect: Any) -> Any:
     """Reduce what finds a member of an enum, or an attribute of that name, since Python 3.11."""
-    own = dict(vars(found))
-    return make_redirect, (found.fget, found.fset, found.fdel, found.__doc__), own, None, None, fill_redirect
+    own = dict(vars(redirect))
+    return (
+        make_redirect,
+        (redirect.fget, redirect.fset, redirect.fdel, redirect.__doc__),
+        own,
+        None,
+        None,
+        fill_redirect,
+    )
 
 
 def make_redirect(*functions: Any) -> Any:
@@ -290,9 +297,9 @@ def make_redirect(*functions: Any) -> Any:
     return getattr(enum, "property", types.DynamicClassAttribute)(*functions)
 
 
-def fill_redirect(found: Any, own: Dict[str, Any]) -> None:
+def fill_redirect(redirect: Any, own: Dict[str, Any]) -> None:
     """Set its attributes."""
-    vars(found).update(own)
+    vars(redirect).update(own)
 
 
 def reduce_boundary(boundary: Any) -> Any:
@@ -328,7 +335,7 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
             # ``cls`` finds a member by its name, as its metaclass does, also where a base has that name.
             below = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
             if below:
-                functions = [getattr(below[0], each, None) for each in ("fget", "fset", "fdel")]
+                functions = [getattr(below[0], attr, None) for attr in ("fget", "fset", "fdel")]
                 redirect: Any = make_redirect(*functions)
                 redirect.member = member
                 redirect.__set_name__(cls, name)

@@ -76,7 +76,9 @@ def _held(module: Any) -> Optional[Tuple[Any, str]]:
 
 def _has_code(module: types.ModuleType) -> bool:
     own = attributes(module)
-    return any(type(each) is types.FunctionType and each.__globals__ is own for each in own.copy().values())
+    return any(
+        type(value) is types.FunctionType and value.__globals__ is own for value in own.copy().values()
+    )
 
 
 def made_by_hand(name: str) -> bool:
@@ -111,7 +113,7 @@ def find_spec(name: str) -> Any:
 
 def submodules(values: Iterable[Any], names: Iterable[str]) -> List[Any]:
     """Return the imported submodules of modules among ``values`` that ``names`` may lead to: ``a.b.c``."""
-    packages = [name_of(each) + "." for each in values if issubclass(type(each), types.ModuleType)]
+    packages = [name_of(value) + "." for value in values if issubclass(type(value), types.ModuleType)]
     tokens = set(names)
     return [
         module
@@ -129,7 +131,9 @@ def types_of_others() -> FrozenSet[type]:
 
 @functools.lru_cache(maxsize=1)  # thousands are looked at: once per import, not for each pickle
 def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
-    others = [each for each in sys.modules.copy().values() if not issubclass(type(each), types.ModuleType)]
+    others = [
+        module for module in sys.modules.copy().values() if not issubclass(type(module), types.ModuleType)
+    ]
     return frozenset(map(type, others)) - {type(None)}
 
 
@@ -140,7 +144,7 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     """
     home = sys.modules.get(str(type_.__module__))
     if type_ is object:
-        homes = [each for name, each in sys.modules.copy().items() if name not in _MAIN]
+        homes = [owner for name, owner in sys.modules.copy().items() if name not in _MAIN]
     elif home is None or type_.__module__ in _MAIN:
         return {}
     else:

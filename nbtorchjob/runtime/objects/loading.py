@@ -33,15 +33,17 @@ def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] =
         # Each mark opens a stack: the call's own items, a function that is being filled, the names and values
         # that it reads. What a value is made of may lie behind its name.
         stacks: List[List[Any]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
-        functions = [each for stack in stacks for each in stack if isinstance(each, types.FunctionType)]
+        functions = [
+            function for stack in stacks for function in stack if isinstance(function, types.FunctionType)
+        ]
         read = {
             name
-            for each in functions
-            if each.__code__.co_name == sources.ANCHOR
-            for name in each.__code__.co_names
+            for function in functions
+            if function.__code__.co_name == sources.ANCHOR
+            for name in function.__code__.co_names
         }
-        found = [name for stack in stacks for name in stack if isinstance(name, str) and name in read]
-        name = found[-1] if found else ""
+        names = [name for stack in stacks for name in stack if isinstance(name, str) and name in read]
+        name = names[-1] if names else ""
         sources.forget()
         if not name:
             raise

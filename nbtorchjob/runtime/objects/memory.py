@@ -105,8 +105,8 @@ class _Region:
         """The memory as arrays take it."""
         if self._view is None:
             self._view = memoryview(bytearray(self._data)) if self._data.readonly else self._data
-        found: memoryview = self._view
-        return found
+        memory: memoryview = self._view
+        return memory
 
     @property
     def storage(self) -> Any:
@@ -138,10 +138,10 @@ def forget() -> None:
 
 def _take(index: int) -> Tuple[_Region, int]:
     tables = _loading.tables
-    found: Tuple[_Region, int] = tables[-1].pop(index)
+    region_and_offset: Tuple[_Region, int] = tables[-1].pop(index)
     if not tables[-1]:  # each is asked for once, so this was the last
         tables.pop()
-    return found
+    return region_and_offset
 
 
 def reduce_array(memory: Memory, array: Any) -> Any:

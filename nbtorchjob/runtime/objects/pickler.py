@@ -104,8 +104,8 @@ class Pickler(pickle.Pickler):
             return self.reduce_class
         method = _BY_TYPE.get(type_)
         if method is not None:
-            found: Callable[[Any], Any] = getattr(self, method)
-            return found
+            reducer: Callable[[Any], Any] = getattr(self, method)
+            return reducer
         if issubclass(type_, types.ModuleType):
             return self.reduce_module
         if type_ in importable.types_of_others():
@@ -182,12 +182,12 @@ class Pickler(pickle.Pickler):
             and importable.attributes(module) is names
         ):
             return module  # what decorators of a library made: it is of that module, as it is there
-        found = self._spaces.setdefault(id(names), {})
-        if not found:
-            found.update(
+        space = self._spaces.setdefault(id(names), {})
+        if not space:
+            space.update(
                 (k, names[k]) for k in ("__package__", "__name__", "__path__", "__file__") if k in names
             )
-        return found
+        return space
 
     def reads(self, function: Any) -> Dict[str, Any]:
         """Return what ``function``, and those defined in it, find in their globals."""
@@ -269,9 +269,9 @@ class Pickler(pickle.Pickler):
         registered: List[Any] = []
         if isinstance(cls, abc.ABCMeta):
             state.pop("_abc_impl", None)
-            registered = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+            registered = [item() for item in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
         type_ = type(cls)
-        maker = next(each for each in type_.__mro__ if by_name(each))
+        maker = next(item for item in type_.__mro__ if by_name(item))
         args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
         for method in generated.methods(cls):
             self.codes.made(method.__code__)
@@ -296,45 +296,45 @@ class Pickler(pickle.Pickler):
         args = (name, sys.modules.get(name) is module, type_)
         return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
 
-    def reduce_stand_in(self, found: Any) -> Any:
+    def reduce_stand_in(self, obj: Any) -> Any:
         """Reduce an object of a class that has an instance in place of a module in ``sys.modules``."""
-        route = importable.route(found)
+        route = importable.route(obj)
         if isinstance(route, str):
             return importlib.import_module, (route,)
-        return self._reducer_of_object(type(found))(found)
+        return self._reducer_of_object(type(obj))(obj)
 
     def reduce_partial(self, partial: Any) -> Any:
         """Reduce a partial, which what it is of may refer to."""
         return rebuilt.make_partial, (type(partial),), partial.__reduce__()[2]
 
-    def reduce_cached_property(self, found: Any) -> Any:
+    def reduce_cached_property(self, prop: Any) -> Any:
         """Reduce a ``cached_property`` without the lock that it has on Python 3.11 and before."""
-        own = {name: value for name, value in vars(found).items() if name != "lock"}
-        return type(found), (found.func,), own
+        own = {name: value for name, value in vars(prop).items() if name != "lock"}
+        return type(prop), (prop.func,), own
 
-    def reduce_weak(self, found: Any) -> Any:
+    def reduce_weak(self, mapping: Any) -> Any:
         """Reduce a weak dictionary."""
-        return type(found), (), None, None, iter(list(found.items()))
+        return type(mapping), (), None, None, iter(list(mapping.items()))
 
     def reduce_proxy(self, proxy: Any) -> Any:
         """Reduce a view of a mapping, together with the mapping."""
         return types.MappingProxyType, (gc.get_referents(proxy)[0],)
 
-    def reduce_variable(self, found: Any) -> Any:
+    def reduce_variable(self, variable: Any) -> Any:
         """Reduce a type variable of a notebook."""
-        if _attribute(found) is found:
-            return getattr, (sys.modules[found.__module__], found.__name__)
-        if hasattr(found, "__value__") and not found.__type_params__:  # it may be of itself
+        if _attribute(variable) is variable:
+            return getattr, (sys.modules[variable.__module__], variable.__name__)
+        if hasattr(variable, "__value__") and not variable.__type_params__:  # it may be of itself
             cell = rebuilt.make_cell()
             self._cells[id(cell)] = cell
-            state = (cell, found.__value__)
-            args = (found.__name__, found.__module__, cell)
+            state = (cell, variable.__value__)
+            args = (variable.__name__, variable.__module__, cell)
             return rebuilt.make_alias, args, state, None, None, rebuilt.fill_alias
         try:
-            known_as = rebuilt.tag(found)
+            known_as = rebuilt.tag(variable)
         except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
             known_as = ""
-        return rebuilt.tracked, (known_as, found.__module__, *_variable(found))
+        return rebuilt.tracked, (known_as, variable.__module__, *_variable(variable))
 
     def reduce_builtin(self, function: Any) -> Any:
         """Reduce a function of Python's own, or of a library in C: by its name."""
@@ -353,44 +353,46 @@ class _Bare:
         self.args = args
 
 
-def by_name(found: Any) -> bool:
+def by_name(obj: Any) -> bool:
     """Whether a class or function can be had by its name from a module that can be imported."""
-    return _attribute(found) is found
+    return _attribute(obj) is obj
 
 
-def annotations_of(found: Any) -> Dict[str, Any]:
+def annotations_of(obj: Any) -> Dict[str, Any]:
     """Return annotations; on Python 3.14 as texts where they name what isn't there."""
     try:
-        own: Dict[str, Any] = found.__annotations__
+        own: Dict[str, Any] = obj.__annotations__
     except NameError:
         import annotationlib  # type: ignore[import-not-found]
 
-        own = annotationlib.get_annotations(found, format=annotationlib.Format.STRING)
+        own = annotationlib.get_annotations(obj, format=annotationlib.Format.STRING)
     return own
 
 
 def names_read(code: types.CodeType) -> Dict[str, None]:
     """Return the names that a function's code, and what is defined in it, look up as globals."""
-    found: Dict[str, None] = _read_by.get(code)
-    if found is None:
-        found = {each.argval: None for each in instructions(code) if each.opname in _READS}
-        found.update(names_in_texts(code))
-        _read_by[code] = found
-    return found
+    names: Dict[str, None] = _read_by.get(code)
+    if names is None:
+        names = {
+            instruction.argval: None for instruction in instructions(code) if instruction.opname in _READS
+        }
+        names.update(names_in_texts(code))
+        _read_by[code] = names
+    return names
 
 
 def names_in_texts(code: types.CodeType) -> Dict[str, None]:
     """Return the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
-    found: Dict[str, None] = {}
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    names: Dict[str, None] = {}
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     if _COMPUTES.intersection(code.co_names):
-        for text in (each for each in code.co_consts if isinstance(each, str)):
-            found.update(dict.fromkeys(names_in(text)))
+        for text in (constant for constant in code.co_consts if isinstance(constant, str)):
+            names.update(dict.fromkeys(names_in(text)))
     if "__main__" in code.co_names:
-        found.update(dict.fromkeys(code.co_names))
-    for each in inner:
-        found.update(names_in_texts(each))
-    return found
+        names.update(dict.fromkeys(code.co_names))
+    for constant in inner:
+        names.update(names_in_texts(constant))
+    return names
 
 
 def names_in(text: str) -> List[str]:
@@ -404,11 +406,11 @@ def names_in(text: str) -> List[str]:
 
 def texts(code: types.CodeType) -> Iterator[str]:
     """Yield the texts among the constants of ``code`` and of the code in it."""
-    for each in code.co_consts:
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, types.CodeType):
-            yield from texts(each)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from texts(constant)
 
 
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
@@ -422,7 +424,9 @@ def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     if "getattr" in code.co_names:
-        yield from (text for each in code.co_consts if isinstance(each, str) for text in each.split("."))
+        yield from (
+            text for constant in code.co_consts if isinstance(constant, str) for text in constant.split(".")
+        )
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)
@@ -440,12 +444,12 @@ def _full(cell: Any) -> bool:
     return True
 
 
-def _attribute(found: Any) -> Any:
-    """Return what can be imported under the name of ``found``, which may be itself."""
-    name = str(found.__module__)
+def _attribute(obj: Any) -> Any:
+    """Return what can be imported under the name of ``obj``, which may be itself."""
+    name = str(obj.__module__)
     if name == "__main__" or name not in sys.modules or made_by_hand(name) or _registered(name):
         return None
-    path = getattr(found, "__qualname__", found.__name__)
+    path = getattr(obj, "__qualname__", obj.__name__)
     module: Any = sys.modules[name]
     return functools.reduce(lambda owner, step: getattr(owner, step, None), path.split("."), module)
 
@@ -453,7 +457,7 @@ def _attribute(found: Any) -> Any:
 def _registered(name: str) -> bool:
     """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
     by_value = cloudpickle.list_registry_pickle_by_value()
-    return any(name == each or name.startswith(each + ".") for each in by_value)
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in by_value)
 
 
 def _class_state(cls: Any) -> Dict[str, Any]:
@@ -494,9 +498,9 @@ def _reduce_member(member: Any) -> Any:
     return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
 
 
-def _reduce_memory_format(found: Any) -> Any:
+def _reduce_memory_format(memory_format: Any) -> Any:
     # Its name is "torch.channels_last" , which pickle finds in the first module that has `torch`.
-    return rebuilt.of_torch, (str(found).rpartition(".")[2],)
+    return rebuilt.of_torch, (str(memory_format).rpartition(".")[2],)
 
 
 def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
@@ -538,12 +542,12 @@ def _reduce_exported(program: Any) -> Any:
 
 
 def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
-    found = obj.__reduce_ex__(5)
+    reduced = obj.__reduce_ex__(5)
     constant = getattr(sys.modules.get(module), name, None)
-    if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
-        return found
-    own = {key: _Constant(module, name) if value is constant else value for key, value in found[2].items()}
-    return (*found[:2], own, *found[3:])
+    if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return reduced
+    own = {key: _Constant(module, name) if value is constant else value for key, value in reduced[2].items()}
+    return (*reduced[:2], own, *reduced[3:])
 
 
 class _Constant:
@@ -578,30 +582,30 @@ def _reduce_exception(exc: Any) -> Any:
         if not isinstance(reduced, tuple) or len(reduced) > 3:
             return reduced
     else:
-        base = next(each for each in type_.__mro__ if by_name(each))
+        base = next(base_class for base_class in type_.__mro__ if by_name(base_class))
         reduced = (rebuilt.make_exception, (type_, base, exc.args), dict(vars(exc)))
     state = reduced[2] if len(reduced) > 2 else None
     return (*reduced[:2], (state, rebuilt.raised(exc)), None, None, rebuilt.fill_exception)
 
 
 def _reduce_trapped(obj: Any) -> Any:
-    found = obj.__reduce_ex__(5)
-    if not isinstance(found, tuple) or len(found) > 5 or len(found) < 3 or found[2] is None:
-        return found
-    return (*found, *(None,) * (5 - len(found)), rebuilt.fill_object)
+    reduced = obj.__reduce_ex__(5)
+    if not isinstance(reduced, tuple) or len(reduced) > 5 or len(reduced) < 3 or reduced[2] is None:
+        return reduced
+    return (*reduced, *(None,) * (5 - len(reduced)), rebuilt.fill_object)
 
 
 # Python's own, which leave out what was set on an instance.
 _WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict.__reduce__)
 
 
-def _reduce_container(found: Any) -> Any:
-    made, args, *items = found.__reduce__()
-    says = getattr(type(found), "__getstate__", None)
+def _reduce_container(container: Any) -> Any:
+    made, args, *items = container.__reduce__()
+    says = getattr(type(container), "__getstate__", None)
     if says is None or says is getattr(object, "__getstate__", None):  # the latter since Python 3.11
-        own = getattr(found, "__dict__", None)
+        own = getattr(container, "__dict__", None)
     else:
-        own = found.__getstate__()
+        own = container.__getstate__()
     return (made, args, own or None, *items[1:])
 
 
@@ -613,16 +617,16 @@ def _reduce_wrapper(wrapper: Any) -> Any:
     return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
 
 
-def _variable(found: Any) -> Tuple[Any, Any]:
-    type_: Any = type(found)
-    args = (found.__name__, *getattr(found, "__constraints__", ()))
+def _variable(variable: Any) -> Tuple[Any, Any]:
+    type_: Any = type(variable)
+    args = (variable.__name__, *getattr(variable, "__constraints__", ()))
     for name in ("__supertype__", "__value__"):
-        if hasattr(found, name):
-            args = (*args, getattr(found, name))
+        if hasattr(variable, name):
+            args = (*args, getattr(variable, name))
     names = ("bound", "covariant", "contravariant", "infer_variance", "type_params")
-    options = {name: getattr(found, "__%s__" % name, None) for name in names}
-    if hasattr(found, "has_default") and found.has_default():  # Python 3.13
-        options["default"] = found.__default__
+    options = {name: getattr(variable, "__%s__" % name, None) for name in names}
+    if hasattr(variable, "has_default") and variable.has_default():  # Python 3.13
+        options["default"] = variable.__default__
     return functools.partial(type_, **{name: value for name, value in options.items() if value}), args
 
 
@@ -654,7 +658,7 @@ if hasattr(enum, "property"):
     _OF_PYTHON[getattr(enum, "FlagBoundary", None)] = generated.reduce_boundary
 _SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # which pickle itself knows
 _TYPES = {
-    found: name for name, found in vars(types).items() if type(found) is type
+    type_: name for name, type_ in vars(types).items() if type(type_) is type
 }  # Python's, without a module
 _BY_TYPE: Dict[Any, str] = {
     types.FunctionType: "reduce_function",

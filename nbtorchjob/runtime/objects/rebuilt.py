@@ -24,7 +24,7 @@ _lock = threading.Lock()
 _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
 _tagged: Any = weakref.WeakValueDictionary()
 _unfilled: Any = weakref.WeakSet()
-told: List[str] = []  # what differs after loading, for whoever asks
+differences: List[str] = []  # what differs after loading, for whoever asks
 
 
 def tag(type_: Any) -> str:
@@ -36,8 +36,8 @@ def tag(type_: Any) -> str:
         if type_ not in _tags:
             _tags[type_] = os.urandom(16).hex()
             _tagged[_tags[type_]] = type_
-        found: str = _tags[type_]
-        return found
+        known: str = _tags[type_]
+        return known
 
 
 def tags() -> List[str]:
@@ -52,15 +52,15 @@ def same(value: Any) -> Any:
 
 def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
     """Return the type variable with that tag, made if need be."""
-    found = _tagged.get(known_as)
-    if found is None:
-        found = make(*args)
+    obj = _tagged.get(known_as)
+    if obj is None:
+        obj = make(*args)
         with contextlib.suppress(AttributeError):
-            found.__module__ = module
+            obj.__module__ = module
         if known_as:
             with _lock:
-                _tags[found], _tagged[known_as] = known_as, found
-    return found
+                _tags[obj], _tagged[known_as] = known_as, obj
+    return obj
 
 
 def make_alias(name: str, module: str, cell: Any) -> Any:
@@ -78,7 +78,7 @@ def fill_alias(alias: Any, state: Tuple[Any, Any]) -> None:
 
 def unwrapped(value: Any, wrapper: str) -> Any:
     """Return what was inside a ``wrapper`` that only works between ranks."""
-    told.append("%s arrived without its %s" % (type(value).__name__, wrapper))
+    differences.append("%s arrived without its %s" % (type(value).__name__, wrapper))
     return value
 
 
@@ -165,11 +165,14 @@ def make_class(
     The effects of a notebook's own metaclass and ``__init_subclass__``, in registries for instance, have
     travelled along: the two aren't called again.
     """
-    found = _tagged.get(known_as)
-    if found is not None:
-        return found
+    known = _tagged.get(known_as)
+    if known is not None:
+        return known
     hushed = [
-        base for each in bases for base in each.__mro__ if base in _tags and "__init_subclass__" in vars(base)
+        base
+        for derived in bases
+        for base in derived.__mro__
+        if base in _tags and "__init_subclass__" in vars(base)
     ]
     saved = [(base, vars(base)["__init_subclass__"]) for base in hushed]
     for base in hushed:
@@ -184,7 +187,7 @@ def make_class(
         _unfilled.add(made)
     mine = getattr(sys.modules["__main__"], name, None)
     if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
-        told.append("its %s is the class of that name of the rank, not the notebook's" % name)
+        differences.append("its %s is the class of that name of the rank, not the notebook's" % name)
     return made
 
 
@@ -216,17 +219,17 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> No
         type.__setattr__(cls, name, value)
     if "__firstlineno__" in attributes:  # setting others takes it away (Python 3.13)
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
-    for each in registered:
-        cls.register(each)
+    for subclass in registered:
+        cls.register(subclass)
     if python != sources.HERE:
         generated.renew(cls, attributes)
 
 
 def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
     """Return the member ``name`` of an enum; for an enum that is being made, a new object."""
-    found = None if cls in _unfilled else cls._member_map_.get(name)
-    if found is not None:
-        return found
+    member = None if cls in _unfilled else cls._member_map_.get(name)
+    if member is not None:
+        return member
     return object.__new__(cls) if base is None else base.__new__(cls, raw)
 
 

@@ -77,14 +77,14 @@ def functions(text: str, filename: str, features: Tuple[str, ...] = ()) -> List[
             else:
                 node.name = "<%d>" % index
         marked = compile(tree, filename, "exec", flags, True)
-    found: List[Optional[types.CodeType]] = [None] * len(nodes)
+    codes: List[Optional[types.CodeType]] = [None] * len(nodes)
     for mark, code in _pairs(marked, real):
         if mark.co_name == "<lambda>":
             if mark.co_firstlineno >= last:
-                found[mark.co_firstlineno - last] = code
+                codes[mark.co_firstlineno - last] = code
         elif mark.co_name.startswith("<") and mark.co_name[1:-1].isdigit():
-            found[int(mark.co_name[1:-1])] = code
-    return found
+            codes[int(mark.co_name[1:-1])] = code
+    return codes
 
 
 def _functions(node: ast.AST) -> Iterator[Any]:
@@ -128,7 +128,9 @@ class Codes:
     def add(self, code: types.CodeType) -> int:
         """Note code that is pickled; return its number."""
         self._codes.append(code)
-        self._inner.update(id(each) for each in code.co_consts if isinstance(each, types.CodeType))
+        self._inner.update(
+            id(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+        )
         return len(self._codes) - 1
 
     def made(self, code: types.CodeType) -> None:
@@ -193,7 +195,7 @@ def _source(
 ) -> Tuple[str, List[Optional[int]]]:
     """Return the statements that define ``codes``, and which function each is in them; "" where none is."""
     lines = {code.co_firstlineno for code in codes}
-    found: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
+    best: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
     # Since Python 3.12 a method of a name that the same module imports is called in another way: a script's
     # functions were compiled with the imports, a cell's statements each by itself.
     for text, imports in ((text, imports) for text in _texts(filename) for imports in (False, True)):
@@ -203,11 +205,11 @@ def _source(
         except (SyntaxError, ValueError, RecursionError):
             continue
         indices = [
-            next((index for index, each in enumerate(compiled) if each == code), None) for code in codes
+            next((index for index, other in enumerate(compiled) if other == code), None) for code in codes
         ]
-        if indices.count(None) < found[1].count(None):
-            found = less, indices
-    return found
+        if indices.count(None) < best[1].count(None):
+            best = less, indices
+    return best
 
 
 def _texts(filename: str) -> Iterator[str]:
@@ -232,7 +234,7 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
     for statement in ast.parse(text).body:
         if imports and _imports(statement):
             wanted = wanted | {statement.lineno}
-        first = min(each.lineno for each in (statement, *getattr(statement, "decorator_list", ())))
+        first = min(part.lineno for part in (statement, *getattr(statement, "decorator_list", ())))
         spans.append((first, statement.end_lineno or first))
     kept: Set[int] = set()
     before = -1
@@ -295,15 +297,15 @@ class _Table:
         at, index = place
         file = self._files[at]
         try:
-            found = functions(file["text"], file["name"], tuple(file["features"]))[index]
+            compiled = functions(file["text"], file["name"], tuple(file["features"]))[index]
         except (SyntaxError, ValueError) as exc:
             raise SourceError(_refused(file, exc, HERE)) from exc
-        if found is None or not _alike(described, found):
+        if compiled is None or not _alike(described, compiled):
             raise SourceError(
                 "%s (line %d of %s) is compiled by Python %s to other code than by Python %s"
                 % (described["co_name"], described["co_firstlineno"], file["name"], HERE, self._python)
             )
-        return found
+        return compiled
 
 
 def begin(text: str) -> None:
@@ -330,10 +332,10 @@ def code(python: str, number: int, described: Dict[str, Any]) -> Any:
     tables = _loading.__dict__.get("tables")
     if not tables:
         return Missing(described, _without_source(described, python))
-    found = tables[-1].code(number, described)
+    loaded = tables[-1].code(number, described)
     if not tables[-1].left:  # each is asked for once, so this was the last
         tables.pop()
-    return found
+    return loaded
 
 
 def check(table: Dict[str, Any], python: str = HERE) -> None:
@@ -399,8 +401,8 @@ def _names(code: Any) -> Set[str]:
         code = code.described
     if not isinstance(code, dict):
         code = {name: getattr(code, name) for name in (*_NAMES, "co_consts")}
-    found = {name for table in _NAMES for name in code[table]}
-    for each in code["co_consts"]:
-        if isinstance(each, (Missing, types.CodeType)):
-            found |= _names(each)
-    return {name for name in found if not name.startswith((".", "__")) and name not in _ADDED}
+    names = {name for table in _NAMES for name in code[table]}
+    for constant in code["co_consts"]:
+        if isinstance(constant, (Missing, types.CodeType)):
+            names |= _names(constant)
+    return {name for name in names if not name.startswith((".", "__")) and name not in _ADDED}

@@ -131,10 +131,10 @@ def plain(path: str, flags: int) -> int:
     Code in a job may put anything in a file's place: a pipe would hang its reader, a link would show
     another file.
     """
-    found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if stat.S_ISREG(os.fstat(found).st_mode):
-        return found
-    os.close(found)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
     raise OSError(errno.EINVAL, "it isn't a plain file", path)
 
 
@@ -168,7 +168,7 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
         if _digest(buffers[int(index)]) != digest:
             raise WireError("a pickle in it was changed")
     missing = [
-        Unpicklable(each["type"], Error.from_json(each["error"]), each["path"]) for each in header["lost"]
+        Unpicklable(item["type"], Error.from_json(item["error"]), item["path"]) for item in header["lost"]
     ]
     if lost is not None:
         lost += missing

@@ -29,9 +29,9 @@ _ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 def _context(decimal: Any) -> Dict[str, Any]:
     context = decimal.getcontext()
-    found = {name: getattr(context, name) for name in _ARITHMETIC}
-    found["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
-    return found
+    values = {name: getattr(context, name) for name in _ARITHMETIC}
+    values["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
+    return values
 
 
 def _set_context(decimal: Any, value: Dict[str, Any]) -> None:
@@ -59,13 +59,13 @@ def _rc(matplotlib: Any) -> Dict[str, Any]:
 
 def _options(pandas: Any) -> Dict[str, Any]:
     registered = sys.modules["pandas._config.config"]._registered_options
-    found = {name: pandas.get_option(name) for name in registered}
-    return {name: value for name, value in found.items() if value != registered[name].defval}
+    options = {name: pandas.get_option(name) for name in registered}
+    return {name: value for name, value in options.items() if value != registered[name].defval}
 
 
 def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
-    for name, each in value.items():
-        pandas.set_option(name, each)
+    for name, option in value.items():
+        pandas.set_option(name, option)
 
 
 # What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
@@ -95,38 +95,38 @@ _FILTERS = (
 
 def _filters(warnings: Any) -> List[Tuple[str, str, str, str, int]]:
     """Return the filters that the notebook has set, the first first: patterns and the category as texts."""
-    found = []
+    filters = []
     for action, message, category, module, line in warnings.filters:
         name = "%s.%s" % (category.__module__, category.__qualname__)
-        patterns = [getattr(each, "pattern", each) or "" for each in (message, module)]
+        patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
         known = (action, name, *patterns)
         if (
             known not in _FILTERS and category.__module__ != "__main__"
         ):  # a rank has another class of that name
-            found.append((action, name, *patterns, line))
-    return found
+            filters.append((action, name, *patterns, line))
+    return filters
 
 
 _laid_filters: List[Any] = []  # those that this process got from the notebook
 
 
 def _set_filters(warnings: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
-    for each in _laid_filters:
-        if each in warnings.filters:
-            warnings.filters.remove(each)
+    for item in _laid_filters:
+        if item in warnings.filters:
+            warnings.filters.remove(item)
     _laid_filters.clear()
-    for each in reversed(value):
-        home = each[1].rpartition(".")[0]
+    for item in reversed(value):
+        home = item[1].rpartition(".")[0]
         if home in sys.modules:
-            _add_filter(each, sys.modules[home])
+            _add_filter(item, sys.modules[home])
         else:
-            onimport.change({home: functools.partial(_add_filter, each)})
+            onimport.change({home: functools.partial(_add_filter, item)})
 
 
-def _add_filter(each: Tuple[str, str, str, str, int], home: Any) -> None:
+def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
     import warnings
 
-    action, name, message, module, line = each
+    action, name, message, module, line = item
     category: Any = getattr(home, name.rpartition(".")[2], None)  # another version may not have it
     if isinstance(category, type):
         warnings.filterwarnings(action, message, category, module, line)  # type: ignore[arg-type]
@@ -135,15 +135,15 @@ def _add_filter(each: Tuple[str, str, str, str, int], home: Any) -> None:
 
 def _locales(locale: Any) -> Dict[str, str]:
     names = [name for name in dir(locale) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
-    found = {name: locale.setlocale(getattr(locale, name)) for name in names}
-    return {name: value for name, value in found.items() if value != "C"}
+    locales = {name: locale.setlocale(getattr(locale, name)) for name in names}
+    return {name: value for name, value in locales.items() if value != "C"}
 
 
 def _set_locales(locale: Any, value: Dict[str, str]) -> None:
     for name in _locales(locale):
         locale.setlocale(getattr(locale, name), "C")
-    for name, each in value.items():
-        locale.setlocale(getattr(locale, name), each)
+    for name, category in value.items():
+        locale.setlocale(getattr(locale, name), category)
 
 
 _NUMPY_PRINTS: Dict[str, Any] = {
@@ -203,9 +203,9 @@ SETTINGS: Dict[str, _Setting] = {
 _before: Dict[str, Tuple[str, Any]] = {}  # of what is applied: its module, and what was there
 
 
-def told() -> Dict[str, Any]:
+def changed() -> Dict[str, Any]:
     """Return this process's settings that aren't as a fresh process has them, by name, as plain data."""
-    found: Dict[str, Any] = {}
+    values: Dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         module = sys.modules.get(setting.module)
         if module is None:
@@ -213,14 +213,14 @@ def told() -> Dict[str, Any]:
         try:
             value = setting.read(module)
             if value != setting.default(module):
-                found[name] = value
+                values[name] = value
         except Exception:  # a module of that name that is another one, or of a version that isn't known
             continue
-    return found
+    return values
 
 
 def lay(values: Dict[str, Any]) -> None:
-    """Apply what :func:`told` returned, now or once its module is imported; put back what it doesn't name."""
+    """Apply what :func:`changed` returned, now or once its module is imported; put the others back."""
     for name in [name for name in _before if name not in values]:
         module, value = _before.pop(name)
         SETTINGS[name].set(sys.modules[module], value)

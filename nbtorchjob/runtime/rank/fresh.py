@@ -117,8 +117,8 @@ def _leave_libraries() -> None:
 
     torch takes its 134 libraries of operators down: 70 ms in a rank, which has to copy that memory.
     """
-    for each in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
-        each.atexit = False
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
+        finalizer.atexit = False
 
 
 def use_threads() -> None:
@@ -155,10 +155,10 @@ def _loaded(word: str) -> "set[str]":
     """Return the shared libraries of this process that have ``word`` in their name (Linux)."""
     try:
         with open("/proc/self/maps", errors="replace") as file:
-            found = {line.split(None, 5)[-1].rstrip("\n") for line in file if word in line}
+            paths = {line.split(None, 5)[-1].rstrip("\n") for line in file if word in line}
     except OSError:
         return set()
-    return {path for path in found if word in os.path.basename(path) and ".so" in path}
+    return {path for path in paths if word in os.path.basename(path) and ".so" in path}
 
 
 def _reseed() -> None:

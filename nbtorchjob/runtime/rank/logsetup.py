@@ -49,7 +49,7 @@ class Logger(NamedTuple):
     library: str
 
 
-def told() -> Tuple[Dict[str, Any], List[str]]:
+def changed() -> Tuple[Dict[str, Any], List[str]]:
     """Return this process's set-up where it isn't as Python starts, and the classes of handlers that stay.
 
     What is returned holds formatters and filters as they are.
@@ -65,13 +65,13 @@ def told() -> Tuple[Dict[str, Any], List[str]]:
         if name in _OF_TORCH or (top == "torch" and (logger.level in _UNTOLD or "__" in name)):
             continue
         library = top if importable.installed(sys.modules.get(top)) else ""
-        handlers = [] if library else [_handler(each, stay) for each in logger.handlers]
+        handlers = [] if library else [_handler(item, stay) for item in logger.handlers]
         setup = Logger(
             logger.level,
             logger.propagate,
             logger.disabled,
-            [each for each in logger.filters if not _of_library(each)],
-            [each for each in handlers if each is not None],
+            [item for item in logger.filters if not _of_library(item)],
+            [item for item in handlers if item is not None],
             library,
         )
         default = logging.WARNING if logger is logging.root else logging.NOTSET
@@ -93,7 +93,7 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[Handler]:
     # A library's own may be missing in the image, and isn't worth a refusal.
     if _of_library(own.get("formatter")):
         own["formatter"] = None
-    own["filters"] = [each for each in own.get("filters", ()) if not _of_library(each)]
+    own["filters"] = [item for item in own.get("filters", ()) if not _of_library(item)]
     mine = type_.__module__ == "__main__" or not importable.installed(sys.modules.get(type_.__module__))
     stream = getattr(handler, "stream", None)
     names = [name for name in _STREAMS if stream is not None and getattr(sys, name) is stream]
@@ -116,7 +116,7 @@ def _of_library(obj: Any) -> bool:
 
 
 def lay(setup: Dict[str, Any]) -> None:
-    """Apply what :func:`told` returned, in place of what was applied before."""
+    """Apply what :func:`changed` returned, in place of what was applied before."""
     for logger, handler in _added:
         logger.removeHandler(handler)
     for name in _laid:
@@ -126,24 +126,24 @@ def lay(setup: Dict[str, Any]) -> None:
         return
     logging.disable(setup["disable"])
     logging.captureWarnings(setup["warnings"])
-    for name, found in setup["loggers"].items():
-        if found.library == "torch" and os.environ.get("TORCH_LOGS"):
+    for name, logger_setup in setup["loggers"].items():
+        if logger_setup.library == "torch" and os.environ.get("TORCH_LOGS"):
             continue  # which has set torch's levels here
         logger = logging.getLogger(name or None)
-        logger.setLevel(found.level)
-        logger.propagate, logger.disabled = found.propagate, found.disabled
-        logger.filters[:] = found.filters
+        logger.setLevel(logger_setup.level)
+        logger.propagate, logger.disabled = logger_setup.propagate, logger_setup.disabled
+        logger.filters[:] = logger_setup.filters
         _laid.append(name)
-        for handler in map(_made, found.handlers):
+        for handler in map(_made, logger_setup.handlers):
             logger.addHandler(handler)
             _added.append((logger, handler))
 
 
-def _made(found: Handler) -> logging.Handler:
-    handler: logging.Handler = found.type.__new__(found.type)
+def _made(handler_setup: Handler) -> logging.Handler:
+    handler: logging.Handler = handler_setup.type.__new__(handler_setup.type)
     if isinstance(handler, logging.StreamHandler):
-        logging.StreamHandler.__init__(handler, getattr(sys, found.stream))
+        logging.StreamHandler.__init__(handler, getattr(sys, handler_setup.stream))
     else:
         logging.Handler.__init__(handler)
-    vars(handler).update(found.attributes)
+    vars(handler).update(handler_setup.attributes)
     return handler

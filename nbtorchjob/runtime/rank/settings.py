@@ -73,17 +73,17 @@ _SETTINGS: Dict[str, _Setting] = {
 }
 
 
-def told() -> Dict[str, Any]:
+def changed() -> Dict[str, Any]:
     """Return this process's torch settings, by name; nothing if torch isn't imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    found = {name: setting.read(torch) for name, setting in _SETTINGS.items()}
-    return {name: value for name, value in found.items() if value != _SETTINGS[name].default}
+    values = {name: setting.read(torch) for name, setting in _SETTINGS.items()}
+    return {name: value for name, value in values.items() if value != _SETTINGS[name].default}
 
 
 def modes() -> "list[str]":
-    """Return which modes of torch this thread has entered, but for what :func:`told` tells."""
+    """Return which modes of torch this thread has entered, apart from what :func:`changed` returns."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
@@ -94,20 +94,20 @@ def modes() -> "list[str]":
         for mode in stack()
         if type(mode).__module__ != "torch.utils._device"  # the default device
     ]
-    found = [type(mode).__name__ for mode in entered]
-    found += ["torch.autocast(%r)" % name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
-    return found + ["torch.inference_mode()"] * torch.is_inference_mode_enabled()
+    names = [type(mode).__name__ for mode in entered]
+    names += ["torch.autocast(%r)" % name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
+    return names + ["torch.inference_mode()"] * torch.is_inference_mode_enabled()
 
 
-def words(found: Dict[str, Any]) -> "list[str]":
-    """Return the statements that apply what :func:`told` returned."""
-    return [_SETTINGS[name].call % (value,) for name, value in found.items()]
+def words(values: Dict[str, Any]) -> "list[str]":
+    """Return the statements that apply what :func:`changed` returned."""
+    return [_SETTINGS[name].call % (value,) for name, value in values.items()]
 
 
-def lay(found: Dict[str, Any]) -> None:
+def lay(values: Dict[str, Any]) -> None:
     """Apply the same settings to this process's torch."""
-    if found:
+    if values:
         import torch
 
-        for name, value in found.items():
+        for name, value in values.items():
             _SETTINGS[name].lay(torch, value)

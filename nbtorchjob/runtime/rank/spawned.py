@@ -105,14 +105,14 @@ def _is_quiet(stmt: ast.stmt) -> bool:
     if isinstance(stmt, ast.If):
         return all(map(_is_quiet, [*stmt.body, *stmt.orelse]))
     if isinstance(stmt, ast.Try):
-        handled = [each for handler in stmt.handlers for each in handler.body]
+        handled = [statement for handler in stmt.handlers for statement in handler.body]
         return all(map(_is_quiet, [*stmt.body, *handled, *stmt.orelse, *stmt.finalbody]))
     return isinstance(stmt, _DEFINES)
 
 
 def _callee(node: ast.Call) -> str:
-    found = node.func
-    return found.attr if isinstance(found, ast.Attribute) else getattr(found, "id", "")
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _stored(tree: ast.Module) -> Iterator[str]:
@@ -160,11 +160,11 @@ def notes(exc: BaseException, log: str) -> List[str]:
     Its last words are in the rank's ``log``, as it has the rank's stderr.
     """
     text, main = str(exc), sys.modules["__main__"]
-    found = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
+    reasons = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
     tail = _tail(log) if _ENDED.search(text) else ""
     said = _LAST_WORDS.findall(tail)
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
-    return found + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc, exited)]
+    return reasons + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc, exited)]
 
 
 def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:

@@ -243,10 +243,10 @@ def flush_files() -> None:
 
     Only plain files: to write to anything else may wait for who reads there.
     """
-    for each in gc.get_objects():
-        if issubclass(type(each), _FILE):  # a proxy's __class__ may be anything
+    for obj in gc.get_objects():
+        if issubclass(type(obj), _FILE):  # a proxy's __class__ may be anything
             try:
-                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):
-                    each.flush()
+                if stat.S_ISREG(os.fstat(obj.fileno()).st_mode):
+                    obj.flush()
             except Exception:  # closed, without a file, on a full disk; or a class of the user's
                 pass

@@ -122,7 +122,7 @@ def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
 def call_once(rank: Rank) -> None:
     """Run the payload's call, and send what it returns where that is wanted."""
     value = _called(rank)
-    if leaving.told():
+    if leaving.first_call():
         leave(rank.number, rank.round)
     if rank.number == 0 or rank.header["all_ranks"]:
         send(value, rank.number, rank.round, rank.folder, rank.key)
@@ -180,14 +180,14 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
 def _called(rank: Rank) -> Any:
     try:
         payload = begin(rank)
-        found = loading.loads(payload.call(), payload.buffers())
+        content = loading.loads(payload.call(), payload.buffers())
         if rank.header.get("given"):
             from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
 
-            given.lay(found, rank.key)
+            given.lay(content, rank.key)
         settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)
-        value = call.run(found, os.path.abspath(rank.path))
+        value = call.run(content, os.path.abspath(rank.path))
         over(rank)
         return value
     except SystemExit as exc:
@@ -195,7 +195,7 @@ def _called(rank: Rank) -> Any:
             return None  # "that's all": a good end without a value
         raise
     except leaving.Leaving:
-        if leaving.told():
+        if leaving.first_call():
             return None
         raise
 
@@ -205,8 +205,8 @@ def leave(rank: int, round_: int) -> NoReturn:
     _end_program()
     groups.leave()
     streams.flush()
-    told = {"call": leaving.told(), "metrics": report.last}
-    emit("RankLeft", node=int(os.environ[injected.NODE]), rank=rank, round=round_, **told)
+    fields = {"call": leaving.first_call(), "metrics": report.last}
+    emit("RankLeft", node=int(os.environ[injected.NODE]), rank=rank, round=round_, **fields)
     _end(exits.TOLD_LEFT)
 
 
@@ -255,7 +255,7 @@ def _fail(
 
             debugger.hold_at(exc)
     finally:
-        _end(_told(error))
+        _end(_exit_code(error))
 
 
 def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:
@@ -299,7 +299,7 @@ def _emit(error: Error, rank: int, round_: int, more: Dict[str, Any]) -> None:
     )
 
 
-def _told(error: Error) -> int:
+def _exit_code(error: Error) -> int:
     if error.recoverable:
         return exits.TOLD_RECOVERABLE
     return exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD

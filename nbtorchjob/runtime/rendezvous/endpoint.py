@@ -90,7 +90,7 @@ def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:
 
     Gives the address that has answered, and this node's own. Raises ``TimeoutError`` after ``limit`` seconds.
     """
-    began, told, pause = time.monotonic(), False, 0.05
+    began, noted, pause = time.monotonic(), False, 0.05
     while True:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
@@ -101,9 +101,9 @@ def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:
             why = "%s:%d (%s)" % (host, port, exc.strerror or exc)
         if waited > limit:
             raise TimeoutError("waited %.0f s for node 0 at %s" % (waited, why))
-        if waited > _QUIET_S and not told:
+        if waited > _QUIET_S and not noted:
             emit("Notice", text="waiting for node 0 at %s" % why)
-            told = True
+            noted = True
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
 
@@ -121,13 +121,13 @@ class Meeting(C10dRendezvousBackend):  # type: ignore[misc]
     def get_state(self) -> "Optional[Tuple[bytes, Any]]":
         """See the base class. Raises ``PeersEnded``."""
         self._peers.check()
-        found = super().get_state()
-        return None if found is None else (_pickled(found[0]), found[1])
+        state_and_token = super().get_state()
+        return None if state_and_token is None else (_pickled(state_and_token[0]), state_and_token[1])
 
     def set_state(self, state: bytes, token: Any = None) -> "Optional[Tuple[bytes, Any, bool]]":
         """See the base class. Raises ``PeersEnded``."""
-        found = super().set_state(encode(pickle.loads(state)), token)
-        return None if found is None else (_pickled(found[0]), found[1], found[2])
+        result = super().set_state(encode(pickle.loads(state)), token)
+        return None if result is None else (_pickled(result[0]), result[1], result[2])
 
 
 def _pickled(text: bytes) -> bytes:
@@ -143,14 +143,14 @@ def decode(text: bytes) -> Any:
     """Read what :func:`encode` wrote. Raises ``RendezvousStateError``."""
     state = _RendezvousState()
     try:
-        found = _rebuilt(json.loads(text.decode()))
-        if found.keys() != vars(state).keys():
-            raise ValueError("it has %s" % ", ".join(sorted(found)))
+        fields = _rebuilt(json.loads(text.decode()))
+        if fields.keys() != vars(state).keys():
+            raise ValueError("it has %s" % ", ".join(sorted(fields)))
     except Exception as exc:  # whatever another version wrote
         raise RendezvousStateError(
             "what the nodes of the job know of each other is damaged: %s" % exc
         ) from exc
-    vars(state).update(found)
+    vars(state).update(fields)
     return state
 
 

@@ -52,8 +52,8 @@ def check(listener: socket.socket, address: str) -> None:
         for _ in range(_FILES):
             files.append(os.dup(listener.fileno()))
     finally:
-        for each in files:
-            os.close(each)
+        for file in files:
+            os.close(file)
     port = listener.getsockname()[1]
     try:
         socket.create_connection((address, port), timeout=_REACH_S).close()
@@ -72,13 +72,13 @@ def own_address(host: str) -> str:
     if said():
         return said()
     try:
-        found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-        with socket.create_server((found, 0), family=socket.AF_INET6 if ":" in found else socket.AF_INET):
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
             pass
     except (
         OSError
     ):  # nobody knows the name yet, or it stands for this machine without being one of its addresses
         return ""
     # Many a machine calls itself so in its own /etc/hosts, and nobody else does.
-    hidden = ipaddress.ip_address(found).is_loopback and host not in (found, "localhost")
-    return "" if hidden else found
+    hidden = ipaddress.ip_address(address).is_loopback and host not in (address, "localhost")
+    return "" if hidden else address

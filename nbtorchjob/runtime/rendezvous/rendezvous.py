@@ -117,13 +117,13 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
         torch_versions.DELAY.replace(_Pause())
-        found = self._found()
-        if found.rank == 0:
-            host = found.bootstrap_store_info.master_addr
-            self._store = groups.open_store(found.store, host, self._where.address)
-        return found
+        info = self._joined()
+        if info.rank == 0:
+            host = info.bootstrap_store_info.master_addr
+            self._store = groups.open_store(info.store, host, self._where.address)
+        return info
 
-    def _found(self) -> RendezvousInfo:
+    def _joined(self) -> RendezvousInfo:
         while True:
             try:
                 with _fresh_looks(self._inner):

@@ -105,9 +105,9 @@ class SignedStore(Store):  # type: ignore[misc]
         data = value.encode() if isinstance(value, str) else value
         return self._mark(name, data) + data
 
-    def _checked(self, name: str, found: bytes) -> bytes:
-        data = found[_MARK:]
-        if not hmac.compare_digest(found[:_MARK], self._mark(name, data)):
+    def _checked(self, name: str, signed: bytes) -> bytes:
+        data = signed[_MARK:]
+        if not hmac.compare_digest(signed[:_MARK], self._mark(name, data)):
             text = "somebody who isn't of this job wrote to the store where its nodes meet: %s isn't signed"
             raise PeersEnded(exits.INFRASTRUCTURE_ERROR, text % name)
         return data

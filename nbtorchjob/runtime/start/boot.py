@@ -45,12 +45,12 @@ def _write(folder: str, target: BinaryIO) -> None:
     if not parts:
         with open(os.path.join(folder, "payload.url"), encoding="utf-8") as text:
             url, _, digest = text.read().strip().partition("\n")
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         with _opened(url) as source:
             for chunk in iter(lambda: source.read(1 << 20), b""):
-                found.update(chunk)
+                sha256.update(chunk)
                 target.write(chunk)
-        if found.hexdigest() != digest:
+        if sha256.hexdigest() != digest:
             raise ValueError("the file at %s isn't what was stored there" % url)
 
 

@@ -127,13 +127,13 @@ def _wait(child: int, limit: float) -> int:
 
 def _reap(child: int) -> Optional[int]:
     """Return the child's wait status once it has ended; reap orphans on the way."""
-    found = None
+    result = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return result
         if pid == 0:
-            return found
+            return result
         if pid == child:
-            found = status
+            result = status

@@ -154,19 +154,19 @@ class Parser:
 
         ``line`` comes without its newline. What is damaged comes out as ``Output``.
         """
-        found = _log(line)
-        if found:
-            log_, offset, mark = found.groups()
+        match = _log(line)
+        if match:
+            log_, offset, mark = match.groups()
             rank, round_ = map(int, log_.split(b"."))
-            return LogPiece(rank, round_, int(offset), ended(line[found.end() :], mark), mark in STDERR)
-        found = _fact(line)
-        if found:
-            return self._fact(int(found.group(1)), line[found.end() :], found.group(2) == b"+", line)
-        found = _value(line)
-        if found:
+            return LogPiece(rank, round_, int(offset), ended(line[match.end() :], mark), mark in STDERR)
+        match = _fact(line)
+        if match:
+            return self._fact(int(match.group(1)), line[match.end() :], match.group(2) == b"+", line)
+        match = _value(line)
+        if match:
             try:
-                data = binascii.a2b_base64(line[found.end() :])
-                return ValuePart(int(found.group(1)), int(found.group(2)), int(found.group(3)), data)
+                data = binascii.a2b_base64(line[match.end() :])
+                return ValuePart(int(match.group(1)), int(match.group(2)), int(match.group(3)), data)
             except binascii.Error:
                 pass
         return Output(line.decode(errors="replace"))

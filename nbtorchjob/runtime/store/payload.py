@@ -84,13 +84,13 @@ class Payload:
         return "%d.%d" % tuple(self.header["python"])
 
     def _code(self) -> Dict[str, Any]:
-        found: Dict[str, Any] = json.loads(self.read(CODE).decode())
-        return found
+        code: Dict[str, Any] = json.loads(self.read(CODE).decode())
+        return code
 
     def sources(self) -> Dict[str, str]:
         """Return the texts of the notebook cells whose code travels, by file name."""
-        found: Dict[str, str] = json.loads(self.read(SOURCES).decode())
-        return found
+        texts: Dict[str, str] = json.loads(self.read(SOURCES).decode())
+        return texts
 
     def show_sources(self) -> None:
         """Have tracebacks show the lines of those cells."""

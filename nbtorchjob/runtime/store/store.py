@@ -25,16 +25,16 @@ def digest(url: str, target: BinaryIO, size: int) -> str:
     Of a file that is longer than its ``size`` only one byte more is read: enough for another digest. Raises
     the store's own errors.
     """
-    found, left = hashlib.sha256(), size + 1
+    sha256, left = hashlib.sha256(), size + 1
     with opened(url) as source:
         while left > 0:
             piece = source.read(min(_PIECE, left))
             if not piece:
                 break
-            found.update(piece)
+            sha256.update(piece)
             target.write(piece)
             left -= len(piece)
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 STORAGE = "NBTORCHJOB_STORAGE"
@@ -114,8 +114,8 @@ def fetch(ref: str, path: str, key: bytes, size: int) -> None:
     """
     url, _, digest = ref.rpartition("#")
     with opened(url) as file, open(path, "wb") as target:
-        found = _pour(file, target, key, size)
-    if not hmac.compare_digest(found, digest):
+        poured = _pour(file, target, key, size)
+    if not hmac.compare_digest(poured, digest):
         raise wire.WireError("the file at %s isn't what this job's rank stored there" % url)
 
 

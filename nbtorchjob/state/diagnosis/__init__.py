@@ -115,7 +115,7 @@ class Diagnosis(FrozenDataclass):
     slow: bool = False
 
 
-class _Found(FrozenDataclass):
+class _Finding(FrozenDataclass):
     text: str
     ranks: Sequence[int] = ()
     sure: bool = True
@@ -131,31 +131,31 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     sampled = [sample for sample in known.samples.values() if known.base(sample.round) == known.round]
     raised = {error.rank: error.error.frames for error in known.errors if error.round == known.round}
     stands = [
-        standing(rank, each.time, sources, raised.get(rank.rank, ()))
-        for each in sampled
-        for rank in each.samples
+        standing(rank, fact.time, sources, raised.get(rank.rank, ()))
+        for fact in sampled
+        for rank in fact.samples
     ]
     if not stands:
         return None
     seen = Seen(known, stands)
     telling = Telling(seen, over)
-    found = next((found for rule in _RULES if (found := rule(seen, telling)) is not None), None)
-    if found is None:
+    finding = next((finding for rule in _RULES if (finding := rule(seen, telling)) is not None), None)
+    if finding is None:
         return None
-    text = clip(found.text if found.sure else f"unsure: {found.text}", _MAX_TEXT)
-    frame = next((seen.of[rank].place for rank in found.ranks if rank in seen.of), None)
-    named = [seen.of.get(rank) for rank in found.ranks]
-    busy = bool(named) and all(each is not None and each.waits in (SAVES, COMPILES) for each in named)
-    time = max(each.time for each in sampled)
-    return Diagnosis(text, tuple(found.ranks), frame, found.sure, time, busy, found.slow)
+    text = clip(finding.text if finding.sure else f"unsure: {finding.text}", _MAX_TEXT)
+    frame = next((seen.of[rank].place for rank in finding.ranks if rank in seen.of), None)
+    named = [seen.of.get(rank) for rank in finding.ranks]
+    busy = bool(named) and all(fact is not None and fact.waits in (SAVES, COMPILES) for fact in named)
+    time = max(fact.time for fact in sampled)
+    return Diagnosis(text, tuple(finding.ranks), frame, finding.sure, time, busy, finding.slow)
 
 
-def _differing(seen: Seen, tell: Telling) -> _Found | None:
+def _differing(seen: Seen, tell: Telling) -> _Finding | None:
     for wait in seen.waits:
         made: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
-        for each in seen.of.values():
-            for call in (c for g in each.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
-                made.setdefault(call.seq, {}).setdefault(each.rank, []).append(call)
+        for stand in seen.of.values():
+            for call in (c for g in stand.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
+                made.setdefault(call.seq, {}).setdefault(stand.rank, []).append(call)
         for seq, calls in sorted(made.items()):
             sides: dict[object, list[int]] = {}
             for rank, mine in sorted(calls.items()):
@@ -169,16 +169,16 @@ def _differing(seen: Seen, tell: Telling) -> _Found | None:
 
 def _differ(
     call: str, sides: list[list[int]], entered: Mapping[int, str], tell: Telling, *, over: bool = False
-) -> _Found:
+) -> _Finding:
     odd, *others = sorted(sides, key=lambda side: (len(side), side))
     named = odd if len(odd) < len(others[0]) else sorted([*odd, *others[0]])
     rest = ", ".join(f"{ranks(side)} {entered[side[0]]}" for side in others[:_MOST_SIDES])
     firsts = [odd[0], *(side[0] for side in others)]
     where = tell.lines(firsts) if over else tell.places(firsts)  # what those do that a call has ended?
-    return _Found(f"{call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+    return _Finding(f"{call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
 
 
-def _broken(seen: Seen, tell: Telling) -> _Found | None:
+def _broken(seen: Seen, tell: Telling) -> _Finding | None:
     for first in seen.broken:
         group, call = first
         made = {rank: known for rank in seen.members(group.name) if (known := seen.made(rank, group.name))}
@@ -190,10 +190,12 @@ def _broken(seen: Seen, tell: Telling) -> _Found | None:
         if len(sides) > 1:
             entered = {rank: _outer(seen.of[rank], same) for rank, same in there.items()}
             where = f"as call #{call.seq} of {tell.group(group)}"
-            found = _differ(where, [*sides.values()], entered, tell, over=True)
+            finding = _differ(where, [*sides.values()], entered, tell, over=True)
             # Ranks that nothing is known of, another node's, may have been on either side.
             return (
-                found if len(there) == len(seen.members(group.name)) else replace(found, ranks=sorted(there))
+                finding
+                if len(there) == len(seen.members(group.name))
+                else replace(finding, ranks=sorted(there))
             )
         less = {
             rank: calls[-1].seq
@@ -207,7 +209,7 @@ def _broken(seen: Seen, tell: Telling) -> _Found | None:
 
 def _uneven(
     group: Group, call: Collective, more: list[int], less: Mapping[int, int], tell: Telling
-) -> _Found:
+) -> _Finding:
     counts: dict[int, list[int]] = {}
     for rank, count in sorted(less.items()):
         counts.setdefault(count, []).append(rank)
@@ -216,7 +218,7 @@ def _uneven(
     last = ", ".join(filter(None, [what(call), tell.lines(more)]))
     why = "the usual causes are uneven batches and a branch that some ranks skip"
     named = more if len(more) < len(less) else sorted([*more, *less])
-    return _Found(f"{text}; the last is {last}; {why}", named)
+    return _Finding(f"{text}; the last is {last}; {why}", named)
 
 
 def _numbered(calls: Sequence[Collective], seq: int) -> Collective | None:
@@ -225,20 +227,20 @@ def _numbered(calls: Sequence[Collective], seq: int) -> Collective | None:
 
 def _outer(stand: Standing, call: Collective) -> str:
     """Return ``all_gather_object (all_gather int64[1])``: what the code called, and what that made of it."""
-    told = what(call)
-    return told if stand.inside in ("", call.op) else f"{stand.inside} ({told})"
+    outer = what(call)
+    return outer if stand.inside in ("", call.op) else f"{stand.inside} ({outer})"
 
 
-def _arguments(seen: Seen, tell: Telling) -> _Found | None:
+def _arguments(seen: Seen, tell: Telling) -> _Finding | None:
     calls: dict[object, list[int]] = {}
-    for rank, each in seen.of.items():
-        if each.call is None or not each.inside or rank in seen.ended:
+    for rank, stand in seen.of.items():
+        if stand.call is None or not stand.inside or rank in seen.ended:
             continue
-        group, call = each.call
+        group, call = stand.call
         calls.setdefault((group.name, call.seq, call.op), []).append(rank)
-        if each.place is not None and call.op in each.place.line:
+        if stand.place is not None and call.op in stand.place.line:
             # One line that is given other groups of the same ranks is one call of the code's.
-            line = each.place.filename, each.place.lineno
+            line = stand.place.filename, stand.place.lineno
             calls.setdefault((line, group.ranks, call.op), []).append(rank)
     for mine in calls.values():
         sides: dict[object, list[int]] = {}
@@ -264,33 +266,35 @@ def _alike(call: Collective, alike: Sequence[str] = _ALIKE) -> object:
     return call.op, call.dtypes if given else (), tuple(map(prod, call.sizes)) if given else ()
 
 
-def _absent(seen: Seen, tell: Telling) -> _Found | None:
+def _absent(seen: Seen, tell: Telling) -> _Finding | None:
     for wait in seen.waits:
         free = [rank for rank in wait.absent if seen.free(rank)]
         if len(wait.waiters) < len(wait.absent) and all(seen.ended.get(rank) == RETURNED for rank in free):
             if free and len(free) == len(wait.absent):
                 where = "; ".join((tell.places(free), tell.places(wait.waiters)))
-                return _Found(f"{tell.waiting(wait)}, alone: {where}", wait.waiters)
+                return _Finding(f"{tell.waiting(wait)}, alone: {where}", wait.waiters)
             continue  # it may be that those made a call too many, and these are right to have ended
         if free and all(map(seen.silent, free)):  # they may have been stopped in it
             whom = "it" if len(free) == 1 else "them"
-            return _Found(f"{tell.places(free)}; {tell.waiting(wait, whom)}", free)
+            return _Finding(f"{tell.places(free)}; {tell.waiting(wait, whom)}", free)
         late = seen.late(free[0], wait) if len(free) == len(wait.absent) == 1 else ()
         if len(late) >= _OFTEN and wait.seconds < _MUCH_LONGER * max(late):
             return _slow(free[0], wait, late, tell)
         if free:
             where = tell.places(free, named=True)
-            return _Found(f"{ranks(free)} never entered {tell.waited(wait)}; {where}", free)
+            return _Finding(f"{ranks(free)} never entered {tell.waited(wait)}; {where}", free)
     return None
 
 
-def _slow(rank: int, wait: Wait, late: Sequence[float], tell: Telling) -> _Found:
+def _slow(rank: int, wait: Wait, late: Sequence[float], tell: Telling) -> _Finding:
     times = duration(sorted(late)[len(late) // 2])
     text = f"rank {rank} is slow: it entered the last {len(late)} calls {times} after the others"
-    return _Found(f"{text}; {tell.waiting(wait, 'it')}; {tell.places([rank], named=True)}", [rank], slow=True)
+    return _Finding(
+        f"{text}; {tell.waiting(wait, 'it')}; {tell.places([rank], named=True)}", [rank], slow=True
+    )
 
 
-def _circle(seen: Seen, tell: Telling) -> _Found | None:
+def _circle(seen: Seen, tell: Telling) -> _Finding | None:
     for first in seen.waits:
         path = _way(seen, first, first, set())
         if not path:
@@ -298,13 +302,13 @@ def _circle(seen: Seen, tell: Telling) -> _Found | None:
         # Who is absent from one call waits in the next.
         turns = zip([path[-1], *path[:-1]], path, strict=True)
         inside = [[rank for rank in a.absent if seen.held_in(rank) is b] for a, b in turns]
-        told = [
+        steps = [
             f"{ranks(who)} for {ranks(whom)} in {tell.call(wait)} ({tell.at(who[0])})"
             for wait, who, whom in zip(path, inside, [*inside[1:], inside[0]], strict=True)
         ]
-        circle = sorted({rank for each in inside for rank in each})
+        circle = sorted({rank for pair in inside for rank in pair})
         waits = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
-        return _Found(f"{waits}: {', '.join(told)}", circle)
+        return _Finding(f"{waits}: {', '.join(steps)}", circle)
     return None
 
 
@@ -313,32 +317,32 @@ def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
     following = {id(held): held for rank in at.absent if (held := seen.held_in(rank)) is not None}
     if id(to) in following:
         return [at]
-    for each in following.values():
-        if id(each) not in passed:
-            passed.add(id(each))
-            if way := _way(seen, each, to, passed):
+    for step in following.values():
+        if id(step) not in passed:
+            passed.add(id(step))
+            if way := _way(seen, step, to, passed):
                 return [at, *way]
     return []
 
 
-def _meeting(seen: Seen, tell: Telling) -> _Found | None:
-    there = [each.rank for each in seen.of.values() if each.inside == MEETS]
-    away = [rank for rank, each in seen.of.items() if rank not in there and not each.groups]
+def _meeting(seen: Seen, tell: Telling) -> _Finding | None:
+    there = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
+    away = [rank for rank, stand in seen.of.items() if rank not in there and not stand.groups]
     if seen.waits or not there or not away:
         return None
     is_ = tell.verb("is", there)
-    told = f"{ranks(away)} never entered {MEETS}, where {ranks(there)} {is_} waiting"
-    return _Found(f"{told}; {tell.places(away, named=True)}", away, sure=not seen.pending)
+    text = f"{ranks(away)} never entered {MEETS}, where {ranks(there)} {is_} waiting"
+    return _Finding(f"{text}; {tell.places(away, named=True)}", away, sure=not seen.pending)
 
 
-def _elsewhere(seen: Seen, tell: Telling) -> _Found | None:
-    groups = [group for each in seen.of.values() for group in each.groups]
+def _elsewhere(seen: Seen, tell: Telling) -> _Finding | None:
+    groups = [group for stand in seen.of.values() for group in stand.groups]
     if len({group.name for group in groups}) != 1 or any(group.calls for group in groups) or seen.unseen:
         return None
     sides: dict[str, list[int]] = {}
-    for rank, each in sorted(seen.of.items()):
-        if each.inside in _TOGETHER and rank not in seen.ended:
-            sides.setdefault(each.inside, []).append(rank)
+    for rank, stand in sorted(seen.of.items()):
+        if stand.inside in _TOGETHER and rank not in seen.ended:
+            sides.setdefault(stand.inside, []).append(rank)
     inside = sorted(itertools.chain(*sides.values()))
     away = [rank for rank in seen.of if rank not in inside]
     if not inside or not all(map(seen.free, away)):
@@ -347,42 +351,44 @@ def _elsewhere(seen: Seen, tell: Telling) -> _Found | None:
         there = f"{ranks(inside)} {tell.verb('is', inside)} in {' or '.join(sides)}"
         idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
         if all(map(seen.silent, away)):  # they may have been stopped in it
-            return _Found(f"{tell.places(away)}; {there}", away)
+            return _Finding(f"{tell.places(away)}; {there}", away)
         text = f"{there}, which {ranks(away)} never entered; {tell.places(away, named=True)}"
-        return _Found(text, away, sure=idle)
+        return _Finding(text, away, sure=idle)
     entered = {rank: operation for operation, side in sides.items() for rank in side}
     return _differ("as the same call", [*sides.values()], entered, tell) if len(sides) > 1 else None
 
 
-def _monitored(seen: Seen, tell: Telling) -> _Found | None:
-    there = [rank for rank, each in seen.of.items() if each.inside == MONITORED and each.call is None]
+def _monitored(seen: Seen, tell: Telling) -> _Finding | None:
+    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED and stand.call is None]
     away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
     if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
         return None
-    told = f"{ranks(away)} never entered {MONITORED}, where {ranks(there)} {tell.verb('is', there)} waiting"
-    return _Found(f"{told}; {tell.places(away, named=True)}", away, sure=seen.settled)
+    text = f"{ranks(away)} never entered {MONITORED}, where {ranks(there)} {tell.verb('is', there)} waiting"
+    return _Finding(f"{text}; {tell.places(away, named=True)}", away, sure=seen.settled)
 
 
-def _peers(seen: Seen, tell: Telling) -> _Found | None:
-    beginnings = [rank for rank, each in seen.of.items() if each.peer is not None and rank not in seen.ended]
+def _peers(seen: Seen, tell: Telling) -> _Finding | None:
+    beginnings = [
+        rank for rank, stand in seen.of.items() if stand.peer is not None and rank not in seen.ended
+    ]
     for rank in beginnings:
         other = seen.of.get(seen.of[rank].peer or 0)
         if other is not None and other.peer == rank and other.inside != seen.of[rank].inside:
             pair = sorted((rank, other.rank))
             if seen.awaited(rank):
-                told = f"{ranks(pair)} wait for each other with different tags or groups"
-                return _Found(f"{told}: {tell.places(pair)}", pair, sure=seen.settled)
+                text = f"{ranks(pair)} wait for each other with different tags or groups"
+                return _Finding(f"{text}: {tell.places(pair)}", pair, sure=seen.settled)
     for rank in beginnings:
         path = _to_who_waits_for_none(seen, rank)
         if path:
             *waiting, last = path
-            told = f"{tell.places(reversed(waiting))}; {tell.places([last])}"
-            return _Found(told, [last], sure=seen.settled)
+            text = f"{tell.places(reversed(waiting))}; {tell.places([last])}"
+            return _Finding(text, [last], sure=seen.settled)
     for rank in beginnings:
         circle = _ring(seen, rank)
         if circle:
-            told = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
-            return _Found(f"{told}: {tell.places(circle)}", circle, sure=seen.settled)
+            text = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
+            return _Finding(f"{text}: {tell.places(circle)}", circle, sure=seen.settled)
     return None
 
 
@@ -390,12 +396,12 @@ def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
     """Return a way from a rank over those that it waits for to one that waits for no other."""
     ways, passed = [[rank]], {rank}
     for way in ways:
-        for each in seen.awaited(way[-1]):
-            if each in seen.of and seen.free(each):
-                return [*way, each]
-            if each not in passed:
-                passed.add(each)
-                ways.append([*way, each])
+        for waiter in seen.awaited(way[-1]):
+            if waiter in seen.of and seen.free(waiter):
+                return [*way, waiter]
+            if waiter not in passed:
+                passed.add(waiter)
+                ways.append([*way, waiter])
     return []
 
 
@@ -404,51 +410,51 @@ def _ring(seen: Seen, rank: int) -> list[int]:
     passed: list[int] = []
     following = [rank]
     while following:
-        each = following.pop()
-        if each in passed:
+        step = following.pop()
+        if step in passed:
             continue
-        passed.append(each)
-        if not seen.awaited(each):
+        passed.append(step)
+        if not seen.awaited(step):
             return []  # of that one it isn't known what it waits for
-        following += seen.awaited(each)
+        following += seen.awaited(step)
     return sorted(passed)
 
 
-def _perhaps(seen: Seen, tell: Telling) -> _Found | None:
+def _perhaps(seen: Seen, tell: Telling) -> _Finding | None:
     for wait in seen.waits:
         others = (*wait.absent, *wait.unknown)
         if others:
-            return _Found(f"{tell.waiting(wait, ranks(others))}; {tell.places(others)}", others, sure=False)
+            return _Finding(f"{tell.waiting(wait, ranks(others))}; {tell.places(others)}", others, sure=False)
     return None
 
 
-def _complete(seen: Seen, tell: Telling) -> _Found | None:
+def _complete(seen: Seen, tell: Telling) -> _Finding | None:
     for wait in seen.waits:
         done = [rank for rank in seen.members(wait.group.name) if rank not in wait.waiters]
         which = f"{ranks(done)} {tell.verb('has', done)} completed it" if done else "all ranks are in it"
-        return _Found(f"{tell.waiting(wait)}, and {which}; {tell.places(wait.waiters)}", sure=False)
+        return _Finding(f"{tell.waiting(wait)}, and {which}; {tell.places(wait.waiters)}", sure=False)
     return None
 
 
-def _unrecorded(seen: Seen, tell: Telling) -> _Found | None:
-    inside = [rank for rank, each in seen.of.items() if each.unrecorded]
+def _unrecorded(seen: Seen, tell: Telling) -> _Finding | None:
+    inside = [rank for rank, stand in seen.of.items() if stand.unrecorded]
     if not inside or seen.moves:
         return None
     others = sorted([*(rank for rank in seen.of if rank not in inside), *seen.unseen])
-    return _Found(f"{tell.places(inside)}; {tell.places(others)}".removesuffix("; "), others, sure=False)
+    return _Finding(f"{tell.places(inside)}; {tell.places(others)}".removesuffix("; "), others, sure=False)
 
 
-def _apart(seen: Seen, tell: Telling) -> _Found | None:
+def _apart(seen: Seen, tell: Telling) -> _Finding | None:
     if seen.moves:
         return None
-    stopped = [rank for rank, each in seen.of.items() if each.state == STOPPED]
+    stopped = [rank for rank, stand in seen.of.items() if stand.state == STOPPED]
     if stopped:
-        return _Found(tell.places(stopped), stopped)
+        return _Finding(tell.places(stopped), stopped)
     where = tell.places([*seen.of, *seen.unseen])
-    return _Found(f"no rank waits in a collective: {where}", sure=not seen.unseen)
+    return _Finding(f"no rank waits in a collective: {where}", sure=not seen.unseen)
 
 
-_RULES: tuple[Callable[[Seen, Telling], _Found | None], ...] = (
+_RULES: tuple[Callable[[Seen, Telling], _Finding | None], ...] = (
     *(_broken, _differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
     *(_perhaps, _complete, _unrecorded, _apart),
 )

@@ -56,12 +56,14 @@ class Seen(FrozenDataclass):
     @cached_property
     def of(self) -> Mapping[int, Standing]:
         """The newest standing of each rank."""
-        return {each.rank: each for each in sorted(self.standings, key=lambda each: (each.time, each.rank))}
+        return {
+            stand.rank: stand for stand in sorted(self.standings, key=lambda stand: (stand.time, stand.rank))
+        }
 
     @property
     def settled(self) -> bool:
         """Whether nothing had moved for long when the newest samples were taken: nobody just asked."""
-        newest = max(self.known.samples.values(), key=lambda each: each.time, default=None)
+        newest = max(self.known.samples.values(), key=lambda fact: fact.time, default=None)
         return newest is not None and newest.why != ASKED
 
     @property
@@ -74,7 +76,7 @@ class Seen(FrozenDataclass):
     def ended(self) -> Mapping[int, str]:
         """How ranks had ended when the samples were taken."""
         last, now = max(standing.time for standing in self.standings), self.known.round
-        ended = {each.rank: _end(each.note) for each in self.of.values() if each.state == ENDED}
+        ended = {stand.rank: _end(stand.note) for stand in self.of.values() if stand.state == ENDED}
         for gone in self.known.exits:
             if gone.round == now and gone.time <= last:
                 why = failure.of_signal(gone.signal) if gone.signal else failure.of_exit(gone.code or 0)
@@ -87,21 +89,21 @@ class Seen(FrozenDataclass):
     @cached_property
     def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
         """The calls that aren't done, with the ranks that they are of, by group."""
-        found: dict[str, list[tuple[int, Group, Collective]]] = {}
-        for each in self.of.values():
-            for group, call in each.pending if each.rank not in self.ended else ():
-                found.setdefault(group.name, []).append((each.rank, group, call))
-        return found
+        calls: dict[str, list[tuple[int, Group, Collective]]] = {}
+        for stand in self.of.values():
+            for group, call in stand.pending if stand.rank not in self.ended else ():
+                calls.setdefault(group.name, []).append((stand.rank, group, call))
+        return calls
 
     @cached_property
     def broken(self) -> Sequence[tuple[Group, Collective]]:
         """The newest calls of ranks that ended in them, the first first; they told so as they ended."""
-        found = []
-        for each in self.of.values():
-            calls = [(g, call) for g in each.groups for call in g.calls if not call.p2p]
-            if calls and each.state == ENDED and self.ended.get(each.rank) != RETURNED:
-                found.append(max(calls, key=lambda pair: pair[1].since))
-        return sorted(found, key=lambda pair: pair[1].since)
+        newest = []
+        for stand in self.of.values():
+            calls = [(g, call) for g in stand.groups for call in g.calls if not call.p2p]
+            if calls and stand.state == ENDED and self.ended.get(stand.rank) != RETURNED:
+                newest.append(max(calls, key=lambda pair: pair[1].since))
+        return sorted(newest, key=lambda pair: pair[1].since)
 
     def made(self, rank: int, name: str) -> Sequence[Collective]:
         """Return the calls that are known of a rank in a group."""
@@ -117,35 +119,37 @@ class Seen(FrozenDataclass):
             waiter: {c.seq: c.since for c in self.made(waiter, wait.group.name)} for waiter in wait.waiters
         }
         mine = {call.seq: call.since for call in self.made(rank, wait.group.name)}
-        found: list[float] = []
+        delays: list[float] = []
         for seq in range(wait.call.seq - 1, 0, -1):
             others = [calls[seq] for calls in begun.values() if seq in calls]
             if seq not in mine or len(others) < len(begun) or mine[seq] - max(others) < MOMENT_S:
                 break
-            found.append(mine[seq] - max(others))
-        return found
+            delays.append(mine[seq] - max(others))
+        return delays
 
     @cached_property
     def moves(self) -> bool:
         """Whether a rank made a call just before it was looked at, or one isn't done."""
-        calls = ((each, call) for each in self.of.values() for group in each.groups for call in group.calls)
-        return any(not call.done or each.time - call.since < MOMENT_S for each, call in calls)
+        calls = (
+            (stand, call) for stand in self.of.values() for group in stand.groups for call in group.calls
+        )
+        return any(not call.done or stand.time - call.since < MOMENT_S for stand, call in calls)
 
     @cached_property
     def waits(self) -> Sequence[Wait]:
         """One call of each group that is waited in, the longest first."""
-        found = [wait for name in self.pending if (wait := self._wait(name)).seconds >= MOMENT_S]
-        return sorted(found, key=lambda wait: (-wait.seconds, wait.group.name))[:_MOST_WAITS]
+        waits = [wait for name in self.pending if (wait := self._wait(name)).seconds >= MOMENT_S]
+        return sorted(waits, key=lambda wait: (-wait.seconds, wait.group.name))[:_MOST_WAITS]
 
     def _wait(self, name: str) -> Wait:
         """Return the first call of a group that somebody is absent from; where nobody is, the first."""
         calls = self.pending[name]
-        each = [self._numbered(calls, seq) for seq in sorted({call.seq for _, _, call in calls})]
-        return next((wait for wait in each if wait.absent or wait.unknown), each[0])
+        numbered = [self._numbered(calls, seq) for seq in sorted({call.seq for _, _, call in calls})]
+        return next((wait for wait in numbered if wait.absent or wait.unknown), numbered[0])
 
     def _numbered(self, calls: Iterable[tuple[int, Group, Collective]], seq: int) -> Wait:
         mine = [call for call in calls if call[2].seq == seq]
-        _, group, first = min(mine, key=lambda each: each[2].since)
+        _, group, first = min(mine, key=lambda item: item[2].since)
         waiters = tuple(sorted({rank for rank, _, _ in mine}))
         there = {
             rank: self._there(rank, group.name, seq, first.since)
@@ -172,7 +176,7 @@ class Seen(FrozenDataclass):
 
     def members(self, name: str) -> list[int]:
         """Return the ranks of a group."""
-        listed = [(each.rank, g) for each in self.of.values() for g in each.groups if g.name == name]
+        listed = [(stand.rank, g) for stand in self.of.values() for g in stand.groups if g.name == name]
         return sorted({rank for rank, _ in listed}.union(*(group.ranks for _, group in listed)))
 
     def free(self, rank: int) -> bool:

@@ -90,7 +90,7 @@ class Standing(FrozenDataclass):
 
     def entered(self, group: str) -> int | None:
         """Return the number of its newest call in a group; None where nobody knows."""
-        mine = next((each for each in self.groups if each.name == group), None)
+        mine = next((candidate for candidate in self.groups if candidate.name == group), None)
         if mine is None:
             return 0 if self.recorded and len(self.groups) < MAX_GROUPS else None
         return max((call.seq for call in mine.calls if not call.p2p), default=0)
@@ -98,10 +98,10 @@ class Standing(FrozenDataclass):
     @property
     def pending(self) -> list[tuple[Group, Collective]]:
         """Its collectives that aren't done, the one that it called first at the front."""
-        found = [
+        calls = [
             (group, call) for group in self.groups for call in group.calls if not call.done and not call.p2p
         ]
-        return sorted(found, key=lambda each: (each[1].since, each[1].seq))
+        return sorted(calls, key=lambda pair: (pair[1].since, pair[1].seq))
 
     @property
     def call(self) -> tuple[Group, Collective] | None:
@@ -109,10 +109,10 @@ class Standing(FrozenDataclass):
 
         None where it waits for something else, and so isn't held by what it has called before.
         """
-        found = self.pending
-        if not found or self.waits:
+        pending = self.pending
+        if not pending or self.waits:
             return None
-        return found[-1] if self.inside else found[0]
+        return pending[-1] if self.inside else pending[0]
 
     @property
     def unrecorded(self) -> bool:
@@ -203,10 +203,12 @@ def what(call: Collective) -> str:
 
 def parties(inside: str, given: Mapping[str, str]) -> str:
     """Return whom an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
-    told = [f"{word} rank {given[name]}" for name, word in (("src", "from"), ("dst", "to")) if name in given]
-    told += [f"({given['op']})"] if given.get("op", "SUM") != "SUM" else []
-    told += [f"with tag {given['tag']}"] if given.get("tag", "0") != "0" and inside in _POINT_TO_POINT else []
-    return " ".join(told)
+    parts = [f"{word} rank {given[name]}" for name, word in (("src", "from"), ("dst", "to")) if name in given]
+    parts += [f"({given['op']})"] if given.get("op", "SUM") != "SUM" else []
+    parts += (
+        [f"with tag {given['tag']}"] if given.get("tag", "0") != "0" and inside in _POINT_TO_POINT else []
+    )
+    return " ".join(parts)
 
 
 def _operation(thread: Thread) -> str:
@@ -220,18 +222,18 @@ def _operation(thread: Thread) -> str:
 
 def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
     for frame in frames:
-        for file, told in _ENDS_BY_ITSELF:
+        for file, meaning in _ENDS_BY_ITSELF:
             if library(frame, sources) and re.search(rf"(?:{file})$", frame.filename):
-                return told
+                return meaning
     own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
-        said = [told for pattern, told in _LINES if re.search(pattern, code)]
+        said = [meaning for pattern, meaning in _LINES if re.search(pattern, code)]
         awaits = said[:1] == [_LINES[0][1]]  # whatever it is that it awaits
         # Of a line with two calls it may be either.
         return said[0] if said and (awaits or len(said) == 1) else ""
     for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
-        for file, name, told in _WAITS:
+        for file, name, meaning in _WAITS:
             if re.search(rf"(?:{file})$", frame.filename) and re.fullmatch(name, frame.name):
-                return told
+                return meaning
     return ""

@@ -70,14 +70,14 @@ class Telling(FrozenDataclass):
         alike: dict[tuple[str, str], list[int]] = {}
         for rank in who:
             alike.setdefault(self._does(rank), []).append(rank)
-        told = []
+        texts = []
         for (does, where), mine in [*alike.items()][:_MOST_PLACES]:
             verb, _, rest = does.partition(" ")
             subject = ("it" if len(mine) == 1 else "they") if named and len(alike) == 1 else ranks(mine)
             parts = (subject, self.verb(verb, mine), rest, where)
-            told.append(" ".join(part for part in parts if part))
-        more = len(alike) - len(told)
-        return "; ".join([*told, *([f"and {more} more elsewhere"] if more > 0 else [])])
+            texts.append(" ".join(part for part in parts if part))
+        more = len(alike) - len(texts)
+        return "; ".join([*texts, *([f"and {more} more elsewhere"] if more > 0 else [])])
 
     def lines(self, who: Iterable[int]) -> str:
         """Return the lines that ranks are in: ``Cell In[3], line 14: loss.backward()``."""
@@ -112,8 +112,8 @@ class Telling(FrozenDataclass):
     def at(self, rank: int) -> str:
         """Return where a rank is in the user's code; empty where that isn't known."""
         stand = self.seen.of.get(rank)
-        found = stand.place if stand is not None else None
-        return place(found, self.seen.known.info.sources) if found is not None else ""
+        frame = stand.place if stand is not None else None
+        return place(frame, self.seen.known.info.sources) if frame is not None else ""
 
 
 def group_name(group: Group, members: Sequence[int]) -> str:

@@ -36,9 +36,9 @@ class Reason(FrozenDataclass):
 class Row(FrozenDataclass):
     """What a sign means.
 
-    ``word`` and ``told`` are patterns: of the whole sign, and of a part of what was said with it. In
+    ``word`` and ``text`` are patterns: of the whole sign, and of a part of what was said with it. In
     ``line``, ``{word}`` stands for the sign, ``{text}`` for what was said, ``{name}`` for the first
-    thing in quotes there with a blank before it, and ``told``'s named groups for themselves, also in
+    thing in quotes there with a blank before it, and ``text``'s named groups for themselves, also in
     ``hint``. What waits may do so for ``grace_s`` seconds before it is anybody's fault.
     """
 
@@ -46,29 +46,29 @@ class Row(FrozenDataclass):
     cause: Cause
     line: str
     hint: str = ""
-    told: str = ""
+    text: str = ""
     grace_s: float = 0.0
     crash: bool = False
 
     def fits(self, word: str, text: str) -> bool:
         """Whether it is the row of this sign."""
-        return bool(re.fullmatch(self.word, word, re.DOTALL)) and self._found(text) is not None
+        return bool(re.fullmatch(self.word, word, re.DOTALL)) and self._match(text) is not None
 
     def reason(self, word: str, text: str) -> Reason:
         """Return its cause with its line filled in."""
-        found = self._found(text)
-        hint = self.hint.format(**found.groupdict()) if found and found.groupdict() else self.hint
+        match = self._match(text)
+        hint = self.hint.format(**match.groupdict()) if match and match.groupdict() else self.hint
         return Reason(self.cause, self.say(word, text), hint, self.crash)
 
     def say(self, word: str, text: str) -> str:
         """Return its line filled in."""
-        found = self._found(text)
+        match = self._match(text)
         quoted = re.search(r'"([^"]+)"', text)
-        parts = {**(found.groupdict() if found else {}), "name": f" {quoted[1]}" if quoted else ""}
+        parts = {**(match.groupdict() if match else {}), "name": f" {quoted[1]}" if quoted else ""}
         return self.line.format(word=word, text=text, **parts).rstrip(": ")
 
-    def _found(self, text: str) -> re.Match[str] | None:
-        return re.search(self.told, text, re.DOTALL)
+    def _match(self, text: str) -> re.Match[str] | None:
+        return re.search(self.text, text, re.DOTALL)
 
 
 def find(rows: Iterable[Row], word: str, text: str = "") -> Row | None:

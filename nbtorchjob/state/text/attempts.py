@@ -24,7 +24,7 @@ _MAX_TEXT = 300
 
 def pending(state: JobState, now: float) -> list[str]:
     """Explain why the job doesn't run as it should: what comes next, who left, what waits for whom."""
-    told = (
+    texts = (
         *(
             coming(state, now),
             *facts.stops(state, now),
@@ -35,7 +35,7 @@ def pending(state: JobState, now: float) -> list[str]:
         ),
         facts.hanging(state, now),
     )
-    return [each for each in told if each]
+    return [text for text in texts if text]
 
 
 def use(attempt: Attempt, state: JobState) -> str:
@@ -43,8 +43,8 @@ def use(attempt: Attempt, state: JobState) -> str:
     spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
-    tried = (each for each in state.attempts if each.number <= attempt.number)
-    alike = [each for each in tried if each.budget is attempt.budget]
+    tried = (other for other in state.attempts if other.number <= attempt.number)
+    alike = [other for other in tried if other.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of a job that has ended paid for no other one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
@@ -58,7 +58,7 @@ def saved(attempt: Attempt, state: JobState) -> str:
         return ""
     counted = [f"{unit} {attempt.left.metrics[unit]:,g}" for unit in TOTALS if unit in attempt.left.metrics]
     said = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
-    later = next((each.number for each in state.attempts if each.number > attempt.number), None)
+    later = next((follower.number for follower in state.attempts if follower.number > attempt.number), None)
     return said if later is None else f"{said}, and attempt {later} went on from there"
 
 
@@ -83,8 +83,8 @@ def coming(state: JobState, now: float) -> str:
         return ""
     last = state.attempts[-1]
     where = " on a host that isn't preemptible" if plan.on_demand else ""
-    told = f"attempt {plan.number} {_starts(plan, state, now)}{where}"
-    return clip(_because(told, last, state, "uses "), _MAX_TEXT)
+    text = f"attempt {plan.number} {_starts(plan, state, now)}{where}"
+    return clip(_because(text, last, state, "uses "), _MAX_TEXT)
 
 
 def _starts(plan: Next, state: JobState, now: float) -> str:
@@ -96,12 +96,12 @@ def _starts(plan: Next, state: JobState, now: float) -> str:
     return f"waits for someone to follow the job ({hint('attach', line(state.info.name, 80))})"
 
 
-def _because(told: str, attempt: Attempt, state: JobState, uses: str) -> str:
+def _because(text: str, attempt: Attempt, state: JobState, uses: str) -> str:
     used = use(attempt, state)
     said = "; ".join(
-        each for each in (saved(attempt, state), why(attempt, state), used and uses + used) if each
+        part for part in (saved(attempt, state), why(attempt, state), used and uses + used) if part
     )
-    return f"{told}: {said}" if said else told
+    return f"{text}: {said}" if said else text
 
 
 def exhausted(state: JobState) -> str:
@@ -135,8 +135,8 @@ def past(state: JobState) -> list[str]:
 
 def _past(attempt: Attempt, state: JobState) -> str:
     took = span(attempt, None)
-    told = f"attempt {attempt.number}" + (f", {took}" if took else "")
-    return clip(_because(told, attempt, state, "used "), _MAX_TEXT)
+    text = f"attempt {attempt.number}" + (f", {took}" if took else "")
+    return clip(_because(text, attempt, state, "used "), _MAX_TEXT)
 
 
 def span(attempt: Attempt, now: float | None) -> str:
@@ -159,7 +159,7 @@ def lines(state: JobState) -> list[str]:
         out += [f"  {line}" for line in facts.output(state)]
         out += [facts.cause(failure, state), exhausted(state), labs.lost(state)]
     label = "Also: " if failure else "So far: "
-    return [*filter(None, out), *(label + each for each in facts.beside(state))]
+    return [*filter(None, out), *(label + row for row in facts.beside(state))]
 
 
 def turns(state: JobState) -> Mapping[int, str]:

@@ -79,8 +79,8 @@ def phase(state: JobState) -> str:
 def status(state: JobState, now: float) -> str:
     """Return the phase in a word, and of a running job whether it hangs or has stalled."""
     if state.cancelled is None and not state.stopped:
-        found = hang(state, now)
-        if found is not None and not found.slow:
+        diagnosis = hang(state, now)
+        if diagnosis is not None and not diagnosis.slow:
             return HUNG
         silence = still(state, now)
         if silence is not None and silence.stalled:
@@ -106,28 +106,28 @@ def origins(state: JobState) -> list[str]:
     return [*image, *notebook, *([line(_checkout(state.checkout), LINE)] if state.checkout else [])]
 
 
-def _checkout(told: CheckoutTold) -> str:
-    branch = f" on {told.branch}" if told.branch else ""
-    changed = len(told.changed) + told.more
-    files = ", ".join(told.changed[:_MOST_FILES]) + (" …" if changed > _MOST_FILES else "")
+def _checkout(fact: CheckoutTold) -> str:
+    branch = f" on {fact.branch}" if fact.branch else ""
+    changed = len(fact.changed) + fact.more
+    files = ", ".join(fact.changed[:_MOST_FILES]) + (" …" if changed > _MOST_FILES else "")
     since = f"with {count(changed, 'file')} changed since: {files}" if changed else "nothing changed since"
-    return f"commit {told.commit}{branch}, {since}"
+    return f"commit {fact.commit}{branch}, {since}"
 
 
 def environment(state: JobState) -> list[str]:
     """Describe what its ranks can import: Python, the distributions that matter most, and how to have all."""
-    told = state.importable
-    if told is None:
+    fact = state.importable
+    if fact is None:
         return []
-    found = {**told.distributions, **told.installed}
-    named = [f"{name} {found[name]}" for name in _NOTABLE if name in found]
+    versions = {**fact.distributions, **fact.installed}
+    named = [f"{name} {versions[name]}" for name in _NOTABLE if name in versions]
     such = f", among them {', '.join(named)}" if named else ""
-    added = ", ".join(f"{name} {version}" for name, version in told.installed.items())
+    added = ", ".join(f"{name} {version}" for name, version in fact.installed.items())
     every = hint("lock", line(state.info.name, 80))
     return [
-        line(f"Python {told.python} on {told.platform}", LINE),
+        line(f"Python {fact.python} on {fact.platform}", LINE),
         *([line(f"installed for it: {added}", LINE)] if added else []),
-        line(f"{count(len(found), 'distribution')}{such}; all of them: {every}", LINE),
+        line(f"{count(len(versions), 'distribution')}{such}; all of them: {every}", LINE),
     ]
 
 
@@ -148,9 +148,9 @@ def counts(state: JobState) -> str:
     Restarts are torch's own, of all ranks in place; they are of the newest attempt.
     """
     tried, most = len(state.attempts), state.info.max_restarts
-    told = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
-    told += [f"restarts {state.restarts}/{most}"] if most else []
-    return DOT.join([*told, *map(budget, state.budgets)])
+    parts = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
+    parts += [f"restarts {state.restarts}/{most}"] if most else []
+    return DOT.join([*parts, *map(budget, state.budgets)])
 
 
 def budget(spent: Spent) -> str:
@@ -174,20 +174,20 @@ def reforming(state: JobState) -> str:
 
 def leaving(state: JobState, now: float) -> str:
     """Describe which node is about to end, and how long ranks have to save; empty unless one is."""
-    told = state.leaving
-    if told is None:
+    notice = state.leaving
+    if notice is None:
         return ""
-    node = host(state.nodes.get(told.node, Node(told.node)), told.time)
-    left = max(0.0, told.time + told.seconds - now)
-    why = f": {line(told.why, _MAX_WHY)}" if told.why else ""
+    node = host(state.nodes.get(notice.node, Node(notice.node)), notice.time)
+    left = max(0.0, notice.time + notice.seconds - now)
+    why = f": {line(notice.why, _MAX_WHY)}" if notice.why else ""
     # A row may show the first words only.
     return f"ranks have {duration(left)} to save: {node} is about to end{why}"
 
 
 def hanging(state: JobState, now: float) -> str:
     """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
-    found = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
-    return f"{found.text} (seen {age(found.time, now)})" if found is not None else ""
+    diagnosis = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
+    return f"{diagnosis.text} (seen {age(diagnosis.time, now)})" if diagnosis is not None else ""
 
 
 def age(time: float, now: float) -> str:
@@ -198,9 +198,9 @@ def age(time: float, now: float) -> str:
 def stops(state: JobState, now: float) -> list[str]:
     """Describe which ranks are stopped in the debugger, where, and what leads to them, a line each."""
     name = line(state.info.name, 80)
-    found = state.stopped
-    lines = [f"{stop_of(stop, state, now)}: {_ways(stop, name)}" for stop in found[:_MAX_STOPS]]
-    more = len(found) - _MAX_STOPS
+    stopped = state.stopped
+    lines = [f"{stop_of(stop, state, now)}: {_ways(stop, name)}" for stop in stopped[:_MAX_STOPS]]
+    more = len(stopped) - _MAX_STOPS
     return [*lines, f"and {count(more, 'rank')} more"] if more > 0 else lines
 
 
@@ -210,8 +210,8 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     label, _ = state.info.sources.get(stop.filename, ("", ""))
     where = f"{label or stop.filename.rpartition('/')[2]}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
-    told = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
-    return f"{told}, for {duration(max(0.0, now - stop.time))}"
+    text = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
+    return f"{text}, for {duration(max(0.0, now - stop.time))}"
 
 
 def _ways(stop: RankStops, name: str) -> str:
@@ -254,9 +254,9 @@ def condition(node: Node, state: JobState) -> str:
 
 def _told_end(exit_: NodeExited, state: JobState) -> Reason:
     """Explain how a node ended, by what its agent had told where that is known."""
-    for told in state.agents:
-        if (told.node, told.code, told.pod) == (exit_.node, exit_.code, exit_.pod):
-            return causes.of_agent_error(told.code, told.error)
+    for agent in state.agents:
+        if (agent.node, agent.code, agent.pod) == (exit_.node, exit_.code, exit_.pod):
+            return causes.of_agent_error(agent.code, agent.error)
     return causes.of_end(exit_)
 
 
@@ -271,7 +271,7 @@ def waiting(state: JobState) -> list[str]:
         groups.setdefault((f"{text} ({before})" if before else text, hint), []).append(
             -1 if wait.node is None else wait.node
         )
-    lines = [_told(nodes, *told) for told, nodes in groups.items()]
+    lines = [_waiting_line(nodes, *key) for key, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
     return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
 
@@ -286,7 +286,7 @@ def _before(node: Node) -> str:
     return f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
 
 
-def _told(nodes: list[int], text: str, hint: str) -> str:
+def _waiting_line(nodes: list[int], text: str, hint: str) -> str:
     who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
     return clip(f"{who}: {text.rstrip('.')}. {hint}".rstrip(), _MAX_TEXT)
 
@@ -298,8 +298,8 @@ def output(state: JobState) -> list[str]:
         return []
     if failure.reason.cause is Cause.CANCELLED:
         return []  # what agents say of being told to stop
-    told = [each for each in state.output if failure.node in (None, each.node)]
-    return [line(each.text, LINE) for each in told[-_MAX_OUTPUT:]]
+    newest = [written for written in state.output if failure.node in (None, written.node)]
+    return [line(written.text, LINE) for written in newest[-_MAX_OUTPUT:]]
 
 
 def heading(failure: Failure, state: JobState) -> str:
@@ -308,26 +308,26 @@ def heading(failure: Failure, state: JobState) -> str:
         return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {missing.text}", LINE)
-    told = summary(failure.error) if failure.error else failure.reason.line
+    text = summary(failure.error) if failure.error else failure.reason.line
     if failure.rank is not None:
-        told = f"rank {failure.rank}: {told}"
+        text = f"rank {failure.rank}: {text}"
     elif failure.node is not None:
         where = _blamed(failure.node, failure, state)
-        why = f"{failure.reason.line}: {told}" if failure.error else told
-        told = f"{where}: {why}"
+        why = f"{failure.reason.line}: {text}" if failure.error else text
+        text = f"{where}: {why}"
     elif failure.reason.cause is not Cause.INFRA:
-        told = f"the job {told}"
-    return line(told, _MAX_TEXT)
+        text = f"the job {text}"
+    return line(text, _MAX_TEXT)
 
 
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
     again = _again(failure, state)
-    told = _whose(failure, state, certain=not again)
+    whose = _whose(failure, state, certain=not again)
     hint, missing = failure.reason.hint, missed(state, failure)
     if missing and missing.sure:  # its line has answered what the hint asks
         hint = table.KNOWN.get(hint, hint)
-    words = (told, hint, usage.before(failure, state), again)
+    words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
 
 
@@ -365,16 +365,16 @@ def beside(state: JobState) -> list[str]:
     since = (newest.start if newest else None) or 0.0
     events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
     for event in sorted(events, key=lambda e: (-e.restart, _when(e), e.rank)):
-        told = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
+        first_one = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
         # What follows a cancellation is what it does to the ranks.
-        if not told and since <= _when(event) < (state.cancelled or math.inf):
+        if not first_one and since <= _when(event) < (state.cancelled or math.inf):
             groups.setdefault((event.restart, _end(event)), set()).add(event.rank)
     lines = [
         (f"before restart {number + 1}, " if number != state.restarts else "") + f"{ranks(who)}: {how}"
         for (number, how), who in groups.items()
     ]
     more = len(lines) - MAX_GROUPS
-    shown = [clip(each, _MAX_GROUP) for each in lines[:MAX_GROUPS]]
+    shown = [clip(text, _MAX_GROUP) for text in lines[:MAX_GROUPS]]
     return [*shown, f"and {more} more"] if more > 0 else shown
 
 
@@ -412,11 +412,11 @@ def artifacts(state: JobState) -> str:
 
 def notices(state: JobState) -> list[str]:
     """Return the newest lines of what is worth one, and say how many facts aren't believed."""
-    told = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
+    texts = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
     if state.refused:
         many, first = len(state.refused), state.refused[0].why
-        told.append(line(f"Ignored {count(many, 'invalid fact')} from this job ({first})", _MAX_TEXT))
-    return told
+        texts.append(line(f"Ignored {count(many, 'invalid fact')} from this job ({first})", _MAX_TEXT))
+    return texts
 
 
 def ships(state: JobState) -> str:

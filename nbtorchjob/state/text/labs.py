@@ -16,8 +16,8 @@ _MAX_WHOSE = 80
 def doing(state: JobState, now: float) -> str:
     """Return what a lab does, in a few words: ``idle 3 min``, ``runs cell 4, 2 wait``; "" as it starts."""
     since = turns.idle_since(state) if state.info.lab is not None else None
-    told = doing_now(state)
-    return f"{told} {about(max(0.0, now - since))}" if since is not None and told == IDLE else told
+    text = doing_now(state)
+    return f"{text} {about(max(0.0, now - since))}" if since is not None and text == IDLE else text
 
 
 def doing_now(state: JobState) -> str:
@@ -29,12 +29,12 @@ def doing_now(state: JobState) -> str:
         return "ending"
     if since is not None:
         return IDLE
-    found = turns.running(state)
-    if found is None or not state.working:
+    running = turns.running(state)
+    if running is None or not state.working:
         return ""
     more = sum(turn.stage is Stage.WAITS for turn in turns.turns(state))
     behind = f", {more} {'waits' if more == 1 else 'wait'}" if more else ""
-    return f"runs {found.name}{behind}"
+    return f"runs {running.name}{behind}"
 
 
 def lines(state: JobState, now: float) -> list[str]:
@@ -42,16 +42,16 @@ def lines(state: JobState, now: float) -> list[str]:
     if state.info.lab is None:
         return []
     known = turns.turns(state)
-    found = turns.running(state)
+    running = turns.running(state)
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
         return [f"{count(len(known), 'cell')}{f'; it ended as {why}' if why else ''}"]
-    told = [line(f"{found.whose} runs", _MAX_WHOSE)] if found and found.taken.by else []
-    told += [f"{count(len(known), 'cell')} so far"] if known else []
-    told += [f"holds {size(held)}"] if (held := memory(state)) else []
+    parts = [line(f"{running.whose} runs", _MAX_WHOSE)] if running and running.taken.by else []
+    parts += [f"{count(len(known), 'cell')} so far"] if known else []
+    parts += [f"holds {size(held)}"] if (held := memory(state)) else []
     end = ends(state, now)
-    told += [end] if end else []
-    return [DOT.join(told)] if told else []
+    parts += [end] if end else []
+    return [DOT.join(parts)] if parts else []
 
 
 def memory(state: JobState) -> int:
@@ -73,10 +73,10 @@ def ends(state: JobState, now: float) -> str:
 
 def lost(state: JobState) -> str:
     """Say of a lab's turn that its ranks are gone, and what they held; "" where they stay."""
-    told = state.verdict
-    if told is None or told.reason not in (turns.ANEW, turns.UNREAD):
+    verdict = state.verdict
+    if verdict is None or verdict.reason not in (turns.ANEW, turns.UNREAD):
         return ""
-    return f"{told.text[:1].upper()}{told.text[1:]}."
+    return f"{verdict.text[:1].upper()}{verdict.text[1:]}."
 
 
 def ended(state: JobState) -> str:

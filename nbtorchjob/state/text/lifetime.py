@@ -27,7 +27,7 @@ def waits(state: JobState) -> list[str]:
     why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
     place = state.standing if not queued.admitted and not queued.held else None
     needs = " and ".join(
-        f"{_amount(name, each)} {_unit(name)}{_used(name, place)}" for name, each in queued.needs.items()
+        f"{_amount(name, amount)} {_unit(name)}{_used(name, place)}" for name, amount in queued.needs.items()
     )
     ahead = f": {_nth(place.place)} of {place.of}" if place is not None and place.place else ""
     said = [
@@ -35,8 +35,8 @@ def waits(state: JobState) -> list[str]:
         f"needs {needs}" if needs and not queued.held else "",
         why.line,
     ]
-    told = "; ".join(part.rstrip(".") for part in said if part)
-    return [clip(f"the job: {told}. {why.hint}".rstrip(), _MAX_TEXT)]
+    text = "; ".join(part.rstrip(".") for part in said if part)
+    return [clip(f"the job: {text}. {why.hint}".rstrip(), _MAX_TEXT)]
 
 
 def held(state: JobState) -> str:
@@ -62,7 +62,9 @@ def _used(resource: str, standing: Standing | None) -> str:
     """Say how much of a resource is used where the job is queued, as far as that is known."""
     if standing is None or resource not in standing.used:
         return ""
-    used, quota = (_amount(resource, each.get(resource, "")) for each in (standing.used, standing.quota))
+    used, quota = (
+        _amount(resource, amounts.get(resource, "")) for amounts in (standing.used, standing.quota)
+    )
     return f", {used} of {quota} used" if quota else f", {used} used by jobs of its queue"
 
 
@@ -84,10 +86,10 @@ _MAX_WHO = 200
 
 def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]:
     """Describe when the job was submitted and ended, when its deadline ends it, when it will be removed."""
-    told = [f"submitted at {clock(state.info.created, now)}"]
-    told += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
+    parts = [f"submitted at {clock(state.info.created, now)}"]
+    parts += [f"ended at {clock(state.ended, now)}"] if state.ended is not None else []
     removed = removal(state, enforced.get("ttl_seconds_after_finished", ""), now)
-    return [*told, *filter(None, (deadline(state, now), patience(state, now), removed))]
+    return [*parts, *filter(None, (deadline(state, now), patience(state, now), removed))]
 
 
 def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
@@ -138,12 +140,12 @@ def removal(state: JobState, who: str, now: float) -> str:
         at_last = "" if state.info.cluster else ", or a week after it ends"
         return f"kept until {hint('delete', name)} or {hint('gc', '--yes')}{at_last}"
     if state.ended is None:
-        told = f"removed {duration(ttl)} after it ends"
+        text = f"removed {duration(ttl)} after it ends"
     elif state.ended + ttl <= now:
-        told = f"due for removal since {clock(state.ended + ttl, now)}"
+        text = f"due for removal since {clock(state.ended + ttl, now)}"
     else:
-        told = f"removed in {duration(state.ended + ttl - now)}"
-    return f"{told}, {line(who, _MAX_WHO)}" if who else told
+        text = f"removed in {duration(state.ended + ttl - now)}"
+    return f"{text}, {line(who, _MAX_WHO)}" if who else text
 
 
 def stored(state: JobState, folder: Path) -> list[str]:
@@ -153,8 +155,8 @@ def stored(state: JobState, folder: Path) -> list[str]:
         return [line(f"logs and values in {here} on this machine", LINE)]
     cluster = state.info.spec.get("cluster")
     storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
-    told = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"
-    return [told, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]
+    text = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"
+    return [text, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]
 
 
 _NAMED = 3  # of the packages that are installed
@@ -178,7 +180,7 @@ def _meeting(state: JobState) -> str:
         # Here nobody waits for a place: what runs first is the pool, which imports torch.
         return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
     if len(met) < len(nodes):
-        packages = [each for node in nodes if (each := installing(node, state)) is not None]
+        packages = [fact for node in nodes if (fact := installing(node, state)) is not None]
         busy = len(packages) or len(nodes) - len(met)
         what = _installs(packages) if packages else "importing torch"
         return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
@@ -187,19 +189,19 @@ def _meeting(state: JobState) -> str:
 
 def installing(node: Node, state: JobState) -> ev.Installing | None:
     """Return what a node installs, if it does that now."""
-    found = state.installs.get(node.index)
-    return found if isinstance(found, ev.Installing) and found.time >= node.life.since else None
+    fact = state.installs.get(node.index)
+    return fact if isinstance(fact, ev.Installing) and fact.time >= node.life.since else None
 
 
 def _installs(packages: Iterable[ev.Installing]) -> str:
     most = max((installed.packages for installed in packages), key=len)
-    some = ", ".join(line(each, _MOST_NAME) for each in most[:_NAMED])
+    some = ", ".join(line(name, _MOST_NAME) for name in most[:_NAMED])
     some += " and others" if len(most) > _NAMED else ""
     return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
 
 
 def _starting(state: JobState) -> str:
-    began = {rank for rank, each in state.began.items() if state.base(each.round) == state.round}
+    began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}
     # Of what an earlier version runs nothing is told of that.
     if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
         return ""
@@ -214,10 +216,10 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     installed = [install for install in state.installs.values() if isinstance(install, ev.Installed)]
     ends = (
         ("submitting, and waiting for nodes", state.started),
-        (_what(installed), _last(each.time for each in installed)),
+        (_what(installed), _last(fact.time for fact in installed)),
         ("importing torch", _last(state.met.values())),
         ("meeting", _last(workers)),
-        ("starting ranks", _last(each.time for each in state.began.values() if each.round == first)),
+        ("starting ranks", _last(fact.time for fact in state.began.values() if fact.round == first)),
     )
     rows, before = [], info.created
     if info.packed:
@@ -231,7 +233,7 @@ def steps(state: JobState) -> list[tuple[str, str]]:
 
 
 def _what(installed: Iterable[ev.Installed]) -> str:
-    most = max(installed, key=lambda each: len(each.packages), default=None)
+    most = max(installed, key=lambda fact: len(fact.packages), default=None)
     if most is None or not most.packages:
         return "finding that all packages are there"
     kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"

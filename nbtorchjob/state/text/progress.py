@@ -11,12 +11,12 @@ from nbtorchjob.text.words import DOT, about, duration, number
 
 def progress_line(state: JobState, now: float) -> str:
     """Return :func:`far` of a running job; of one that doesn't run now how far it was."""
-    found = progress(state)
-    if found is None:
+    current = progress(state)
+    if current is None:
         return ""
     if state.phase is Phase.RUNNING and not state.reforming:
-        return far(found, now)
-    return "" if found.unit == REPORT else reached(found)
+        return far(current, now)
+    return "" if current.unit == REPORT else reached(current)
 
 
 def stillness(state: JobState, now: float) -> str:
@@ -24,8 +24,8 @@ def stillness(state: JobState, now: float) -> str:
 
     Of one that has stalled it is said by :func:`far`.
     """
-    found = still(state, now)
-    return f"quiet for {about(now - found.since)}" if found is not None and not found.stalled else ""
+    silence = still(state, now)
+    return f"quiet for {about(now - silence.since)}" if silence is not None and not silence.stalled else ""
 
 
 def far(progress: Progress, now: float) -> str:
@@ -69,7 +69,9 @@ def _one(unit: str) -> str:
 
 def rate(progress: Progress) -> str:
     """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where nobody counts those."""
-    each = progress.pace
-    if each is None or progress.unit == PERCENT:
+    seconds = progress.pace
+    if seconds is None or progress.unit == PERCENT:
         return ""
-    return f"{1 / each:.1f} {progress.unit}s/s" if each < 1 else f"{duration(each)} per {progress.unit}"
+    return (
+        f"{1 / seconds:.1f} {progress.unit}s/s" if seconds < 1 else f"{duration(seconds)} per {progress.unit}"
+    )

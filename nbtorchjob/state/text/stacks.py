@@ -51,14 +51,16 @@ class Stacks(FrozenDataclass):
     @property
     def samples(self) -> Mapping[int, RankSample]:
         """What is known of each rank of the newest round, by rank."""
-        return {rank: sample for rank, (sample, _) in self._found.items()}
+        return {rank: sample for rank, (sample, _) in self._samples.items()}
 
     @property
-    def _found(self) -> dict[int, tuple[RankSample, float]]:
+    def _samples(self) -> dict[int, tuple[RankSample, float]]:
         state = self.state
-        newest = [each for each in state.samples.values() if state.base(each.round) == state.round]
-        found = [(rank, fact.time) for fact in sorted(newest, key=_time) for rank in fact.samples]
-        return {sample.rank: (sample, time) for sample, time in sorted(found, key=lambda each: each[0].rank)}
+        newest = [item for item in state.samples.values() if state.base(item.round) == state.round]
+        samples = [(rank, fact.time) for fact in sorted(newest, key=_time) for rank in fact.samples]
+        return {
+            sample.rank: (sample, time) for sample, time in sorted(samples, key=lambda item: item[0].rank)
+        }
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -68,19 +70,19 @@ class Stacks(FrozenDataclass):
     @property
     def lines(self) -> list[str]:
         """The whole in lines; those of the user's own code begin with a mark."""
-        found = self._found
-        told = [self.diagnosis.text] if self.diagnosis is not None else []
-        if found and not self.asked:
+        samples = self._samples
+        lines = [self.diagnosis.text] if self.diagnosis is not None else []
+        if samples and not self.asked:
             ended = "The job has ended; this" if self.state.phase.terminal else "This"
-            told.append(
-                f"{ended} is its last sample, of {clock(max(map(_taken, found.values())), self.time)}."
+            lines.append(
+                f"{ended} is its last sample, of {clock(max(map(_taken, samples.values())), self.time)}."
             )
-        told += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
-        if not found and not told:
+        lines += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
+        if not samples and not lines:
             return ["Nothing is known of what its ranks do."]
-        for block in blocks(found, self.state.info.sources):
-            told += ["", *block] if told else block
-        return told
+        for block in blocks(samples, self.state.info.sources):
+            lines += ["", *block] if lines else block
+        return lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -90,12 +92,17 @@ class Stacks(FrozenDataclass):
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole as plain data."""
-        found = self.diagnosis
+        diagnosis = self.diagnosis
         return {
             "diagnosis": None
-            if found is None
-            else {"text": found.text, "ranks": [*found.ranks], "sure": found.sure, "time": found.time},
-            "samples": [{**sample.to_json(), "time": time} for sample, time in self._found.values()],
+            if diagnosis is None
+            else {
+                "text": diagnosis.text,
+                "ranks": [*diagnosis.ranks],
+                "sure": diagnosis.sure,
+                "time": diagnosis.time,
+            },
+            "samples": [{**sample.to_json(), "time": time} for sample, time in self._samples.values()],
             "trouble": {str(node): why for node, why in self.trouble.items()},
             "asked": self.asked,
         }
@@ -105,8 +112,8 @@ def _time(fact: Sampled) -> float:
     return fact.time
 
 
-def _taken(found: tuple[RankSample, float]) -> float:
-    return found[1]
+def _taken(sample: tuple[RankSample, float]) -> float:
+    return sample[1]
 
 
 def html(lines: Sequence[str], *, columns: bool = False) -> str:
@@ -115,45 +122,47 @@ def html(lines: Sequence[str], *, columns: bool = False) -> str:
     With ``columns`` long lines are scrolled to: wrapped ones would tear them.
     """
     shown = (
-        f"<b>{escape(each)}</b>" if not at or each.startswith(_USERS) else escape(each)
-        for at, each in enumerate(lines)
+        f"<b>{escape(text)}</b>" if not at or text.startswith(_USERS) else escape(text)
+        for at, text in enumerate(lines)
     )
     long = "white-space:pre;overflow-x:auto" if columns else "white-space:pre-wrap;overflow-wrap:anywhere"
     style = f"margin:0;{long};font:12px monospace"
     return f'<pre style="{style}">{chr(10).join(shown)}</pre>'
 
 
-def blocks(found: Mapping[int, tuple[RankSample, float]], sources: Sources) -> Iterator[list[str]]:
+def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) -> Iterator[list[str]]:
     """Yield the lines of each block of ranks that are at one place in the same calls."""
     alike: dict[object, list[int]] = {}
-    for rank, (sample, _) in found.items():
+    for rank, (sample, _) in samples.items():
         # Ranks with the same key share a block.
         groups = tuple(
-            (group.name, group.ranks, *(replace(call, since=0.0) for call in _told(group)))
+            (group.name, group.ranks, *(replace(call, since=0.0) for call in _telling_calls(group)))
             for group in sample.groups
         )
         alike.setdefault((sample.state, sample.threads, groups, sample.note), []).append(rank)
     shown = [*alike.values()][:_MOST_BLOCKS]
     for mine in shown:
-        yield [*_block(mine, found, sources)]
+        yield [*_block(mine, samples, sources)]
     if len(alike) > len(shown):
         yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
 
 
-def _told(group: Group) -> list[Collective]:
+def _telling_calls(group: Group) -> list[Collective]:
     """Return the calls of a group that tell where a rank is: those that aren't done, else the last one."""
     return [call for call in group.calls if not call.done] or [*group.calls[-1:]]
 
 
 def _block(
-    mine: Sequence[int], found: Mapping[int, tuple[RankSample, float]], sources: Sources
+    mine: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
 ) -> Iterator[str]:
-    sample, _ = found[mine[0]]
+    sample, _ = samples[mine[0]]
     state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
     yield ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
     for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
-        for call in _told(group):
-            sinces = [found[rank][1] - _told(found[rank][0].groups[at])[-1].since for rank in mine]
+        for call in _telling_calls(group):
+            sinces = [
+                samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
+            ]
             yield f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
     for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
         yield from [f"  thread {line(thread.name, 60)}:"] if number else []
@@ -211,7 +220,7 @@ class Profile(FrozenDataclass):
     def lines(self) -> list[str]:
         """The whole in lines."""
         spent = self.spent
-        parts = [(_PARTS[name], seconds, "") for name, seconds in spent.parts.items() if self._is_told(name)]
+        parts = [(_PARTS[name], seconds, "") for name, seconds in spent.parts.items() if self._is_known(name)]
         return [
             self._headline(),
             *self._table(parts),
@@ -227,16 +236,16 @@ class Profile(FrozenDataclass):
 
     def _headline(self) -> str:
         spent = self.spent
-        told = f"rank {self.rank}, {spent.seconds:.2g} s"
+        text = f"rank {self.rank}, {spent.seconds:.2g} s"
         if spent.seconds < _SHORT * spent.asked:
-            told = f"{told} of {spent.asked:.1f} s, as a trace has no room for more"
+            text = f"{text} of {spent.asked:.1f} s, as a trace has no room for more"
         waits = {name: spent.parts[name] for name in _WAITS if spent.parts[name] > _LITTLE * spent.seconds}
         if not waits:
-            return f"{told}: hardly any waiting"
-        each = ", ".join(f"{self._share(seconds)} {_WAITS[name]}" for name, seconds in waits.items())
-        return f"{told}: waiting {each}"
+            return f"{text}: hardly any waiting"
+        shares = ", ".join(f"{self._share(seconds)} {_WAITS[name]}" for name, seconds in waits.items())
+        return f"{text}: waiting {shares}"
 
-    def _is_told(self, part: str) -> bool:
+    def _is_known(self, part: str) -> bool:
         return part != ACCELERATOR or self.spent.busy is not None
 
     def _operations(self) -> Iterator[tuple[str, float, str]]:
@@ -247,7 +256,7 @@ class Profile(FrozenDataclass):
 
     def _table(self, rows: Sequence[tuple[str, float, str]]) -> list[str]:
         shown = [(f"  {self._share(seconds):>5}", name, more) for name, seconds, more in rows]
-        return [each.rstrip() for each in columns(shown)] if shown else []
+        return [row.rstrip() for row in columns(shown)] if shown else []
 
     def _share(self, seconds: float) -> str:
         return f"{100 * seconds / max(self.spent.seconds, 1e-9):.0f} %"
@@ -286,7 +295,7 @@ class MemoryProfile(FrozenDataclass):
         newest = "the newest " if self.events >= MEMORY_EVENTS else ""
         return [
             f"rank {self.rank}, {self.seconds:.1f} s: {newest}{count(self.events, 'event')} of its allocator",
-            *(f"  device {each.device}: {_used(each)}" for each in self.held),
+            *(f"  device {held.device}: {_used(held)}" for held in self.held),
             f"snapshot: {self.path} (pytorch.org/memory_viz opens it)",
         ]
 

@@ -52,8 +52,8 @@ def matters(state: JobState) -> str:
     if state.phase is not Phase.RUNNING:
         return ""
     uses = {node: use for node, use in state.uses.items() if state.base(use.newest.round) == state.round}
-    found = (_memory(uses, state), _shm(uses, state), _gpus(uses, state), _cpu(uses, state))
-    return next((each for each in found if each), "")
+    texts = (_memory(uses, state), _shm(uses, state), _gpus(uses, state), _cpu(uses, state))
+    return next((text for text in texts if text), "")
 
 
 def _memory(uses: Mapping[int, Use], state: JobState) -> str:
@@ -104,16 +104,16 @@ def _waiting(state: JobState) -> str:
     Who waits for data comes first: the others then wait for that rank.
     """
     since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
-    found = [
+    newest = [
         sample for sample in state.samples.values() if sample.round == state.round and sample.time >= since
     ]
-    stands = [standing(rank, each.time, state.info.sources) for each in found for rank in each.samples]
+    stands = [standing(rank, item.time, state.info.sources) for item in newest for rank in item.samples]
     loading = [stand.rank for stand in stands if stand.waits == DATA]
-    inside = {each.inside: [e.rank for e in stands if e.inside == each.inside] for each in stands}
+    inside = {item.inside: [e.rank for e in stands if e.inside == item.inside] for item in stands}
     inside.pop("", None)
     waits = {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
-    told = ((f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}") for what, who in waits.items())
-    return next(told, "")
+    texts = ((f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}") for what, who in waits.items())
+    return next(texts, "")
 
 
 def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
@@ -125,12 +125,12 @@ def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
         newest = [[point.metrics["running"] for point in _recent(use)[-_TIMES:]] for use in crowd]
         cores = crowd[0].newest.cores
         many = sum(len(use.newest.uses) for use in crowd)
-        running = sum(median(each) for each in newest)
-        crowded = all(len(each) == _TIMES for each in newest) and running >= _CROWDED * cores
+        running = sum(median(counts) for counts in newest)
+        crowded = all(len(counts) == _TIMES for counts in newest) and running >= _CROWDED * cores
         if many and cores and crowded:
-            working = sum(each.worked for use in crowd for each in use.newest.uses)
-            each = max(1, round(max(running, working) / many))
-            return f"CPU: {count(many, 'rank')} {TIMES} {count(each, 'thread')} on {_cores(cores)}"
+            working = sum(counts.worked for use in crowd for counts in use.newest.uses)
+            counts = max(1, round(max(running, working) / many))
+            return f"CPU: {count(many, 'rank')} {TIMES} {count(counts, 'thread')} on {_cores(cores)}"
     return ""
 
 
@@ -171,26 +171,26 @@ def before(failure: Failure, state: JobState) -> str:
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
     """Return a row for each node below :data:`HEAD`; nothing where none has told what it uses."""
-    found = [_row(node, use) for node, use in sorted(state.uses.items())[:_MOST_NODES]]
-    return [HEAD, *found] if found else []
+    table = [_row(node, use) for node, use in sorted(state.uses.items())[:_MOST_NODES]]
+    return [HEAD, *table] if table else []
 
 
 def notes(state: JobState) -> list[str]:
     """Return how many nodes :func:`rows` leaves out, of which kinds they are, and what matters."""
     left = len(state.uses) - _MOST_NODES
     more = f"… and {count(left, 'more node')}" if left > 0 else ""
-    found = _kinds(state)
+    by_kind = _kinds(state)
     which = [
-        f"{ranks(of).replace('rank', 'node')}: {kind}" if len(found) > 1 else kind
-        for kind, of in found.items()
+        f"{ranks(of).replace('rank', 'node')}: {kind}" if len(by_kind) > 1 else kind
+        for kind, of in by_kind.items()
     ]
-    return [each for each in (more, *which, matters(state)) if each]
+    return [note for note in (more, *which, matters(state)) if note]
 
 
 def _row(node: int, use: Use) -> tuple[str, ...]:
     newest, points = use.newest, use.series.points
     memory = [point.metrics["memory"] for point in points]
-    threads = [each.tasks for each in newest.uses]
+    threads = [task.tasks for task in newest.uses]
     shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
     gpus = ", ".join(f"{_of(gpu.memory, gpu.limit)}" for gpu in newest.gpus[:8])
     took = points[-1].time - points[0].time
@@ -199,7 +199,7 @@ def _row(node: int, use: Use) -> tuple[str, ...]:
         str(node),
         _of(newest.memory, newest.limit),
         size(int(max(memory))),
-        bars([each / newest.limit if newest.limit else 0.0 for each in memory]),
+        bars([task / newest.limit if newest.limit else 0.0 for task in memory]),
         f"{spent / took:.1f} of {_cores(newest.cores)}" if took > 0 and spent >= 0 else _cores(newest.cores),
         f"{sum(threads)} in {count(len(threads), 'rank')}",
         shm,
@@ -215,7 +215,7 @@ def kinds(state: JobState) -> list[str]:
 
 def _kinds(state: JobState) -> dict[str, list[int]]:
     """Return the nodes of each kind."""
-    found: dict[str, list[int]] = {}
+    by_kind: dict[str, list[int]] = {}
     for node, use in sorted(state.uses.items()):
         gpus = [f"{line(gpu.model, _MAX_CELL) or 'GPU'} of {size(gpu.limit)}" for gpu in use.newest.gpus]
         cpu = (
@@ -223,14 +223,14 @@ def _kinds(state: JobState) -> dict[str, list[int]]:
             if use.newest.model
             else _cores(use.newest.cores)
         )
-        each = [f"{gpus.count(gpu)} {TIMES} {gpu}" for gpu in dict.fromkeys(gpus)]
-        found.setdefault(", ".join([cpu, size(use.newest.limit), *each]), []).append(node)
-    return found
+        kind = [f"{gpus.count(gpu)} {TIMES} {gpu}" for gpu in dict.fromkeys(gpus)]
+        by_kind.setdefault(", ".join([cpu, size(use.newest.limit), *kind]), []).append(node)
+    return by_kind
 
 
 def bars(parts: Sequence[float]) -> str:
     """Return a strip of bars for parts of a whole, each the highest of those that it stands for."""
-    return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in _thinned(parts))
+    return "".join(_BARS[min(len(_BARS) - 1, int(part * len(_BARS)))] for part in _thinned(parts))
 
 
 def _thinned(parts: Sequence[float]) -> list[float]:
@@ -239,20 +239,20 @@ def _thinned(parts: Sequence[float]) -> list[float]:
 
 
 class Strip(NamedTuple):
-    """What a node used of one thing since its round began, in parts of the whole; ``told`` is the newest."""
+    """What a node used of one thing since its round began, in parts of the whole; ``newest`` in words."""
 
     of: str  # CPU, MEMORY or GPU
-    told: str
+    newest: str
     parts: Sequence[float]
 
 
 def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
     """Yield the first nodes of a running job with strips of what they are known to use, for a while now."""
     uses = sorted(state.uses.items()) if state.phase is Phase.RUNNING else []
-    for node, use in [each for each in uses if state.base(each[1].newest.round) == state.round][:most]:
-        found = [strip for strip in _strips(use) if len(strip.parts) > 1]
-        if found:
-            yield node, found
+    for node, use in [item for item in uses if state.base(item[1].newest.round) == state.round][:most]:
+        drawn = [strip for strip in _strips(use) if len(strip.parts) > 1]
+        if drawn:
+            yield node, drawn
 
 
 def _strips(use: Use) -> Iterator[Strip]:
@@ -269,7 +269,7 @@ def _strips(use: Use) -> Iterator[Strip]:
 
 
 def _parts(values: Sequence[float], whole: float) -> list[float]:
-    return [round(min(1.0, each / whole), 2) if whole else 0.0 for each in _thinned(values)]
+    return [round(min(1.0, value / whole), 2) if whole else 0.0 for value in _thinned(values)]
 
 
 def _grown(points: Sequence[Point], name: str) -> Iterator[tuple[Point, Point, float]]:
@@ -305,10 +305,10 @@ def courses(state: JobState) -> Iterator[tuple[str, dict[str, Curve]]]:
     began = min((use.series.points[0].time for use in state.uses.values()), default=0.0)
     nodes = sorted(state.uses.items())[:_MOST_CURVES]
     for title, of in _CURVES:
-        found = {f"node {node}": of(use.series.points) for node, use in nodes}
+        by_node = {f"node {node}": of(use.series.points) for node, use in nodes}
         curves = {
             name: [((time - began) / 60, value) for time, value in curve]
-            for name, curve in found.items()
+            for name, curve in by_node.items()
             if len(curve) > 1
         }
         if curves:
@@ -324,6 +324,6 @@ _CURVES: tuple[tuple[str, Callable[[Sequence[Point]], Curve]], ...] = (
 
 def _of(used: float, limit: float) -> str:
     """Return ``7.2 of 8 GB``, or ``812 MB of 8 GB``."""
-    (some, unit), (most, units) = (size(int(each)).split() for each in (used, limit))
+    (some, unit), (most, units) = (size(int(amount)).split() for amount in (used, limit))
     whole = f"{most.removesuffix('.0')} {units}"
     return f"{some} of {whole}" if unit == units else f"{some} {unit} of {whole}"

@@ -55,10 +55,10 @@ class Axis(FrozenDataclass):
         power = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
         for step in (power * factor for factor in (1, 2, 2.5, 5, 10)):
             step = max(step, 1.0) if whole else step
-            found = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-            if len(found) <= _MOST_TICKS:
+            numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            if len(numbers) <= _MOST_TICKS:
                 break
-        return [n * step for n in found]
+        return [n * step for n in numbers]
 
 
 def across_axis(values: Sequence[float], start: float, end: float) -> Axis:
@@ -187,7 +187,7 @@ def curves(
     left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
     across = across_axis([x for x, _ in points], left, width - 14)
     numbers = [*islice(colours or cycle(_LINES), len(drawn))]
-    title = _told(series) + (", on a logarithmic scale" if up.log else "")
+    title = _summary(series) + (", on a logarithmic scale" if up.log else "")
     body = [
         f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
@@ -214,7 +214,7 @@ def _rules(palette: Palette, many: int) -> str:
     return f"svg{{fill:{palette.text};color:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
 
 
-def _told(series: Mapping[str, Sequence[XY]]) -> str:
+def _summary(series: Mapping[str, Sequence[XY]]) -> str:
     last = [
         f"{line(name, _MAX_NAME)}: {number(points[-1][1])} at the end"
         for name, points in series.items()
@@ -244,8 +244,8 @@ def _runs(points: list[XY]) -> list[list[XY]]:
 
 def _thin(points: list[XY], across: Axis) -> list[XY]:
     kept = points[:1]
-    for _, found in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
-        bucket = list(found)
+    for _, group in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
+        bucket = list(group)
         finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
         kept += sorted({min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])})
     return [*kept, *points[1:][-1:]]

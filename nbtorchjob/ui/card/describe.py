@@ -56,7 +56,7 @@ def parts(
 ) -> Iterator[Part]:
     """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
-    found = (
+    sections = (
         Part("What runs", said=[what] if what else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), labs.lines(state, now)),
@@ -84,7 +84,7 @@ def parts(
         Part("When", said=lifetime.times(state, enforced, now)),
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
     )
-    return (part for part in found if part.rows or part.said or part.wrote)
+    return (part for part in sections if part.rows or part.said or part.wrote)
 
 
 def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
@@ -110,7 +110,7 @@ def _variables(state: JobState) -> Iterator[Part]:
     error = state.failure.error if state.failure else None
     while error is not None:
         for frame in reversed(error.frames):
-            rows = [(line(name, _MAX_VALUE), line(told, MAX_CELL)) for name, told in frame.variables]
+            rows = [(line(name, _MAX_VALUE), line(value, MAX_CELL)) for name, value in frame.variables]
             where = line(place(frame, state.info.sources.get), MAX_CELL)
             yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
         error = error.cause
@@ -118,8 +118,8 @@ def _variables(state: JobState) -> Iterator[Part]:
 
 def _stacks(state: JobState, now: float) -> Sequence[str]:
     """Return the stacks of the newest samples; nothing of a job that ended well, or has none."""
-    found = Stacks(state, asked=False, time=now)
-    return found.lines if found.samples and state.phase is not Phase.SUCCEEDED else []
+    stacks = Stacks(state, asked=False, time=now)
+    return stacks.lines if stacks.samples and state.phase is not Phase.SUCCEEDED else []
 
 
 def _attempts(state: JobState, now: float) -> Part:
@@ -144,7 +144,7 @@ def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
 def _last_lines(state: JobState) -> Iterator[Part]:
     for attempt in state.attempts[-_MAX_LOGS:]:
         wrote = to_text("\n".join(attempt.lines)).split("\n") if attempt.lines else []
-        yield Part(f"Last lines of attempt {attempt.number}", wrote=[line(each, LINE) for each in wrote])
+        yield Part(f"Last lines of attempt {attempt.number}", wrote=[line(row, LINE) for row in wrote])
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:

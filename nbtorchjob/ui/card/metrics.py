@@ -47,7 +47,7 @@ def newest(series: Series, *, counting: bool = True) -> list[tuple[str, str]]:
     return [(line(name, _MAX_NAME), number(values[name])) for name in left]
 
 
-def told(series: Series, most: int, *, counting: bool = True) -> list[str]:
+def summary(series: Series, most: int, *, counting: bool = True) -> list[str]:
     """Return ``loss 0.41`` for each of :func:`newest`, at most ``most``, and how many more there are."""
     values = newest(series, counting=counting)
     shown = [f"{name} {value}" for name, value in values[:most]]
@@ -60,22 +60,22 @@ def curves(series: Series, turns: Mapping[int, str], most: int = 4) -> dict[str,
 
     ``turns`` are why each round began.
     """
-    found: dict[str, Curve] = {}
+    drawn: dict[str, Curve] = {}
     for name in latest(series):
         rounds = [
             (r, some) for r, points in series.stretches if (some := [p for p in points if name in p.metrics])
         ]
         values = {as_float(point.metrics[name]) for _, points in rounds for point in points}
-        if name not in _COUNTING and len([v for v in values if math.isfinite(v)]) > 1 and len(found) < most:
-            found[name] = _curve(name, rounds, turns)
-    return found
+        if name not in _COUNTING and len([v for v in values if math.isfinite(v)]) > 1 and len(drawn) < most:
+            drawn[name] = _curve(name, rounds, turns)
+    return drawn
 
 
 def _curve(name: str, rounds: Sequence[tuple[int, list[Point]]], turns: Mapping[int, str]) -> Curve:
     label, along = _along(rounds)
     points, marks = [], []
-    for (round_, found), xs, (later, _) in zip(rounds, along, [*rounds[1:], (None, [])], strict=True):
-        points += [(x, as_float(point.metrics[name])) for x, point in zip(xs, found, strict=True)]
+    for (round_, reported), xs, (later, _) in zip(rounds, along, [*rounds[1:], (None, [])], strict=True):
+        points += [(x, as_float(point.metrics[name])) for x, point in zip(xs, reported, strict=True)]
         if later is not None:
             why = [text for turn, text in turns.items() if round_ < turn <= later]
             marks.append((xs[-1], why[0] if why else ""))
@@ -104,17 +104,17 @@ _MAX_CELL = 32
 
 def html(charts: Sequence[tuple[Chart, Curve]]) -> str:
     """Return the charts side by side, with the value at each place in its title."""
-    return _beside([_over(*each, _MOST // len(charts)) for each in charts])
+    return _beside([_over(*pair, _MOST // len(charts)) for pair in charts])
 
 
 def plain(charts: Sequence[tuple[Chart, Curve]]) -> str:
     """Return the charts side by side."""
-    return _beside([each.img for each, _ in charts])
+    return _beside([pair.img for pair, _ in charts])
 
 
 def _beside(charts: Sequence[str]) -> str:
     style = f"position:relative;flex:1 1 {_BASIS[len(charts)]}px"
-    boxes = [tag("div", each, style + (";max-width:480px" if len(charts) > 1 else "")) for each in charts]
+    boxes = [tag("div", box, style + (";max-width:480px" if len(charts) > 1 else "")) for box in charts]
     return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px")
 
 
@@ -125,7 +125,7 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
     middles = [(chart.across(part[0][0]) + chart.across(part[-1][0])) / 2 for part in parts]
     edges = [chart.across.start, *((a + b) / 2 for a, b in pairwise(middles)), chart.across.end]
     cells = "".join(
-        f'<b title="{escape(_told(curve.label, part))}" style="flex:{b - a:.0f}"></b>'
+        f'<b title="{escape(_spread(curve.label, part))}" style="flex:{b - a:.0f}"></b>'
         for part, (a, b) in zip(parts, pairwise(edges), strict=True)
         if b - a >= 0.5
     )
@@ -143,13 +143,13 @@ def _parts(points: Sequence[XY], most: int) -> list[list[XY]]:
     if len(xs) <= most:
         return [[point for point in points if point[0] == x] for x in xs]
     low, wide = xs[0], (xs[-1] - xs[0]) / most
-    found: dict[int, list[XY]] = {}
+    parts: dict[int, list[XY]] = {}
     for point in points:
-        found.setdefault(min(most - 1, int((point[0] - low) / wide)), []).append(point)
-    return [*found.values()]
+        parts.setdefault(min(most - 1, int((point[0] - low) / wide)), []).append(point)
+    return [*parts.values()]
 
 
-def _told(label: str, part: Sequence[XY]) -> str:
+def _spread(label: str, part: Sequence[XY]) -> str:
     return f"{label} {_range([x for x, _ in part])}: {_range([y for _, y in part])}"
 
 

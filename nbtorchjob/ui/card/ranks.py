@@ -19,8 +19,7 @@ from nbtorchjob.text.colours import of_rank, shade
 from nbtorchjob.text.words import DOT, clip, count, duration, line, number, ranks
 from nbtorchjob.text.words import ranks as names
 from nbtorchjob.ui.card.tails import newest
-from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, fold, grid, tag, told
-from nbtorchjob.ui.elements import told as shown
+from nbtorchjob.ui.elements import PHASES, PLAIN, SMALL, fold, grid, tag, text_line
 
 _MOST = 16
 _MAX_CELL = 48
@@ -54,7 +53,7 @@ def _row(node: Node, state: JobState) -> tuple[str, ...]:
 def _last_line(node: Node, state: JobState) -> str:
     """Return the last line of its lowest rank; where no rank wrote anything, its pod's."""
     wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
-    output = (each.text for each in reversed(state.output) if each.node == node.index)
+    output = (written.text for written in reversed(state.output) if written.node == node.index)
     return next((text for text in (*wrote, *output) if text), "")
 
 
@@ -66,8 +65,8 @@ def more(state: JobState) -> str:
 
 def node_table(state: JobState) -> str:
     """Return the nodes as a table."""
-    found = rows(state)
-    return grid(found, _MAX_CELL) + told(more(state)) if found else ""
+    table = rows(state)
+    return grid(table, _MAX_CELL) + text_line(more(state)) if table else ""
 
 
 _MOST_RANKS = 8192
@@ -120,9 +119,9 @@ def rank_lines(state: JobState, now: float) -> list[str]:
 
 
 def words(state: JobState, now: float) -> str:
-    """Return the same as :func:`told` as HTML: what stands out first."""
+    """Return the same as :func:`text_line` as HTML: what stands out first."""
     summary, *outliers = rank_lines(state, now) or [""]
-    return "".join(map(shown, outliers)) + shown(summary, SMALL)
+    return "".join(map(text_line, outliers)) + text_line(summary, SMALL)
 
 
 def html(state: JobState, now: float) -> str:
@@ -162,11 +161,11 @@ def unusual(state: JobState, now: float) -> list[int]:
 
 def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
     """Return what the signs mean, and folded below what is known of each rank, those that stand out first."""
-    odd = {each.word for group in groups for each in group}
+    odd = {pulse.word for group in groups for pulse in group}
     signs = [f"{sign} {word}" for word, (sign, _) in _LOOKS.items() if word in odd]
     paces = (
         ["faint green: as fast as usual", "strong: slower"]
-        if any(each.word == "" for g in groups for each in g)
+        if any(pulse.word == "" for g in groups for pulse in g)
         else []
     )
     order = sorted(groups, key=lambda group: _WORST.index(_worst(group)))
@@ -188,7 +187,7 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     series = state.series.get
     pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
     usual, ends = _usual(pulses), _ends(state)
-    return [replace(each, word=_word(each, usual, ends)) for each in pulses], unit
+    return [replace(pulse, word=_word(pulse, usual, ends)) for pulse in pulses], unit
 
 
 def _ends(state: JobState) -> dict[int, str]:
@@ -219,11 +218,11 @@ def _pulse(rank: int, series: Series, state: JobState, unit: str, now: float) ->
 
 
 def _usual(pulses: Sequence[Pulse]) -> _Usual:
-    ats = [each.at for each in pulses if each.at is not None]
-    paces = [each.pace for each in pulses if each.pace is not None]
-    every = [each.every for each in pulses if each.every is not None]
+    ats = [pulse.at for pulse in pulses if pulse.at is not None]
+    paces = [pulse.pace for pulse in pulses if pulse.pace is not None]
+    every = [pulse.every for pulse in pulses if pulse.every is not None]
     silent = max(_SILENT_S, 5 * median(every)) if every else _SILENT_FIRST_S
-    hung = all(each.heard is None or each.heard > silent for each in pulses)
+    hung = all(pulse.heard is None or pulse.heard > silent for pulse in pulses)
     # Of two ranks one is the straggler: the other's pace is the usual one.
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
@@ -245,15 +244,15 @@ def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
 def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
     lines = []
     for word, say in (("behind", _behind), ("silent", _silent), ("slow", _slow)):
-        odd = [each for each in pulses if each.word == word]
+        odd = [pulse for pulse in pulses if pulse.word == word]
         if odd:
-            who = clip(names(each.rank for each in odd), _MAX_NAMES)
+            who = clip(names(pulse.rank for pulse in odd), _MAX_NAMES)
             lines.append(f"{who} {word}: {say(odd, _usual(pulses), unit)}")
     return lines
 
 
 def _silent(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    heard = _span([each.heard for each in odd], duration)
+    heard = _span([pulse.heard for pulse in odd], duration)
     return f"no report for {heard}, after {_many(odd, unit)}"
 
 
@@ -262,7 +261,7 @@ def _behind(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    return f"{_span([each.pace for each in odd], _seconds)} per {unit}, the others {_seconds(usual.pace)}"
+    return f"{_span([pulse.pace for pulse in odd], _seconds)} per {unit}, the others {_seconds(usual.pace)}"
 
 
 def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
@@ -273,7 +272,7 @@ def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _worst(group: Sequence[Pulse]) -> str:
-    return min((each.word for each in group), key=_WORST.index)
+    return min((pulse.word for pulse in group), key=_WORST.index)
 
 
 def _title(group: Sequence[Pulse], unit: str) -> str:
@@ -282,34 +281,34 @@ def _title(group: Sequence[Pulse], unit: str) -> str:
 
 
 def _heat(group: Sequence[Pulse], usual: _Usual) -> str:
-    if all(each.at is None for each in group):
+    if all(pulse.at is None for pulse in group):
         return _NOTHING
-    slowest = max((each.pace for each in group if each.pace is not None), default=usual.pace)
+    slowest = max((pulse.pace for pulse in group if pulse.pace is not None), default=usual.pace)
     alpha = next(alpha for most, alpha in _HEAT if slowest <= most * usual.pace or most == _SLOW)
     return shade(PHASES[Phase.SUCCEEDED], alpha)
 
 
 def _summary(group: Sequence[Pulse], unit: str) -> str:
-    who = names(each.rank for each in group)
-    if all(each.at is None for each in group):
+    who = names(pulse.rank for pulse in group)
+    if all(pulse.at is None for pulse in group):
         return f"{who}{DOT}no report in this round"
     parts = [who, _many(group, unit)]
-    if any(each.pace is not None for each in group):
-        parts.append(f"{_span([each.pace for each in group], _seconds)} per {unit}")
-    parts.append(f"last report {_span([each.heard for each in group], duration)} ago")
-    silent = sum(each.at is None for each in group)
+    if any(pulse.pace is not None for pulse in group):
+        parts.append(f"{_span([pulse.pace for pulse in group], _seconds)} per {unit}")
+    parts.append(f"last report {_span([pulse.heard for pulse in group], duration)} ago")
+    silent = sum(pulse.at is None for pulse in group)
     return DOT.join([*parts, *([f"{count(silent, 'rank')} without a report"] if silent else [])])
 
 
 def _many(group: Sequence[Pulse], unit: str) -> str:
-    many = _span([each.at for each in group], number)
+    many = _span([pulse.at for pulse in group], number)
     return f"{many} {unit}" if many == "1" else f"{many} {unit}s"
 
 
-def _span(values: Sequence[float | None], told: Callable[[float], str]) -> str:
+def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
     """Return the lowest and the highest known number: ``40 to 42``; or the one they all are."""
     known = [value for value in values if value is not None]
-    low, high = told(min(known)), told(max(known))
+    low, high = text(min(known)), text(max(known))
     return low if low == high else f"{low} to {high}"
 
 

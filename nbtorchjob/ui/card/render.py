@@ -31,8 +31,8 @@ from nbtorchjob.ui.elements import (
     preformatted,
     prose,
     tag,
+    text_line,
     titled,
-    told,
 )
 from nbtorchjob.ui.offers import Offers
 
@@ -78,21 +78,21 @@ def html(
     ]
     folded = state.phase.terminal
     first = [
-        *([] if tone is head.Tone.ACT else map(told, attempts.pending(state, now))),
+        *([] if tone is head.Tone.ACT else map(text_line, attempts.pending(state, now))),
         "" if folded else _tiles(state, now),
         _failure(state, source or state.info.sources.get),
     ]
     rows = [
-        told(usage.matters(state)),
+        text_line(usage.matters(state)),
         ranks.node_table(state),
         titled(_EARLIER, attempts.past(state)),
     ]
     last = [
-        *map(told, labs.lines(state, now)),
-        *map(told, facts.notices(state)),
-        told(facts.artifacts(state)),
-        told(_value(state, "Value", value)),
-        told(facts.ships(state), SMALL),
+        *map(text_line, labs.lines(state, now)),
+        *map(text_line, facts.notices(state)),
+        text_line(facts.artifacts(state)),
+        text_line(_value(state, "Value", value)),
+        text_line(facts.ships(state), SMALL),
         _drawn(state, now, live=live),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
@@ -125,10 +125,10 @@ def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offe
     took = duration(state.elapsed(now))
     said = [labs.doing(state, now) or stillness(state, now), took, facts.shape(state), facts.counts(state)]
     if state.phase is Phase.SUCCEEDED:
-        said = [f"in {took}", *metrics.told(_series(state), 4, counting=False), facts.counts(state)]
+        said = [f"in {took}", *metrics.summary(_series(state), 4, counting=False), facts.counts(state)]
     elif state.phase.terminal:
         said[1] = f"after {took}"
-    rest = escape(DOT.join(each for each in (*said, facts.where(state.info)) if each))
+    rest = escape(DOT.join(part for part in (*said, facts.where(state.info)) if part))
     if state.phase is Phase.SUCCEEDED and value and value != NO_VALUE:
         rest += f" \u2192 {tag('b', escape(line(value, _MAX_SHORT)))}"
     far = None if state.phase.terminal else progress(state)
@@ -154,7 +154,7 @@ def _note(state: JobState, now: float, tone: head.Tone) -> str:
     # The verdict in one sentence, then what leads to it or out of it.
     first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
     shown = [first, reason, *lines[1:]]
-    return head.note(tone, *(prose(line(_sentence(each), LINE)) for each in shown if each))
+    return head.note(tone, *(prose(line(_sentence(part), LINE)) for part in shown if part))
 
 
 def _sentence(text: str) -> str:
@@ -182,7 +182,7 @@ def _tiles(state: JobState, now: float) -> str:
         tag("span", f"{tag('span', escape(label), DIM)} {tag('b', escape(figure))}", cls="nbt-tile")
         for label, figure in tiles
     ]
-    return (tag("div", " ".join(shown), _TILES) if shown else "") + told("" if noted else late, SMALL)
+    return (tag("div", " ".join(shown), _TILES) if shown else "") + text_line("" if noted else late, SMALL)
 
 
 def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
@@ -201,16 +201,16 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         usage.matters(state),
         *attempts.lines(state),
         *([_EARLIER] if past else []),
-        *(f"  {each}" for each in past),
+        *(f"  {row}" for row in past),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
-        *(f"  {each}".rstrip() for each in log),
+        *(f"  {row}".rstrip() for row in log),
         *labs.lines(state, now),
         *facts.notices(state),
         _value(state, "value", value),
         facts.artifacts(state),
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
-    return "\n".join(each for each in lines if each)
+    return "\n".join(row for row in lines if row)
 
 
 def _traceback(log: list[str]) -> int:
@@ -229,8 +229,8 @@ def printed(state: JobState) -> str:
     """Return rank 0's output, and a line for each other rank that printed anything."""
     name = line(state.info.name, 80)
     lines = tails.others(state.logs, name)
-    told = tails.printed(state.logs.get(state.info.speaker, LogTail()), name)
-    return told + "".join(f"{each}\n" for each in lines)
+    own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name)
+    return own + "".join(f"{row}\n" for row in lines)
 
 
 def last_line(state: JobState, now: float) -> str:
@@ -241,7 +241,7 @@ def last_line(state: JobState, now: float) -> str:
     elif state.next is not None:
         rest = [attempts.coming(state, now)]
     else:
-        rest = metrics.told(_series(state), 4, counting=False)
+        rest = metrics.summary(_series(state), 4, counting=False)
     return DOT.join([f"torchjob {facts.last_line(state, now)}", *rest])
 
 
@@ -260,9 +260,9 @@ def _series(state: JobState) -> Series:
 def _metrics(state: JobState, now: float) -> list[str]:
     """Return progress and the newest values while the job lives, all last values once it has ended."""
     series = _series(state)
-    found = progress(state)
+    current = progress(state)
     most = 16 if state.phase.terminal else 8
-    newest = metrics.told(series, most, counting=found is None or found.unit == REPORT)
+    newest = metrics.summary(series, most, counting=current is None or current.unit == REPORT)
     return [part for part in (progress_line(state, now), *newest) if part]
 
 
@@ -282,8 +282,8 @@ def _failure(state: JobState, source: SourceLookup) -> str:
             out.append(tag("div", head, "margin:6px 0 0"))
         else:
             out.append(fold(head, traceback_html(failure.error, source), opened=True))
-        out += [told(facts.cause(failure, state)), told(attempts.exhausted(state))]
-        wrote = [escape(each, quote=False) for each in facts.output(state)]
+        out += [text_line(facts.cause(failure, state)), text_line(attempts.exhausted(state))]
+        wrote = [escape(row, quote=False) for row in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
     so_far = "Earlier failures:" if state.phase.terminal else "Failures so far:"
     out.append(titled("Also:" if failure else so_far, facts.beside(state)))
@@ -338,14 +338,14 @@ _INDENTED = "padding-left:16px"
 def traceback_html(error: Error, source: SourceLookup) -> str:
     """Return the traceback in a box; of a long one the middle is left out."""
     lines: list[str] = []
-    found: dict[int, Variables] = {}  # by the last line of their frame
+    variables: dict[int, Variables] = {}  # by the last line of their frame
     for text, frame in pieces(error, source):
-        lines += [_marked(escape(clip(each, LINE), quote=False)) for each in text.split("\n")]
+        lines += [_marked(escape(clip(row, LINE), quote=False)) for row in text.split("\n")]
         if frame is not None and frame.variables:
-            found[len(lines) - 1] = frame.variables
+            variables[len(lines) - 1] = frame.variables
     shown = fit(lines, attempts.MOST_BYTES)
     out, begin = [], 0
-    for at, drawn in sorted(_folds(_moved(found, lines, shown)).items()):
+    for at, drawn in sorted(_folds(_moved(variables, lines, shown)).items()):
         out += [preformatted(shown[begin : at + 1]), drawn]
         begin = at + 1
     return tag("div", "".join([*out, preformatted(shown[begin:])]), BOX)
@@ -356,26 +356,26 @@ def _marked(line: str) -> str:
     return tag("span", line, cls="nbt-line") if line.startswith(ARROW) else line
 
 
-def _moved(found: Mapping[int, Variables], lines: list[str], shown: list[str]) -> dict[int, Variables]:
+def _moved(variables: Mapping[int, Variables], lines: list[str], shown: list[str]) -> dict[int, Variables]:
     """Return what comes after which line, where some lines in the middle are left out."""
     if len(shown) == len(lines):
-        return {**found}
+        return {**variables}
     gone = len(lines) - len(shown)
-    head = next(at for at, each in enumerate(shown) if each != lines[at])
-    kept = {at: each for at, each in found.items() if at < head}
-    return kept | {at - gone: each for at, each in found.items() if at > head + gone}
+    head = next(at for at, row in enumerate(shown) if row != lines[at])
+    kept = {at: row for at, row in variables.items() if at < head}
+    return kept | {at - gone: row for at, row in variables.items() if at > head + gone}
 
 
-def _folds(found: Mapping[int, Variables]) -> dict[int, str]:
+def _folds(variables: Mapping[int, Variables]) -> dict[int, str]:
     room, folds = _MOST_BYTES, {}
-    for at in sorted(found, reverse=True):
-        rows = [*_fitting_lines(found[at], room)]
+    for at in sorted(variables, reverse=True):
+        rows = [*_fitting_lines(variables[at], room)]
         room -= sum(len(row.encode()) for row in rows)
         if rows:
-            more = len(found[at]) - len(rows)
+            more = len(variables[at]) - len(rows)
             rest = [f"… and {more} more: describe lists them"] if more else []
-            names = line(", ".join(name for name, _ in found[at]), _MAX_NAMES)
-            summary = tag("span", escape(f"{count(len(found[at]), 'variable')}: {names}"), SMALL)
+            names = line(", ".join(name for name, _ in variables[at]), _MAX_NAMES)
+            summary = tag("span", escape(f"{count(len(variables[at]), 'variable')}: {names}"), SMALL)
             folds[at] = fold(summary, tag("div", preformatted([*rows, *rest]), _INDENTED), opened=False)
     return folds
 

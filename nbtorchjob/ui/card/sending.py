@@ -15,7 +15,7 @@ from nbtorchjob.machine.transfers import newest
 from nbtorchjob.text.words import DOT, duration, line, size
 from nbtorchjob.ui.card import head
 from nbtorchjob.ui.card.head import Tone
-from nbtorchjob.ui.elements import SMALL, tag, told
+from nbtorchjob.ui.elements import SMALL, tag, text_line
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -71,15 +71,15 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 @contextmanager
 def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
     """Say what is sent, where nothing that was shown can be changed: once, and now and then how far it is."""
-    told = False
+    announced = False
 
     def tell() -> None:
-        nonlocal told
-        if not told:
+        nonlocal announced
+        if not announced:
             say(f"Packing and sending {size(_bytes(call))}: {capture.ships_line(call)}")
         if stored := _stored():
             say(f"Storing {stored}")
-        told = True
+        announced = True
 
     with _meanwhile(call, tell, _SAID_S):
         yield
@@ -91,15 +91,19 @@ def _bytes(call: Call) -> int:
 
 def _stored() -> str:
     """Return what is written to a store now, and how much of it is."""
-    found = newest()
-    return f"{line(found.name, 60)}, {size(found.done)} of {size(found.total)}" if found is not None else ""
+    transfer = newest()
+    return (
+        f"{line(transfer.name, 60)}, {size(transfer.done)} of {size(transfer.total)}"
+        if transfer is not None
+        else ""
+    )
 
 
 def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
     stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
     what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
     what += f"{DOT}{duration(took)}"
-    body = tag("div", told(ships, SMALL), head.BODY, cls="nbt-body")
+    body = tag("div", text_line(ships, SMALL), head.BODY, cls="nbt-body")
     html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
     return {"text/html": html, "text/plain": f"torchjob {call.label} {phase.upper()}{DOT}{what}"}
 

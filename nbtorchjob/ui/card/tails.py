@@ -12,7 +12,7 @@ from nbtorchjob.text.ansi import Row, rows
 from nbtorchjob.text.colours import of_rank
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, clip, count, size
-from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, told
+from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, text_line
 
 _LEAD_BYTES = 9_000
 _OTHER_BYTES = 3_000
@@ -37,8 +37,8 @@ class Tail(FrozenDataclass):
     def __str__(self) -> str:
         if len(self.lines) == self.total and not self.truncated:
             return count(self.total, "line")
-        told = f"last {count(len(self.lines), 'line')}"
-        return f"{told} of {size(self.size)}" if self.truncated else f"{told} of {self.total}"
+        text = f"last {count(len(self.lines), 'line')}"
+        return f"{text} of {size(self.size)}" if self.truncated else f"{text} of {self.total}"
 
 
 # Most ranks' logs don't change between two drawings, and reading 32 KiB takes a millisecond.
@@ -117,7 +117,7 @@ def folds(
         tail = html_tail(logs[rank], lines, most)
         out.append(_folded(rank, tail, opened=rank in opened, told_last=told_last))
     more = (len(order) if total is None else total) - len(shown)
-    return [*out, told(f"… and {count(more, 'more rank')}")] if more else out
+    return [*out, text_line(f"… and {count(more, 'more rank')}")] if more else out
 
 
 def _folded(rank: int, tail: Tail, *, opened: bool, told_last: bool) -> str:

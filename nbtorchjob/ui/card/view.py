@@ -44,8 +44,8 @@ def script(info: JobInfo, offers: Offers) -> str:
     ]
     given = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
     # A name that contains </script> would end the script.
-    told = json.dumps(given).replace("<", "\\u003c")
-    return f"<script>({_source()})(document.currentScript.parentElement, {told})</script>"
+    arguments = json.dumps(given).replace("<", "\\u003c")
+    return f"<script>({_source()})(document.currentScript.parentElement, {arguments})</script>"
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ class Stops:
         # One that somebody steps through stops at each line.
         steps = {rank for rank in self._told & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
         self._told = stopped | steps
-        return "".join(f"{each}\n" for each in facts.stops(state, time.time())) if new else ""
+        return "".join(f"{text}\n" for text in facts.stops(state, time.time())) if new else ""
 
 
 E = TypeVar("E", bound=BaseException)
@@ -138,13 +138,13 @@ class Card:
         self._display(state)
 
     def _display(self, state: JobState) -> None:
-        new = [each for each in state.displays if (each.round, each.seq) > self._displayed]
+        new = [display for display in state.displays if (display.round, display.seq) > self._displayed]
         trusted = not new or self._trusted()
-        for each in new:
-            bundle = dict(each.data) if trusted else inert(each.data)
+        for display in new:
+            bundle = dict(display.data) if trusted else inert(display.data)
             if bundle:
                 Output().show(bundle)
-            self._displayed = each.round, each.seq
+            self._displayed = display.round, display.seq
 
     def close(self, state: JobState, value: str = "") -> None:
         """Show the end; for a cell's job that was over before it was drawn, its output, as for any cell."""
@@ -193,8 +193,8 @@ class Terminal:
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._write(render.last_line(state, time.time()) + "\n")
-        if told := self._stops.new(state):
-            self._write(told)
+        if text := self._stops.new(state):
+            self._write(text)
         for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
                 self._continue(piece)
@@ -230,9 +230,9 @@ class Terminal:
         if self._phase is not None:
             rest = [*rest, render.last_line(state, time.time())]
         # A progress bar leaves the line open.
-        told = ("" if self._fresh_line else "\n") + "".join(f"{each}\n" for each in rest)
-        if told:
-            self._write(told)
+        text = ("" if self._fresh_line else "\n") + "".join(f"{row}\n" for row in rest)
+        if text:
+            self._write(text)
 
 
 class Silent:
@@ -247,12 +247,12 @@ class Silent:
 
     def draw(self, state: JobState) -> None:
         """Say once what the job waits for on this machine, and which of its ranks are stopped."""
-        behind = [each.text for each in state.waiting if each.text.startswith("behind ")]
+        behind = [waiting.text for waiting in state.waiting if waiting.text.startswith("behind ")]
         if behind and not self._waits:
             self._waits = True
             self._tell(f"{state.info.name} waits {behind[0]}")
-        if told := self._stops.new(state):
-            self._tell(told.rstrip("\n"))
+        if text := self._stops.new(state):
+            self._tell(text.rstrip("\n"))
 
     def _tell(self, text: str) -> None:
         (self._write or say)(text)
@@ -296,8 +296,8 @@ def short(exc: E, view: View) -> E:
 
 def description(state: JobState, enforced: Mapping[str, str], tended: Tended | None = None) -> dict[str, str]:
     """Return all that is known of a job as HTML and as text; the arguments are those of ``describe.text``."""
-    told = state, time.time(), enforced, state_dir(), tended
-    return {"text/html": describe.html(*told), "text/plain": safe(describe.text(*told))}
+    arguments = state, time.time(), enforced, state_dir(), tended
+    return {"text/html": describe.html(*arguments), "text/plain": safe(describe.text(*arguments))}
 
 
 def say(text: str, end: str = "\n") -> None:

@@ -18,13 +18,13 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, count, duration, line, number
 from nbtorchjob.ui.card import chart, head, metrics
 from nbtorchjob.ui.card.chart import DARK, LIGHT
-from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, told
+from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, text_line
 from nbtorchjob.ui.jobs_table import CALLED, counted, phase, word
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
 _STOPPED_EARLY = (130, 80, 160)
-_COLOURS = {**{each.value: colour for each, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
+_COLOURS = {**{member.value: colour for member, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
 _FAINT = ("PENDING", "SUBMITTED")
 _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
@@ -69,13 +69,13 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
     left = len(states) - len(shown)
     columns = _columns(states)
     rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
-    rows += [_cells(each, columns, now) for each in shown]
+    rows += [_cells(row, columns, now) for row in shown]
     head = DOT.join((took, count(len(states), "run"), counted(phases)))
-    titles, *told = words.columns(rows)
+    titles, *cells = words.columns(rows)
     lines = [f"torchjob {name} {head}", titles]
-    for state, each in zip(shown, told, strict=True):
+    for state, row in zip(shown, cells, strict=True):
         why = _why(state)
-        lines += [each, f"     {why}"] if why else [each]
+        lines += [row, f"     {why}"] if why else [row]
     return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
 
 
@@ -83,11 +83,11 @@ def _bar(states: Sequence[JobState]) -> str:
     """Return a bar in which each phase has its share of the runs."""
     phases = Counter(map(word, states))
     parts = []
-    for each, name in CALLED.items():
-        if phases[each]:
-            faint = ";opacity:0.35" if each in _FAINT else ""
-            style = f"flex:{phases[each]} 1 0;background-color:{shade(_COLOURS[each])}{faint}"
-            parts.append(f'<div style="{style}" title="{phases[each]:,} {name}"></div>')
+    for key, name in CALLED.items():
+        if phases[key]:
+            faint = ";opacity:0.35" if key in _FAINT else ""
+            style = f"flex:{phases[key]} 1 0;background-color:{shade(_COLOURS[key])}{faint}"
+            parts.append(f'<div style="{style}" title="{phases[key]:,} {name}"></div>')
     return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
 
 
@@ -110,12 +110,12 @@ def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
     """Return the runs that have a row: all, or the most telling ones, in their order."""
     if len(states) <= most:
         return [*states]
-    found = sorted(states, key=lambda state: (_TELLING.index(state.phase), state.info.number))[:most]
-    return sorted(found, key=lambda state: state.info.number)
+    chosen = sorted(states, key=lambda state: (_TELLING.index(state.phase), state.info.number))[:most]
+    return sorted(chosen, key=lambda state: state.info.number)
 
 
 def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
-    given, told = columns
+    given, names = columns
     reported = runs.metrics(state)
     took = runs.seconds(state, now)
     waits = [wait.text for wait in state.waiting]
@@ -123,7 +123,7 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     return [
         str(state.info.number),
         *(_given(state.info.given.get(name)) for name in given),
-        *(_number(reported.get(name)) for name in told),
+        *(_number(reported.get(name)) for name in names),
         status,
         "" if took is None else f"{took:.1f}",
     ]
@@ -154,11 +154,11 @@ def _best(states: Sequence[JobState]) -> JobState | None:
         largest = not any(part in name.lower() for part in _SMALLEST)
     else:
         return None
-    told = [(runs.metrics(state).get(name, math.nan), state) for state in states]
-    known = [(value, state) for value, state in told if math.isfinite(value) and word(state) in _RANKED]
+    values = [(runs.metrics(state).get(name, math.nan), state) for state in states]
+    known = [(value, state) for value, state in values if math.isfinite(value) and word(state) in _RANKED]
     if len(known) < 2:
         return None
-    return (max if largest else min)(known, key=lambda each: each[0])[1]
+    return (max if largest else min)(known, key=lambda pair: pair[0])[1]
 
 
 def _table(states: Sequence[JobState], now: float) -> str:
@@ -171,7 +171,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
     numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
     aligned = [_CELL if at == 0 or not right else _RIGHT for at, right in enumerate(numeric)]
     head = "".join(
-        tag("th", escape(line(each, _MAX_CELL)), style) for each, style in zip(names, aligned, strict=True)
+        tag("th", escape(line(cell, _MAX_CELL)), style) for cell, style in zip(names, aligned, strict=True)
     )
     body = []
     for state, cells in zip(shown, table, strict=True):
@@ -181,7 +181,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
         rest = zip(cells[1:], aligned[1:], strict=True)
         row = [
             tag("td", f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}", colour),
-            *(tag("td", escape(line(each, _MAX_CELL)), style) for each, style in rest),
+            *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
         ]
         body.append(tag("tr", "".join(row), "font-weight:600" if state is best else ""))
         why = _why(state)
@@ -223,7 +223,7 @@ def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
     if not live and any(not state.phase.terminal for state in states):
         stops = " and stops some early" if states[0].info.early else ""
         said.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
-    return told(DOT.join(said), SMALL)
+    return text_line(DOT.join(said), SMALL)
 
 
 def _coloured(states: Sequence[JobState]) -> dict[str, int]:
@@ -231,7 +231,7 @@ def _coloured(states: Sequence[JobState]) -> dict[str, int]:
     few: list[int] = []
     for name in _metrics(states)[:1]:
         few = _spread(
-            {at: told[name] for at, state in enumerate(states) if name in (told := runs.metrics(state))}
+            {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
         )
     return {states[at].info.id: number for number, at in enumerate(sorted(few))}
 
@@ -245,19 +245,19 @@ def _charts(states: Sequence[JobState]) -> list[str]:
     for name in _metrics(states):
         told_by = sum(name in runs.metrics(state) for state in states)
         drawn = {state.info.id: metrics.curves(_series(state), {}).get(name) for state in few}
-        found = {key: curve for key, curve in drawn.items() if curve is not None}
-        if not found or len(charts) == _MOST_CHARTS:
+        curves = {key: curve for key, curve in drawn.items() if curve is not None}
+        if not curves or len(charts) == _MOST_CHARTS:
             continue
         made = chart.curves(
-            {legend[key]: curve.points for key, curve in found.items()},
+            {legend[key]: curve.points for key, curve in curves.items()},
             width=_WIDTH,
             height=200,
-            x_label=next(iter(found.values())).label,
-            colours=[colours[key] for key in found],
+            x_label=next(iter(curves.values())).label,
+            colours=[colours[key] for key in curves],
         )
         which = count(told_by, "run")
-        if len(found) < told_by:
-            which = f"{len(found)} of {told_by:,} runs, from the lowest to the highest,"
+        if len(curves) < told_by:
+            which = f"{len(curves)} of {told_by:,} runs, from the lowest to the highest,"
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(tag("div", caption + made.img, PLAIN))
@@ -281,9 +281,11 @@ def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:
     """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
     names = _varying(states)
     given = [[_given(state.info.given.get(name)) for name in names] for state in some]
-    long = [", ".join(f"{name}={value}" for name, value in zip(names, each, strict=True)) for each in given]
-    for legend in (long, [", ".join(each) for each in given]):
-        if sum(len(each) + 4 for each in legend) <= _LEGEND and len({*legend}) == len(legend):
+    long = [
+        ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in given
+    ]
+    for legend in (long, [", ".join(values) for values in given]):
+        if sum(len(values) + 4 for values in legend) <= _LEGEND and len({*legend}) == len(legend):
             return legend
     return [f"run {state.info.number}" for state in some]
 
@@ -307,8 +309,8 @@ _LOW, _HIGH = (9, 105, 218), (188, 76, 0)
 def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     """Return the picture; nothing where few parameters vary, or nothing was reported."""
     names = [name for name in runs.varied(states) if len({_key(state, name) for state in states}) > 1][:_MOST]
-    told = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
-    known = [(state, value) for state, value in told if math.isfinite(value)]
+    values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
+    known = [(state, value) for state, value in values if math.isfinite(value)]
     if len(names) < _FEWEST or len(known) < 2:
         return ""
     title = f"{metric} of {len(known)} runs by {', '.join(names)}"
@@ -352,7 +354,7 @@ def _svg(names: Sequence[str], metric: str, known: Sequence[tuple[JobState, floa
 def _axis(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
     """Return where a value lies on an axis, and the axis' labels: few numbers and texts each have a place."""
     kinds = list(dict.fromkeys(column))
-    numeric = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in kinds)
+    numeric = all(isinstance(kind, (int, float)) and not isinstance(kind, bool) for kind in kinds)
     if numeric:
         kinds.sort()
     span = _AXES_HEIGHT - _TOP - _BOTTOM
@@ -361,9 +363,9 @@ def _axis(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[flo
         return _AXES_HEIGHT - _BOTTOM - span * share
 
     if not numeric or len(kinds) <= _MOST:
-        places = {each: at(n / (len(kinds) - 1) if len(kinds) > 1 else 0.5) for n, each in enumerate(kinds)}
+        places = {kind: at(n / (len(kinds) - 1) if len(kinds) > 1 else 0.5) for n, kind in enumerate(kinds)}
         every = max(1, math.ceil(len(kinds) / _MOST))
-        return places.__getitem__, [(places[each], _label(each)) for each in kinds[::every]]
+        return places.__getitem__, [(places[kind], _label(kind)) for kind in kinds[::every]]
     low, high = kinds[0], kinds[-1]
     return (lambda value: at((value - low) / (high - low))), [(at(0.0), _label(low)), (at(1.0), _label(high))]
 

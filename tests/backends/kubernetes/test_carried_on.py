@@ -150,5 +150,5 @@ def test_what_ended_an_attempt_explains_what_its_operator_says_after_that():
         JobState(JobInfo("job")),
     )
 
-    assert state.told is not None
-    assert state.told.reason == failure.DEADLINE_EXCEEDED
+    assert state.operator_verdict is not None
+    assert state.operator_verdict.reason == failure.DEADLINE_EXCEEDED

@@ -22,7 +22,7 @@ def call_until_told(folder, rank, pauses, answers):
     while not leaving.leaving():
         calls += 1
         time.sleep(pauses[calls % len(pauses)])
-    answers.put((rank, calls, leaving.told(), leaving.left()))
+    answers.put((rank, calls, leaving.first_call(), leaving.left()))
 
 
 class Ring(Alone):
@@ -109,7 +109,7 @@ def test_a_process_that_a_rank_starts_is_none(folder):
 def test_in_a_notebook_nobody_leaves():
     assert os.environ.get("RANK") is None
     assert leaving.leaving() is False
-    assert leaving.told() == 0
+    assert leaving.first_call() == 0
 
 
 def test_what_is_left_is_true_to_the_end(folder):

@@ -142,7 +142,7 @@ def big(depth):
 def test_there_is_room_for_the_innermost_frames():
     error = told(big, 200)
 
-    assert error.told <= MAX_VARIABLES
+    assert error.variables_size <= MAX_VARIABLES
     assert len(json.dumps([frame.variables for frame in error.frames])) < 1.2 * MAX_VARIABLES
     assert len(error.frames[-1].variables) == 2
 

@@ -18,7 +18,7 @@ def series(*reports, every=2.0):
 def test_the_newest_value_of_each_metric_is_kept():
     reports = series({"loss": 2.0}, {"val": 0.5}, {"loss": 1.0})
 
-    assert metrics.told(reports, 1) == ["loss 1", "and 1 more metric"]
+    assert metrics.summary(reports, 1) == ["loss 1", "and 1 more metric"]
 
 
 def test_counts_and_lone_values_get_no_curve():
@@ -76,8 +76,8 @@ def test_reports_without_a_step_are_counted_on_over_rounds():
 
 
 def test_a_total_isnt_listed_beside_its_count():
-    assert metrics.told(series({"epochs": 9, "epoch": 4, "loss": 1}), 8) == ["epoch 4", "loss 1"]
-    assert metrics.told(series({"epochs": 9, "loss": 1}), 8) == ["epochs 9", "loss 1"]
+    assert metrics.summary(series({"epochs": 9, "epoch": 4, "loss": 1}), 8) == ["epoch 4", "loss 1"]
+    assert metrics.summary(series({"epochs": 9, "loss": 1}), 8) == ["epochs 9", "loss 1"]
 
 
 def titles(points, charts=1, label="step"):

@@ -79,8 +79,8 @@ describe('words', () => {
 
   it('tell in the tooltip what nodes use', () => {
     const strips = [
-      { of: 'CPU', told: '1.9 of 2 cores', parts: [0.5, 0.9] },
-      { of: 'memory', told: '7.2 of 8 GB', parts: [0.1, 0.9] }
+      { of: 'CPU', newest: '1.9 of 2 cores', parts: [0.5, 0.9] },
+      { of: 'memory', newest: '7.2 of 8 GB', parts: [0.1, 0.9] }
     ] as const;
     const uses = [{ node: 1, strips }];
     const alone = aJob({ uses, nodes: { asked: [1, 1], now: 1 } });

@@ -24,13 +24,13 @@ Shape: TypeAlias = "Mapping[str, Shape] | list[Shape] | type[str] | Callable[[An
 _NUMBERS = 2**53  # what survives any JSON encoder
 
 
-def _number(found: Any) -> bool:
-    return isinstance(found, int) and -_NUMBERS < found < _NUMBERS
+def _number(answer: Any) -> bool:
+    return isinstance(answer, int) and -_NUMBERS < answer < _NUMBERS
 
 
-def _base64(found: Any) -> bool:
+def _base64(answer: Any) -> bool:
     try:
-        return isinstance(found, str) and base64.b64decode(found) is not None
+        return isinstance(answer, str) and base64.b64decode(answer) is not None
     except ValueError:
         return False
 
@@ -49,8 +49,8 @@ _OWN: Shape = {**META, "uid!": str}
 _CONDITIONS: Shape = [dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), str)]
 
 
-def _amount(found: Any) -> bool:
-    return isinstance(found, str | int)
+def _amount(answer: Any) -> bool:
+    return isinstance(answer, str | int)
 
 
 _AMOUNTS: Shape = {"*": _amount}
@@ -166,11 +166,11 @@ _JOB: Mapping[str, Shape] = {
 }
 PAGE: Mapping[str, Shape] = {
     "metadata!": {"continue": str, "resourceVersion": str},
-    "items": lambda found: isinstance(found, list),
+    "items": lambda answer: isinstance(answer, list),
 }
 BARE: Mapping[str, Shape] = {"metadata!": _OWN}
 VERSION: Mapping[str, Shape] = {
-    "gitVersion!": lambda found: isinstance(found, str) and bool(re.match(r"v?\d+\.\d+", found))
+    "gitVersion!": lambda answer: isinstance(answer, str) and bool(re.match(r"v?\d+\.\d+", answer))
 }
 HEARD: Shape = {"type!": str, "object!": {}}
 MARK: Shape = {"metadata!": {"resourceVersion!": str}}
@@ -191,29 +191,29 @@ def of(api: Api) -> Mapping[str, Shape]:
     return _SHAPES.get(api.plural, _JOB)
 
 
-def wrong(found: Any, shape: Shape, where: str = "") -> str:
-    """Return what of ``found`` isn't as ``shape`` has it, as a path; "" where all is."""
+def wrong(answer: Any, shape: Shape, where: str = "") -> str:
+    """Return what of ``answer`` isn't as ``shape`` has it, as a path; "" where all is."""
     if isinstance(shape, Mapping):
-        if not isinstance(found, dict):
+        if not isinstance(answer, dict):
             return where or "no object"
-        return next(filter(None, (_key(found, key, part, where) for key, part in shape.items())), "")
+        return next(filter(None, (_key(answer, key, part, where) for key, part in shape.items())), "")
     if isinstance(shape, list):
-        if not isinstance(found, list):
+        if not isinstance(answer, list):
             return where
-        return next(filter(None, (wrong(item, shape[0], f"{where}[]") for item in found)), "")
-    good = isinstance(found, str) if shape is str else shape(found)
+        return next(filter(None, (wrong(item, shape[0], f"{where}[]") for item in answer)), "")
+    good = isinstance(answer, str) if shape is str else shape(answer)
     return "" if good else where
 
 
-def _key(found: Mapping[str, Any], key: str, shape: Shape, where: str) -> str:
+def _key(answer: Mapping[str, Any], key: str, shape: Shape, where: str) -> str:
     name = key.rstrip("!")
     path = f"{where}.{name}".lstrip(".")
     if key == "*":
-        rest = (value for value in found.values() if value is not None)
+        rest = (value for value in answer.values() if value is not None)
         return next(filter(None, (wrong(value, shape, path) for value in rest)), "")
-    if found.get(name) is None:
+    if answer.get(name) is None:
         return path if key.endswith("!") else ""
-    return wrong(found[name], shape, path)
+    return wrong(answer[name], shape, path)
 
 
 Object = dict[str, Any]
@@ -221,15 +221,15 @@ Object = dict[str, Any]
 _BULK = {"template", "volumes", "volumeMounts", "env", "command", "args", "tolerations"}
 
 
-def slim(found: Object, api: Api) -> Object:
+def slim(obj: Object, api: Api) -> Object:
     """Take away, in place, what nothing reads: who manages which field, and what only a pod's start needs."""
     # Of built-in kinds, the items of a list say neither.
-    found.setdefault("kind", api.kind)
-    found.setdefault("apiVersion", api.group_version)
-    found["metadata"].pop("managedFields", None)
+    obj.setdefault("kind", api.kind)
+    obj.setdefault("apiVersion", api.group_version)
+    obj["metadata"].pop("managedFields", None)
     if api not in (RUNTIMES, CLUSTER_RUNTIMES):  # which are templates, and a few
-        _prune(found.get("spec"))
-    return found
+        _prune(obj.get("spec"))
+    return obj
 
 
 def _prune(part: Any) -> None:

@@ -258,9 +258,9 @@ class Client:
 
     async def document(self, path: str, shape: Shape, *, accept: str = ACCEPT) -> Object:
         """Return what lies at a path that is no object's, such as ``/version``."""
-        found = await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
-        _fit(found, shape, path)
-        return found
+        document = await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
+        _fit(document, shape, path)
+        return document
 
     async def _ask(self, verb: str, target: Target, request: Request) -> Object:
         return _parsed(await self._body(verb, target, request))
@@ -282,11 +282,11 @@ class Client:
                 error = unanswered
             if doubt and isinstance(error, AlreadyExistsError) and request.body:
                 body = await self._body("get", target, Request("GET", target.path))
-                found = _object(_parsed(body), target.api)
+                obj = _object(_parsed(body), target.api)
                 for what in ("labels", "annotations"):
                     if (
                         not (request.body["metadata"].get(what) or {}).items()
-                        <= (found["metadata"].get(what) or {}).items()
+                        <= (obj["metadata"].get(what) or {}).items()
                     ):
                         raise error
                 return body
@@ -327,27 +327,27 @@ def _turned_away(error: ClusterError) -> bool:
 
 def _parsed(body: bytes) -> Object:
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
+        document = None
+    if isinstance(document, dict):
+        return document
     raise _another(repr(" ".join(body[:80].decode("utf-8", "replace").split())))
 
 
-def _object(found: Object, api: Api) -> Object:
+def _object(obj: Object, api: Api) -> Object:
     """Return an object if all that is read of such has the shape that it should."""
-    _fit(found, answers.of(api), f"a {api.kind}")
-    found.setdefault("kind", api.kind)
-    found.setdefault("apiVersion", api.group_version)
-    return found
+    _fit(obj, answers.of(api), f"a {api.kind}")
+    obj.setdefault("kind", api.kind)
+    obj.setdefault("apiVersion", api.group_version)
+    return obj
 
 
 def heard(line: bytes, target: Target) -> tuple[str, Object]:
     """Return the type and the object of a line of a watch; raises ``ApiError`` for one that says an error."""
-    found = _parsed(line)
-    _fit(found, answers.HEARD, "a watch")
-    type_, obj = found["type"], found["object"]
+    change = _parsed(line)
+    _fit(change, answers.HEARD, "a watch")
+    type_, obj = change["type"], change["object"]
     if type_ in _CHANGES:
         return type_, slim(_object(obj, target.api), target.api)
     if type_ != "BOOKMARK":
@@ -357,8 +357,8 @@ def heard(line: bytes, target: Target) -> tuple[str, Object]:
     return type_, obj
 
 
-def _fit(found: Any, shape: Shape, what: str) -> None:
-    if bad := answers.wrong(found, shape):
+def _fit(answer: Any, shape: Shape, what: str) -> None:
+    if bad := answers.wrong(answer, shape):
         raise _another(f"{what} with a {bad} of another kind")
 
 

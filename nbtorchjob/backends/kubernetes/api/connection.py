@@ -67,15 +67,15 @@ class Answer:
 
     async def read(self, most: int = OBJECT_BYTES) -> bytes:
         """Return the whole body. Raises ``AnswerTooLargeError`` above ``most`` bytes, unpacked."""
-        found = bytearray()
+        body = bytearray()
         async for chunk in self.chunks():
-            found += chunk
-            if len(found) > most:
+            body += chunk
+            if len(body) > most:
                 raise AnswerTooLargeError(
                     f"the cluster at {self._server} answers with more than {size(most)}, as no Kubernetes "
                     "API does: check the kubeconfig, or a proxy"
                 )
-        return bytes(found)
+        return bytes(body)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; no more is read ahead than a slow taker may leave lying."""
@@ -125,14 +125,14 @@ class Connection:
         login = await self._login()
         async with AsyncExitStack() as stack:
             try:
-                found = await self._upgraded(stack, login, path, query)
+                websocket = await self._upgraded(stack, login, path, query)
             except RefusedError as refused:
                 if refused.status != HTTPStatus.UNAUTHORIZED:
                     raise
                 login = await self._login(refused=login)
-                found = await self._upgraded(stack, login, path, query)
+                websocket = await self._upgraded(stack, login, path, query)
             with _broken(login.server):
-                yield Remote(found, login.server)
+                yield Remote(websocket, login.server)
 
     async def _upgraded(
         self, stack: AsyncExitStack, login: Login, path: str, query: Sequence[tuple[str, str]]
@@ -153,7 +153,7 @@ class Connection:
         await stack.enter_async_context(session)
         self.requests += 1
         with _broken(login.server, login):
-            found = await session.ws_connect(
+            websocket = await session.ws_connect(
                 f"{login.server}{path}?{urlencode(query, quote_via=quote)}",
                 protocols=PROTOCOLS,
                 headers=headers,
@@ -164,8 +164,8 @@ class Connection:
                 server_hostname=login.api.configuration.tls_server_name,
             )
         self.answered = True
-        stack.push_async_callback(found.close)
-        return found
+        stack.push_async_callback(websocket.close)
+        return websocket
 
     async def close(self) -> None:
         """Cut every connection."""

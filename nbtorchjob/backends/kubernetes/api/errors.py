@@ -43,9 +43,9 @@ _LACKS = (
 def missing(said: str) -> str | None:
     """Describe what doesn't exist and which option names it; None where it is something else."""
     for pattern, what, option in _LACKS:
-        found = re.search(pattern, said)
-        if found:
-            return f'the {what} "{found[1]}" doesn\'t exist: choose an existing one with {option}'
+        match = re.search(pattern, said)
+        if match:
+            return f'the {what} "{match[1]}" doesn\'t exist: choose an existing one with {option}'
     return None
 
 
@@ -109,9 +109,9 @@ def submit_error(error: ClusterError) -> SubmitError:
     """Return ``error``, which a job met on its way to the cluster, as one of the job, too."""
     if isinstance(error, SubmitError):
         return error
-    found = next(own for kind, own in _SUBMITTING if isinstance(error, kind))(str(error))
-    vars(found).update(vars(error))
-    return found
+    translated = next(own for kind, own in _SUBMITTING if isinstance(error, kind))(str(error))
+    vars(translated).update(vars(error))
+    return translated
 
 
 class _Answer(NamedTuple):
@@ -126,23 +126,23 @@ class _Answer(NamedTuple):
     @classmethod
     def read(cls, verb: str, target: Target, status: int, body: bytes) -> _Answer:
         try:
-            found = json.loads(body)
+            answer = json.loads(body)
         except (ValueError, RecursionError):
-            found = None
-        if not (isinstance(found, dict) and found.get("kind") == "Status"):
+            answer = None
+        if not (isinstance(answer, dict) and answer.get("kind") == "Status"):
             text = " ".join(body.decode("utf-8", "replace").split())
             return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
-        reason, said = (str(found.get(key) or "") for key in ("reason", "message"))
-        return cls(verb, target, status, reason, said, _details(found.get("details")), is_status=True)
+        reason, said = (str(answer.get(key) or "") for key in ("reason", "message"))
+        return cls(verb, target, status, reason, said, _details(answer.get("details")), is_status=True)
 
 
-def _details(found: Any) -> Mapping[str, Any]:
+def _details(details: Any) -> Mapping[str, Any]:
     """Return a Status' details; none where something else than an API server says what they are."""
-    if not isinstance(found, dict):
+    if not isinstance(details, dict):
         return {}
-    causes = found.get("causes")
+    causes = details.get("causes")
     good = isinstance(causes, list) and all(isinstance(cause, dict) for cause in causes)
-    return {**found, "causes": causes if good else []}
+    return {**details, "causes": causes if good else []}
 
 
 _Rule = Callable[[_Answer], str | None]

@@ -191,8 +191,8 @@ def _current_context(files: list[str]) -> str | None:
     """Return the first file's word, as kubectl does: the package takes the last one's."""
     import yaml
 
-    found = (yaml.safe_load(Path(path).read_bytes()) or {} for path in files)
-    return next((one["current-context"] for one in found if one.get("current-context")), None)
+    configs = (yaml.safe_load(Path(path).read_bytes()) or {} for path in files)
+    return next((one["current-context"] for one in configs if one.get("current-context")), None)
 
 
 def _unusable(files: list[str], error: Exception) -> ClusterError:

@@ -66,8 +66,8 @@ class Subscription:
         older = self._waiting.pop(key, None)
         if older is not None:
             unheard = older.type == ADDED and change.type == MODIFIED
-            found = _deleted_as(older.object, change.object)
-            change = Change(ADDED if unheard else change.type, found)
+            obj = _deleted_as(older.object, change.object)
+            change = Change(ADDED if unheard else change.type, obj)
         self._waiting[key] = change
         self._ready.set()
 
@@ -98,9 +98,9 @@ def _deleted_as(older: Object, newer: Object) -> Object:
     return {**newer, "metadata": {**newer["metadata"], **first}} if first else newer
 
 
-def uid(found: Object) -> str:
+def uid(obj: Object) -> str:
     """Return what tells an object from others of its name, earlier and later ones too."""
-    own: str = found["metadata"]["uid"] if found else ""
+    own: str = obj["metadata"]["uid"] if obj else ""
     return own
 
 
@@ -184,8 +184,8 @@ class _Watch:
     def join(self, wants: Wants, *, every: bool) -> Subscription:
         subscription = Subscription(wants, every=every)
         self._subscriptions.add(subscription)
-        for found in self._known.values():
-            subscription.put(Change(ADDED, found))
+        for obj in self._known.values():
+            subscription.put(Change(ADDED, obj))
         if self._synced:
             subscription.put(Change(SYNCED, {}))
         if self._error:
@@ -233,8 +233,8 @@ class _Watch:
 
     async def _list(self) -> None:
         target = self._target
-        found = await self._client.list(target.api, target.namespace, **self._selectors)
-        present = {uid(item): item for item in found.items}
+        listing = await self._client.list(target.api, target.namespace, **self._selectors)
+        present = {uid(item): item for item in listing.items}
         for key in self._known.keys() - present.keys():
             self._tell(Change(DELETED, self._known.pop(key)))
         for key, item in present.items():
@@ -242,7 +242,7 @@ class _Watch:
             if old is None or _version(old) != _version(item):
                 self._tell(Change(MODIFIED if old else ADDED, item))
         self._known = present
-        self._version = found.version
+        self._version = listing.version
         if not self._synced:
             self._synced = True
             self._tell(Change(SYNCED, {}))
@@ -275,18 +275,18 @@ class _Watch:
         return any_heard
 
     def _hear(self, line: bytes) -> None:
-        type_, found = heard(line, self._target)
-        self._version = found["metadata"].get("resourceVersion") or ""
+        type_, obj = heard(line, self._target)
+        self._version = obj["metadata"].get("resourceVersion") or ""
         if type_ == "BOOKMARK":
             return
-        key = uid(found)
+        key = uid(obj)
         known = key in self._known
         if type_ == DELETED:
             self._known.pop(key, None)
         else:
-            self._known[key] = found
+            self._known[key] = obj
             type_ = MODIFIED if known else ADDED
-        self._tell(Change(type_, found))
+        self._tell(Change(type_, obj))
 
     def _passing(self, error: ClusterError) -> bool:
         if isinstance(error, ApiError):
@@ -298,8 +298,8 @@ class _Watch:
             subscription.put(change)
 
 
-def _version(found: Object) -> str:
-    own: str = found["metadata"].get("resourceVersion") or ""
+def _version(obj: Object) -> str:
+    own: str = obj["metadata"].get("resourceVersion") or ""
     return own
 
 

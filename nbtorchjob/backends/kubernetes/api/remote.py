@@ -76,11 +76,11 @@ class Remote:
 
 def _end(data: bytes) -> End:
     try:
-        found = json.loads(data)
-        if found["status"] == "Success":
+        status = json.loads(data)
+        if status["status"] == "Success":
             return End(0)
-        causes: list[Any] = (found.get("details") or {}).get("causes") or []
+        causes: list[Any] = (status.get("details") or {}).get("causes") or []
         codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
-        return End(codes[0] if codes else None, str(found.get("message") or ""))
+        return End(codes[0] if codes else None, str(status.get("message") or ""))
     except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
         return End(None, "it says no end that can be read")

@@ -97,9 +97,9 @@ async def bring_home(job: JobRef, *, whole: bool) -> None:
     await save_logs(job)
     state = await results.cached(job)
     sent: tuple[Sent, ...] = (*state.values.values(), *state.artifacts.values())
-    for each in sent:
+    for fact in sent:
         with suppress(*(() if whole else (ValueLostError,))):
-            await results.of(job, each)
+            await results.of(job, fact)
 
 
 async def remove(job: JobRef) -> bool:
@@ -108,14 +108,14 @@ async def remove(job: JobRef) -> bool:
     Stores only of a job that was sent from here: another one's record may name any folder of this user's.
     """
     sent_here = job.cache.ours
-    found = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
+    deleted = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     if not sent_here:
-        return found
+        return deleted
     with suppress(DamagedError, SpecError):  # where it had anything nobody can read
         await asyncio.to_thread(stores.clear, job.info)
         if storage := job.info.asked.cluster.storage:
             await asyncio.to_thread(shared.done, storage, job.info.run)
-    return found
+    return deleted
 
 
 async def end(job: JobRef) -> None:

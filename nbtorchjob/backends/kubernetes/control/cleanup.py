@@ -46,7 +46,7 @@ async def leftovers() -> list[Leftover]:
 
     And jobs that somebody has cancelled, and that go on: whoever did so was killed before that held.
     """
-    found: list[Leftover] = []
+    every: list[Leftover] = []
     for scope in namespaces.looked_at():
         with find.asking(scope):
             states = await find.states(scope, everyone=False)
@@ -54,12 +54,12 @@ async def leftovers() -> list[Leftover]:
                 since = state.ended if state.ended is not None else state.cancelled
                 if since is not None and (state.ended is not None or time.time() - since > _ENDING_S):
                     what = f"{state.phase.value} {job.kind.api.kind} in {scope.namespace}"
-                    found.append(Leftover(state.info.name, what, time.time() - since, state))
+                    every.append(Leftover(state.info.name, what, time.time() - since, state))
             for kind, item in await _orphans(scope, [job.info for job, _ in states]):
-                found.append(_orphan(scope, kind, item))
+                every.append(_orphan(scope, kind, item))
     for unused, _ in await _unused():
-        found.append(Leftover(unused.url, str(unused), unused.age))
-    return found
+        every.append(Leftover(unused.url, str(unused), unused.age))
+    return every
 
 
 async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
@@ -73,7 +73,7 @@ async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
         except ClusterError:  # which was said
             whole = False
     alive = {state.info.run for state in states} if whole else None
-    found: list[tuple[shared.Unused, Collection[str] | None]] = []
+    pairs: list[tuple[shared.Unused, Collection[str] | None]] = []
     for storage in stores_:
         of = [state for state in states if state.info.cluster and state.info.asked.cluster.storage == storage]
         installs = not whole or any(
@@ -81,12 +81,12 @@ async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
             for state in of
         )
         try:
-            each = await asyncio.to_thread(shared.unused, storage, alive, installs=installs)
+            batch = await asyncio.to_thread(shared.unused, storage, alive, installs=installs)
         except SubmitError as exc:
             warnings.warn(str(exc), stacklevel=2)
             continue
-        found += [(unused, alive) for unused in each]
-    return found
+        pairs += [(unused, alive) for unused in batch]
+    return pairs
 
 
 def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
@@ -97,7 +97,7 @@ def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
 async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Object]]:
     names, groups = {info.name for info in jobs}, {info.group for info in jobs} - {""}
     client, labels = (await session(scope.context)).client, labelling.of_user(user())
-    found = []
+    orphans = []
     for kind, api in _PARTS.items():
         try:
             items = (await client.list(api, scope.namespace, labels=labels, bare=True)).items
@@ -105,12 +105,12 @@ async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Obj
             if api is POLICIES:  # whoever asks for none needs no permission to see any
                 continue
             raise
-        found += [(kind, item) for item in items]
+        orphans += [(kind, item) for item in items]
     # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
     # may be about to create the job that a young one belongs to.
     return [
         (kind, item)
-        for kind, item in found
+        for kind, item in orphans
         if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in names
         and (item["metadata"].get("labels") or {}).get(labelling.GROUP) not in groups
         and not item["metadata"].get("ownerReferences")
@@ -176,9 +176,9 @@ _expiring: set[asyncio.Task[None]] = set()
 async def _expire(job: JobRef, due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.time()))
     with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
-        found = await find.find(job.info.address)
-        if found.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
-            await expire(found)
+        current = await find.find(job.info.address)
+        if current.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
+            await expire(current)
 
 
 async def expire(job: JobRef) -> None:
@@ -218,8 +218,8 @@ async def _clear_orphan(leftover: Leftover) -> None:
         with find.asking(scope):
             jobs = [job.info for job, _ in await find.states(scope, everyone=False)]
             for kind, item in await _orphans(scope, jobs):
-                found = _orphan(scope, kind, item)
-                if (found.name, found.what) == (leftover.name, leftover.what):
+                orphan = _orphan(scope, kind, item)
+                if (orphan.name, orphan.what) == (leftover.name, leftover.what):
                     client = (await session(scope.context)).client
-                    target = Target(_PARTS[kind], scope.namespace, found.name)
+                    target = Target(_PARTS[kind], scope.namespace, orphan.name)
                     await client.delete(target, uid=item["metadata"]["uid"])

@@ -178,10 +178,10 @@ class JobController:
         if not any(numbered or _final(run) for run in lost):
             return False
         view = newest(state)
-        told = bool(view.errors or view.exits or view.agents)
-        told = told or any(_says_why(run) for run in lost if numbered or _final(run))
+        explained = bool(view.errors or view.exits or view.agents)
+        explained = explained or any(_says_why(run) for run in lost if numbered or _final(run))
         waited = self._waited("loss", state.tries) > TOLD_WITHIN_S
-        return (told or waited) and (numbered or _own_fault(state))
+        return (explained or waited) and (numbered or _own_fault(state))
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
         # What failed first may be known only when all nodes have ended and their logs are read.
@@ -256,7 +256,7 @@ def _paid(state: JobState, following: Next) -> str:
 
 def _charged(state: JobState, following: Next) -> str:
     """Return what ended the newest attempt, and which budget that draws on."""
-    ended, used = state.attempts[-1], next(each for each in state.budgets if each.budget is following.budget)
+    ended, used = state.attempts[-1], next(use for use in state.budgets if use.budget is following.budget)
     why = ended.failure.reason.line if ended.failure is not None else "nothing says why"
     return f"{why} ({following.budget.value}: {used.used} of {used.limit:g})"
 

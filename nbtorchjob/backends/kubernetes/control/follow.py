@@ -97,7 +97,7 @@ class Follower:
         self._info = info
         self._first = first
         # The job's objects that were seen, by uid.
-        self._attempts = {each["metadata"]["uid"]: each for each in (*job.earlier, job.object)}
+        self._attempts = {obj["metadata"]["uid"]: obj for obj in (*job.earlier, job.object)}
         self._strays: dict[str, Change] = {}  # of pods whose attempt wasn't seen yet, by uid
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
@@ -427,7 +427,7 @@ class Follower:
 def sound(state: JobState) -> bool:
     """Whether a job can be left to its operator: nothing of its newest attempt has ended."""
     asked = (state.verdict, state.cancelled, state.removed, state.next)
-    if any(each is not None for each in asked):
+    if any(answer is not None for answer in asked):
         return False
     return state.all_over if state.suspended else state.working and not losses(state)
 

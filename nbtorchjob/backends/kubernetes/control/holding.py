@@ -103,26 +103,26 @@ async def release(session: Session, kind: Kind, target: Target, obj: Object) -> 
                 f"{target.name}: nobody wrote down which queue it goes back to; run it again"
             )
         await session.client.patch(target, {"metadata": back})
-    found = await _workload(session, target, obj)
-    if found is not None and (found.get("spec") or {}).get("active") is False:
-        await _set_active(session, found, active=True)
+    workload = await _workload(session, target, obj)
+    if workload is not None and (workload.get("spec") or {}).get("active") is False:
+        await _set_active(session, workload, active=True)
 
 
 async def _deactivated(session: Session, kind: Kind, target: Target, until: float) -> bool:
     """Deactivate the Workload and suspend the job; False where that isn't permitted, or there is none."""
     obj = await session.client.get(target)
-    found = await _workload(session, target, obj)
-    if found is None:
+    workload = await _workload(session, target, obj)
+    if workload is None:
         return False
     try:
-        await _set_active(session, found, active=False)
+        await _set_active(session, workload, active=False)
     except (ForbiddenError, NotFoundError):
         return False
     await session.client.patch(target, kind.suspended(suspended=True))
     while time.monotonic() < until:
         obj = await session.client.get(target)
-        found = await _workload(session, target, obj)
-        if found is None or _over(kind, obj) or (kind.suspends(obj) and _stopped(found)):
+        workload = await _workload(session, target, obj)
+        if workload is None or _over(kind, obj) or (kind.suspends(obj) and _stopped(workload)):
             return True
         await asyncio.sleep(_LOOK_S)
     raise UnheededError(f"{target.name}: Kueue takes no note of its Workload's end; try again")
@@ -151,10 +151,10 @@ async def _moved(session: Session, kind: Kind, target: Target, until: float) -> 
         obj = await session.client.get(target)
         if not kind.suspends(obj):
             return False
-        found = await _workload(session, target, obj)
-        if found is None and time.monotonic() > unseen:
+        workload = await _workload(session, target, obj)
+        if workload is None and time.monotonic() > unseen:
             return True
-        if found is not None and _queued_elsewhere(found):
+        if workload is not None and _queued_elsewhere(workload):
             return True
         await asyncio.sleep(_LOOK_S)
     raise UnheededError(f"{target.name}: Kueue takes no note of its queue; try again")
@@ -201,8 +201,8 @@ async def _workload(session: Session, target: Target, obj: Object) -> Object | N
 
 
 async def _inactive(session: Session, target: Target, obj: Object) -> bool:
-    found = await _workload(session, target, obj)
-    return found is not None and (found.get("spec") or {}).get("active") is False
+    workload = await _workload(session, target, obj)
+    return workload is not None and (workload.get("spec") or {}).get("active") is False
 
 
 async def _set_active(session: Session, workload: Object, *, active: bool) -> None:

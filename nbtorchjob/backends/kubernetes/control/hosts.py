@@ -44,8 +44,8 @@ def notice(host: Object) -> str:
     if host["metadata"].get("deletionTimestamp"):
         return "its host is being deleted"
     keys = {taint["key"] for taint in (host.get("spec") or {}).get("taints") or ()}
-    found = next((key for key in TAINTS if key in keys), "")
-    return f"its host has the taint {found}" if found else ""
+    reason = next((key for key in TAINTS if key in keys), "")
+    return f"its host has the taint {reason}" if reason else ""
 
 
 class Hosts:

@@ -47,13 +47,13 @@ class Workloads:
             self._waits.pop(uid, None)
         else:
             self._waits[uid] = wait
-        found: list[ev.Event] = []
+        facts: list[ev.Event] = []
         if owner in self._jobs:
             self._mine = uid
-            found = workloads.facts(workload)
+            facts = workloads.facts(workload)
         elif self._named_alike(workload):
             self._early[owner] = workload
-        return [*found, *self._standing()]
+        return [*facts, *self._standing()]
 
     def forget(self, workload: Object) -> list[ev.Event]:
         """Take note that a Workload is gone; return what that says of the job."""
@@ -74,16 +74,18 @@ class Workloads:
     def _standing(self) -> list[ev.Standing]:
         """Return where the job stands, if that has changed."""
         mine, waits = self._waits.get(self._mine), self._waits.values()
-        found = workloads.standing(mine, waits, self._look, time.time())
-        told = (found[0].place, found[0].of, found[0].used, found[0].quota) if found else None
-        news = told != self._told
-        self._told = told
-        return found if news else []
+        standing = workloads.standing(mine, waits, self._look, time.time())
+        position = (
+            (standing[0].place, standing[0].of, standing[0].used, standing[0].quota) if standing else None
+        )
+        news = position != self._told
+        self._told = position
+        return standing if news else []
 
     def _named_alike(self, workload: Object) -> bool:
         """Whether a Workload's owner is called as an attempt of the job."""
         owners = workload["metadata"].get("ownerReferences") or ()
-        names = [each["name"] for each in owners]
+        names = [owner["name"] for owner in owners]
         return any(name == self._name or name.startswith(f"{self._name}-a") for name in names)
 
 
@@ -123,8 +125,8 @@ class Troubles:
 
     def pod(self, name: str, uid: str | None = None) -> dict[str, Any] | None:
         """Return the pod of that name, if it is there, and is the one of that ``uid``."""
-        found = self._pods.get(name)
-        return found if found is not None and uid in (None, found["metadata"]["uid"]) else None
+        pod = self._pods.get(name)
+        return pod if pod is not None and uid in (None, pod["metadata"]["uid"]) else None
 
     def read(self, event: dict[str, Any]) -> list[ev.Event]:
         """Return what an event (core/v1) says of the job."""

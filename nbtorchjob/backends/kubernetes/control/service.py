@@ -85,28 +85,28 @@ class Lease:
     async def _take(self) -> bool:
         held, self._version = self._version, ""
         try:
-            found = await (self._renewed(held) if held else self._taken())
+            lease = await (self._renewed(held) if held else self._taken())
         except (AlreadyExistsError, NotFoundError):
-            found = None
+            lease = None
         except ApiError as exc:
             if not exc.conflict:
                 raise
-            found = None
-        self._version = str(found["metadata"].get("resourceVersion") or "") if found is not None else ""
-        return found is not None
+            lease = None
+        self._version = str(lease["metadata"].get("resourceVersion") or "") if lease is not None else ""
+        return lease is not None
 
     async def _renewed(self, version: str) -> Object:
         return await self._write(version, {"renewTime": _now()})
 
     async def _taken(self) -> Object | None:
         try:
-            found = await self._client.get(self._target)
+            lease = await self._client.get(self._target)
         except NotFoundError:
             return await self._client.create(LEASES, self._target.namespace, self._new())
-        spec = found.get("spec") or {}
+        spec = lease.get("spec") or {}
         if spec.get("holderIdentity") not in (None, "", self._who) and not self._stale(spec):
             return None
-        return await self._write(str(found["metadata"].get("resourceVersion") or ""), self._new()["spec"])
+        return await self._write(str(lease["metadata"].get("resourceVersion") or ""), self._new()["spec"])
 
     async def _write(self, version: str, spec: Object) -> Object:
         # Where another one was faster it is of another version.
@@ -137,9 +137,11 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
 
     Raises ``ClusterError``.
     """
-    found = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    seen = [each for each in map(_read, (obj for obj in found if _for(obj, whose))) if each is not None]
-    return min(seen, key=lambda each: each.since, default=None)
+    leases = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
+    seen = [
+        tender for tender in map(_read, (obj for obj in leases if _for(obj, whose))) if tender is not None
+    ]
+    return min(seen, key=lambda tender: tender.since, default=None)
 
 
 async def tended(job: JobRef) -> Tended:
@@ -148,9 +150,9 @@ async def tended(job: JobRef) -> Tended:
     Raises ``ClusterError``.
     """
     whose = (job.root["metadata"].get("labels") or {}).get(labelling.USER, "")
-    found = await holder(job.session.client, job.scope.namespace, whose)
-    if found is not None:
-        return found
+    tender = await holder(job.session.client, job.scope.namespace, whose)
+    if tender is not None:
+        return tender
     since = job.cache.followed() if job.mine else None
     return (
         Tended() if since is None else Tended("a session on this machine that follows it", since, time.time())

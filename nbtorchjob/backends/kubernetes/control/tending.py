@@ -120,7 +120,7 @@ class Tender:
         kinds = await self._session.kinds()
         self._unlisted = {PODS, *(kind.api for kind in kinds)}
         watches = [self._watch(PODS, partial(self._pod, kinds)), *map(self._watch_kind, kinds)]
-        tasks = [asyncio.ensure_future(each) for each in (*watches, self._look_after())]
+        tasks = [asyncio.ensure_future(work) for work in (*watches, self._look_after())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -213,7 +213,7 @@ class Tender:
             self._stands(key, kept, None)
             if not kept.objects:
                 del self._jobs[key]
-                if not kept.pods.here and not any(each.pods is kept.pods for each in self._jobs.values()):
+                if not kept.pods.here and not any(tended.pods is kept.pods for tended in self._jobs.values()):
                     self._pods.pop(key[1:], None)
             return
         job = JobRef(self._session, self._scope, kept.kind, attempts[-1], attempts[:-1])

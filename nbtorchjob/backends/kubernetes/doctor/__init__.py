@@ -23,7 +23,7 @@ __all__ = ["look"]
 
 async def look(spec: JobSpec) -> list[Finding]:
     """Return the findings, in the order in which things depend on each other; our errors become findings."""
-    parts = await asyncio.gather(_cluster(spec), _told(named.store_findings(spec.cluster)))
+    parts = await asyncio.gather(_cluster(spec), _with_error(named.store_findings(spec.cluster)))
     return [*parts[0], *parts[1], *named.image_findings(spec)]
 
 
@@ -33,33 +33,33 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
     except ClusterError as exc:
         return [Finding(False, str(exc)), _left_out("the cluster")]
     await login.api.close()
-    found = [server.login(spec.cluster.context, login)]
+    findings = [server.login(spec.cluster.context, login)]
     # Not the session that jobs use: it asks what is served only once.
     here = Session((await session(spec.cluster.context)).client)
     scope = await here.scope(spec)
-    found += await _told(server.version(here.client))
-    if not all(finding.good for finding in found):
-        return [*found, _left_out("what is on the cluster")]
-    return [*found, *await _inside(here, scope, spec)]
+    findings += await _with_error(server.version(here.client))
+    if not all(finding.good for finding in findings):
+        return [*findings, _left_out("what is on the cluster")]
+    return [*findings, *await _inside(here, scope, spec)]
 
 
 async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     user, (kind, kinds_found) = await asyncio.gather(server.user(here.client), _kind(here, spec))
-    namespace = await _told(server.namespace(here.client, scope.namespace))
-    found = [server.account(user), *namespace, *kinds_found]
+    namespace = await _with_error(server.namespace(here.client, scope.namespace))
+    findings = [server.account(user), *namespace, *kinds_found]
     if not all(finding.good for finding in namespace):
-        return [*found, _left_out("permissions, quotas and what the job names in that namespace")]
+        return [*findings, _left_out("permissions, quotas and what the job names in that namespace")]
     parts = await asyncio.gather(
-        _told(rights.permission_findings(here.client, scope.namespace, kind, spec, user)),
-        _told(named.reference_findings(here.client, scope.namespace, kind, spec)),
-        _told(queues.look(here, scope.namespace, kind, spec)),
-        _told(kinds.gang_findings(here, kind, spec)),
-        _told(capacity.quota_findings(here.client, scope.namespace, spec)),
-        _told(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
-        _told(kinds.hosts(here.client, spec)),
-        _told(capacity.room_findings(here.client, spec)),
+        _with_error(rights.permission_findings(here.client, scope.namespace, kind, spec, user)),
+        _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
+        _with_error(queues.look(here, scope.namespace, kind, spec)),
+        _with_error(kinds.gang_findings(here, kind, spec)),
+        _with_error(capacity.quota_findings(here.client, scope.namespace, spec)),
+        _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
+        _with_error(kinds.hosts(here.client, spec)),
+        _with_error(capacity.room_findings(here.client, spec)),
     )
-    return found + [finding for part in parts for finding in part]
+    return findings + [finding for part in parts for finding in part]
 
 
 async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
@@ -67,12 +67,12 @@ async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding
         served, minor = await here.soon()
     except ClusterError as exc:
         return None, [_refused(exc), _left_out("what only some kinds of job need")]
-    chosen, found = kinds.chosen(served, minor, spec)
-    found = [*kinds.each(served, minor, spec, needed=chosen is None), *found]
-    return chosen, found if chosen else [*found, _left_out("what only some kinds of job need")]
+    chosen, findings = kinds.chosen(served, minor, spec)
+    findings = [*kinds.per_kind(served, minor, spec, needed=chosen is None), *findings]
+    return chosen, findings if chosen else [*findings, _left_out("what only some kinds of job need")]
 
 
-async def _told(check: Awaitable[list[Finding]]) -> list[Finding]:
+async def _with_error(check: Awaitable[list[Finding]]) -> list[Finding]:
     """Return what a check found; an error that stopped it is a finding, too."""
     try:
         return await check

@@ -85,11 +85,11 @@ def _room(quota: Object) -> dict[str, float]:
     status = quota.get("status") or {}
     used = status.get("used") or {}
     hard = status.get("hard") or quota["spec"].get("hard") or {}
-    found = {}
+    left = {}
     for key, text in hard.items():
         with suppress(ValueError):  # a number too big to limit anything
-            found[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
-    return found
+            left[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
+    return left
 
 
 def _key(key: str) -> str:
@@ -119,13 +119,13 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 def requested(pod: Manifest) -> dict[str, float]:
     """Return what a pod's containers request together, by resource; a limit alone is a request, too."""
-    found: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
         asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
         for name, number in _amounts(asked):
-            found[name] += number
-    return dict(found)
+            totals[name] += number
+    return dict(totals)
 
 
 def room(host: Manifest) -> dict[str, float]:
@@ -134,9 +134,9 @@ def room(host: Manifest) -> dict[str, float]:
     return dict(_amounts(status.get("allocatable") or {}))
 
 
-def _amounts(found: Manifest) -> Iterator[tuple[str, float]]:
+def _amounts(texts: Manifest) -> Iterator[tuple[str, float]]:
     """Yield what can be read; what can't, as in a faulty patch, is left for the server to refuse."""
-    for name, text in found.items():
+    for name, text in texts.items():
         with suppress(ValueError):
             yield name, amount(str(text))
 
@@ -153,13 +153,13 @@ def matches(pod: Manifest, host: Manifest) -> bool:
 
 
 def _term(term: Manifest, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
-    wanted = [(each, labels) for each in term.get("matchExpressions") or ()]
-    wanted += [(each, fields) for each in term.get("matchFields") or ()]
+    wanted = [(expression, labels) for expression in term.get("matchExpressions") or ()]
+    wanted += [(expression, fields) for expression in term.get("matchFields") or ()]
     return bool(wanted) and all(
         # What the server will refuse anyway rules out no host.
-        each.get("operator") not in _OPERATORS
-        or _OPERATORS[each["operator"]](has.get(each.get("key")), each.get("values") or ())
-        for each, has in wanted
+        expression.get("operator") not in _OPERATORS
+        or _OPERATORS[expression["operator"]](has.get(expression.get("key")), expression.get("values") or ())
+        for expression, has in wanted
     )
 
 
@@ -174,7 +174,9 @@ def untolerated(pod: Manifest, host: Manifest) -> list[Manifest]:
     """Return the taints of a host that keep the pod away."""
     taints = [taint for taint in (host.get("spec") or {}).get("taints") or () if taint.get("effect") in _HARD]
     return [
-        taint for taint in taints if not any(_tolerates(each, taint) for each in pod.get("tolerations") or ())
+        taint
+        for taint in taints
+        if not any(_tolerates(toleration, taint) for toleration in pod.get("tolerations") or ())
     ]
 
 

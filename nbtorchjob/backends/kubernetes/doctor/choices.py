@@ -42,13 +42,13 @@ async def choices(client: Client) -> list[Choice]:
 
     Without permission to list all pods it shows what the hosts have, not what is free.
     """
-    found = (await client.list(HOSTS, None)).items
+    hosts = (await client.list(HOSTS, None)).items
     try:
         used: Mapping[str, Amounts] | None = _used((await client.list(PODS, None, fields=_UNENDED)).items)
     except ClusterError:
         used = None
     types: dict[str, list[Object]] = defaultdict(list)
-    for host in found:
+    for host in hosts:
         if not (host.get("spec") or {}).get("unschedulable"):
             types[(host["metadata"].get("labels") or {}).get(_TYPE, "")].append(host)
     return [Choice(f"{_TYPE}={name}", _note(types[name], used)) for name in sorted(types) if name]
@@ -82,23 +82,23 @@ def _said(name: str, total: float, taken: float | None) -> str:
     return f"{free}{total / scale:.3g}{unit} {name}" + ("" if taken is None else " free")
 
 
-def _amounts(found: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    for name, text in found.items():
+def _amounts(texts: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    for name, text in texts.items():
         if not name.startswith(_DULL):
             yield name, amount(str(text))
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
     """Return the choices of ``spec``'s context and namespace by the option's key, as far as permitted."""
-    found = {"context": [Choice(name) for name in contexts()]}
+    by_key = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)
         wanted = _wanted(here, (await here.scope(spec)).namespace)
     except ClusterError:
         wanted = {}
     answers = await asyncio.gather(*map(_permitted, wanted.values()))
-    found |= dict(zip(wanted, answers, strict=True))
-    return {key: choices for key, choices in found.items() if choices}
+    by_key |= dict(zip(wanted, answers, strict=True))
+    return {key: choices for key, choices in by_key.items() if choices}
 
 
 def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]:
@@ -134,8 +134,8 @@ async def _kinds(here: Session) -> list[Choice]:
 
 async def _runtimes(client: Client, namespace: str) -> list[Choice]:
     own = [kind.runtimes for kind in KINDS.values() if kind.runtimes is not None]
-    found = await asyncio.gather(*(attempts.listed(client, each, namespace) for each in own))
-    return [Choice(name, runs) for part in found for name, runs in part.items()]
+    per_kind = await asyncio.gather(*(attempts.listed(client, runtimes, namespace) for runtimes in own))
+    return [Choice(name, runs) for part in per_kind for name, runs in part.items()]
 
 
 async def _queues(here: Session, namespace: str) -> list[Choice]:
@@ -144,8 +144,8 @@ async def _queues(here: Session, namespace: str) -> list[Choice]:
     whose = {queues.owner: _names(here.client, queues.api, None) for queues in own}
     if api is not None:
         whose["Kueue"] = _names(here.client, api, namespace)
-    found = await asyncio.gather(*map(_permitted, whose.values()))
-    return [Choice(each.value, name) for name, part in zip(whose, found, strict=True) for each in part]
+    per_kind = await asyncio.gather(*map(_permitted, whose.values()))
+    return [Choice(queue.value, name) for name, part in zip(whose, per_kind, strict=True) for queue in part]
 
 
 async def _priorities(here: Session) -> list[Choice]:

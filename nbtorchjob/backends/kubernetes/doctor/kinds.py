@@ -56,11 +56,11 @@ async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
         return []
     what = f"preemptible hosts ({labels})"
     try:
-        found = len((await client.list(HOSTS, None, labels=labels)).items)
+        number = len((await client.list(HOSTS, None, labels=labels)).items)
     except ForbiddenError:
         return [Finding(True, f"{what}: can't check, because listing nodes isn't permitted")]
-    if found:
-        return [Finding(True, f"{what}: {found} now")]
+    if number:
+        return [Finding(True, f"{what}: {number} now")]
     text = (
         f"{what}: none now; unless the cluster adds hosts by itself, change --spot-selector or omit "
         "--preemptible"
@@ -68,7 +68,7 @@ async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
     return [Finding(False, text)]
 
 
-def each(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator[Finding]:
+def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator[Finding]:
     """Report of each kind whether it is there and can do the job.
 
     A missing one is bad only if it was requested, or if any is ``needed``.
@@ -106,8 +106,8 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
         return None, [Finding(False, _reason(exc, minor))]
     cautions = [*fit.left_to_us(kind, spec, minor), *fit.cautions(kind, spec, minor)]
     notes = [Finding(True, f"mind: {caution}") for caution in cautions]
-    found = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
-    return kind, [found, *findings(kind, spec, minor), *notes]
+    finding = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
+    return kind, [finding, *findings(kind, spec, minor), *notes]
 
 
 def _reason(error: Exception, minor: int) -> str:

@@ -49,7 +49,7 @@ class _Name(NamedTuple):
     what: str
     target: Target
     option: str
-    judge: Callable[[Object], str] = lambda found: ""
+    judge: Callable[[Object], str] = lambda obj: ""
 
 
 async def reference_findings(
@@ -57,10 +57,10 @@ async def reference_findings(
 ) -> list[Finding]:
     """Report of each name whether it exists. Raises ``ClusterError``."""
     wanted = list(_names(namespace, kind, spec))
-    found = await asyncio.gather(*(_one(client, name) for name in wanted))
+    findings = await asyncio.gather(*(_one(client, name) for name in wanted))
     if kind is not None and kind.runtimes is not None:
-        found += await _runtime(client, kind.runtimes, namespace, spec.cluster.runtime)
-    return found
+        findings += await _runtime(client, kind.runtimes, namespace, spec.cluster.runtime)
+    return findings
 
 
 def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
@@ -83,39 +83,39 @@ def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
 async def _one(client: Client, name: _Name) -> Finding:
     text = f"{name.what} {name.target.name}"
     try:
-        found = await client.get(name.target)
+        obj = await client.get(name.target)
     except ForbiddenError:
         return Finding(True, f"{text}: can't check whether it exists, because reading it isn't permitted")
     except NotFoundError:
         return Finding(False, f"{text} doesn't exist: choose another with {name.option}, or have it created")
     except ClusterError as exc:
         return Finding(False, str(exc))
-    wrong = name.judge(found)
+    wrong = name.judge(obj)
     return Finding(not wrong, f"{text} {wrong or 'exists'}")
 
 
-def _queue(queues: Queues, found: Object) -> str:
-    state = queues.closed(found)
+def _queue(queues: Queues, queue: Object) -> str:
+    state = queues.closed(queue)
     return f"is {state} and accepts no jobs: choose another with --queue" if state else ""
 
 
-def _claim(found: Object) -> str:
-    phase = (found.get("status") or {}).get("phase")
+def _claim(claim: Object) -> str:
+    phase = (claim.get("status") or {}).get("phase")
     return "has lost its volume: choose another with --mount" if phase == "Lost" else ""
 
 
-def _claim_of_many(found: Object) -> str:
-    modes = found["spec"].get("accessModes") or ()
+def _claim_of_many(claim: Object) -> str:
+    modes = claim["spec"].get("accessModes") or ()
     if modes and set(modes) <= _ONE_HOST:
         return f"is {', '.join(modes)}: only nodes on the same host can mount it"
-    return _claim(found)
+    return _claim(claim)
 
 
 async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | None) -> list[Finding]:
     try:
         runtime = await attempts.find(client, kinds, namespace, name)
         api, where = (kinds.own, namespace) if runtime.kind == kinds.own.kind else (kinds.shared, None)
-        found = await client.get(Target(api, where, runtime.name))
+        obj = await client.get(Target(api, where, runtime.name))
     except NotFoundError as exc:
         return [Finding(False, str(exc))]
     except ForbiddenError as exc:
@@ -124,8 +124,8 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | 
     listed = await attempts.listed(client, kinds, namespace)
     known = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
     return [
-        _torch(runtime, kinds.made_for(found)),
-        *_again(runtime, kinds.restarts(found)),
+        _torch(runtime, kinds.made_for(obj)),
+        *_again(runtime, kinds.restarts(obj)),
         Finding(True, f"available runtimes: {known}"),
     ]
 
@@ -163,7 +163,7 @@ def _image_finding(asked: Asked, *, named: bool) -> Finding:
         torch = there.distributions.get("torch")
         has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
         others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
-        ago = words.about(max(0.0, time.time() - known.told))
+        ago = words.about(max(0.0, time.time() - known.time))
         good = torch is not None and not torch_versions.too_old(torch)
         needs = "" if good else f": a job needs torch {_TORCH} or later"
         return Finding(
@@ -183,13 +183,13 @@ _TEXT = b"nbtorchjob doctor"
 
 async def store_findings(cluster: Cluster) -> list[Finding]:
     """Try the job's stores with a small file, which is removed afterwards."""
-    found = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
+    findings = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
     if cluster.storage is not None:
-        found = [await asyncio.to_thread(_try, cluster.storage)]
+        findings = [await asyncio.to_thread(_try, cluster.storage)]
     # Only the pods use those at a path; those in a store are removed from here.
     if cluster.checkpoints is not None and "://" in cluster.checkpoints:
-        found.append(await asyncio.to_thread(_try, cluster.checkpoints))
-    return found
+        findings.append(await asyncio.to_thread(_try, cluster.checkpoints))
+    return findings
 
 
 def _try(store: str) -> Finding:

@@ -82,20 +82,20 @@ async def _fits(here: Session, local: Object, spec: JobSpec) -> list[Finding]:
     """Report whether the queue's quota would ever be enough, as far as that may be read."""
     text, whole = f"queue {local['metadata']['name']}", workloads.cluster_queue(local)
     try:
-        found = await queueing.cluster_queue(here, whole)
+        queue = await queueing.cluster_queue(here, whole)
     except ClusterError:
-        found = None
-    if found is None:
+        queue = None
+    if queue is None:
         said = f"it isn't known how much it has, because reading {whole} isn't permitted"
         return [Finding(True, f"{text}: {said}")]
     # What all nodes request, by resource.
     requests = ((key.partition("."), need) for key, need in asked(spec).items())
     wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
-    if not _short(wanted, workloads.quota(found)):
+    if not _short(wanted, workloads.quota(queue)):
         return [Finding(True, f"{text} has enough in all for the job")]
-    cohort = workloads.cohort(found)
+    cohort = workloads.cohort(queue)
     others = await _lenders(here, whole, cohort) if cohort else ()
-    most = workloads.most(found, others)
+    most = workloads.most(queue, others)
     if short := _short(wanted, most):
         borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
         amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)

@@ -16,10 +16,10 @@ from nbtorchjob.errors import ApiError, ClusterError, ForbiddenError, NotFoundEr
 from nbtorchjob.spec.jobspec import JobSpec
 
 
-def login(context: str | None, found: Login) -> Finding:
+def login(context: str | None, credentials: Login) -> Finding:
     """Report where the credentials lead."""
     name = f"the context {context}" if context else "the current context"
-    return Finding(True, f"{name} points to {found.server}, namespace {found.namespace}")
+    return Finding(True, f"{name} points to {credentials.server}, namespace {credentials.namespace}")
 
 
 async def version(client: Client) -> list[Finding]:
@@ -42,8 +42,8 @@ async def _refused_user(client: Client) -> str:
     try:
         await client.list(NAMESPACES, None)
     except ClusterError as exc:
-        found = re.search(r'User "([^"]*)"', exc.said if isinstance(exc, ApiError) else "")
-        return found[1] if found else ""
+        match = re.search(r'User "([^"]*)"', exc.said if isinstance(exc, ApiError) else "")
+        return match[1] if match else ""
     return ""
 
 
@@ -57,14 +57,14 @@ def account(name: str) -> Finding:
 async def namespace(client: Client, name: str) -> list[Finding]:
     """Report whether the namespace exists and isn't being deleted. Raises ``ClusterError``."""
     try:
-        found = await client.get(Target(NAMESPACES, None, name))
+        obj = await client.get(Target(NAMESPACES, None, name))
     except ForbiddenError:
         text = f"namespace {name}: can't check whether it exists, because reading it isn't permitted"
         return [Finding(True, text)]
     except NotFoundError:
         text = f"the namespace {name} doesn't exist: choose one with --namespace, or have it created"
         return [Finding(False, text, f"kubectl create namespace {name}")]
-    if (found.get("status") or {}).get("phase") == "Terminating":
+    if (obj.get("status") or {}).get("phase") == "Terminating":
         text = f"the namespace {name} is being deleted: wait until it is gone, or choose another --namespace"
         return [Finding(False, text)]
     return [Finding(True, f"the namespace {name} exists")]
@@ -79,11 +79,11 @@ async def pod_security_findings(
 ) -> list[Finding]:
     """Report what level is enforced, and what of the job it refuses. Raises ``ClusterError``."""
     try:
-        found = await client.get(Target(NAMESPACES, None, namespace))
+        obj = await client.get(Target(NAMESPACES, None, namespace))
     except ForbiddenError:
         text = "its Pod Security level is unknown, too: if it refuses a pod, the waiting job says so"
         return [Finding(True, text)]
-    labels: Mapping[str, Any] = found["metadata"].get("labels") or {}
+    labels: Mapping[str, Any] = obj["metadata"].get("labels") or {}
     level = str(labels.get(ENFORCE) or "privileged")
     wrong = list(refused(level, kind, spec))
     if wrong:

@@ -90,11 +90,11 @@ def reported(state: JobState, cache: JobCache) -> JobState:
 
 
 def _log(path: Path) -> _Log:
-    found = _logs.pop(path, None) or _Log(path)
-    _logs[path] = found
+    log = _logs.pop(path, None) or _Log(path)
+    _logs[path] = log
     if len(_logs) > _LOGS:
         del _logs[next(iter(_logs))]  # the one that was asked for longest ago
-    return found
+    return log
 
 
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -127,13 +127,13 @@ async def find(name: str) -> JobRef:
     try:
         for scope, look in zip(scopes, looks, strict=True):
             try:
-                found = await look
+                jobs = await look
             except ClusterError as exc:
                 unasked = exc
                 continue
-            if found:
-                know(name, scope, found[0].kind)
-                return found[0]
+            if jobs:
+                know(name, scope, jobs[0].kind)
+                return jobs[0]
     finally:
         for look in looks:
             look.cancel()
@@ -172,13 +172,11 @@ async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
     first = await here.client.unless_away(get, patient=True)
     if labelling.ATTEMPT not in (first["metadata"].get("labels") or {}):
         return JobRef(here, scope, kind, first)
-    found = await _of_kind(here, scope, kind, labelling.of(name))
-    if isinstance(found, ForbiddenError):
-        raise found
+    jobs = await _of_kind(here, scope, kind, labelling.of(name))
+    if isinstance(jobs, ForbiddenError):
+        raise jobs
     uid = first["metadata"]["uid"]
-    return next(
-        (job for job in found if job.root["metadata"]["uid"] == uid), JobRef(here, scope, kind, first)
-    )
+    return next((job for job in jobs if job.root["metadata"]["uid"] == uid), JobRef(here, scope, kind, first))
 
 
 def gone(name: str) -> tuple[JobInfo, JobCache]:

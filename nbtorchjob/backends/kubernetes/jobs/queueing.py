@@ -31,23 +31,23 @@ LATELY_S = 3.0  # for which one look at a queue serves all who ask, whatever hap
 async def facts(job: JobRef) -> list[ev.Event]:
     """Return what Kueue says of a job; nothing where it isn't asked, or where that may not be read."""
     uids = _uids([job])
-    found = await _all(job.session, job.scope.namespace) if uids else []
-    mine = [each for each in found if workloads.owner(each) in uids]
-    return [fact for each in mine for fact in await _said(job.session, each, found)]
+    listed = await _all(job.session, job.scope.namespace) if uids else []
+    mine = [item for item in listed if workloads.owner(item) in uids]
+    return [fact for item in mine for fact in await _said(job.session, item, listed)]
 
 
 async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
     """Return what Kueue says of jobs by the uids of their newest objects; one request for all."""
     uids = _uids(jobs, newest=True)
-    found = await _all(here, namespace) if uids else []
-    mine = {uid: each for each in found if (uid := workloads.owner(each)) in uids}
-    return {uid: await _said(here, each, found) for uid, each in mine.items()}
+    listed = await _all(here, namespace) if uids else []
+    mine = {uid: item for item in listed if (uid := workloads.owner(item)) in uids}
+    return {uid: await _said(here, item, listed) for uid, item in mine.items()}
 
 
 async def workload(here: Session, namespace: str, uid: str) -> Object | None:
     """Return the Workload of a job object; None where there is none, or none that may be read."""
-    found = await _all(here, namespace, f"={uid}")
-    return next((each for each in found if workloads.owner(each) == uid), None)
+    listed = await _all(here, namespace, f"={uid}")
+    return next((candidate for candidate in listed if workloads.owner(candidate) == uid), None)
 
 
 async def _all(here: Session, namespace: str, only: str = "") -> list[Object]:
@@ -63,7 +63,7 @@ async def _all(here: Session, namespace: str, only: str = "") -> list[Object]:
 async def _said(here: Session, mine: Object, others: Collection[Object]) -> list[ev.Event]:
     if (wait := workloads.wait(mine)) is None:
         return workloads.facts(mine)
-    waits = [each for other in others if (each := workloads.wait(other)) is not None]
+    waits = [waiting for other in others if (waiting := workloads.wait(other)) is not None]
     look = await queue(here, mine["metadata"]["namespace"], wait.queue)
     return [*workloads.facts(mine), *workloads.standing(wait, waits, look, time.time())]
 

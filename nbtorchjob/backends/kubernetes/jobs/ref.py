@@ -60,16 +60,16 @@ class JobRef(FrozenDataclass):
     def info(self) -> JobInfo:
         """What was written down at submission, but for the sources."""
         name: str = self.root["metadata"]["name"]
-        found = labelling.info(self.root) or JobInfo(name)
+        info = labelling.info(self.root) or JobInfo(name)
         # An exported job may have been applied anywhere.
         where = {"context": self.scope.context, "namespace": self.scope.namespace, "kind": self.kind.name}
-        return replace(found, backend="kubernetes", name=name, cluster=where)
+        return replace(info, backend="kubernetes", name=name, cluster=where)
 
     @property
     def mine(self) -> bool:
         """Whether this user submitted it."""
-        found = (self.root["metadata"].get("labels") or {}).get(labelling.USER, "")
-        return bool(found == labelling.word(user()))
+        label = (self.root["metadata"].get("labels") or {}).get(labelling.USER, "")
+        return bool(label == labelling.word(user()))
 
     def owns(self, pod: Object) -> bool:
         """Whether a pod is one of the job's, rather than of an earlier one of its name, or a stranger."""
@@ -108,11 +108,11 @@ class JobRef(FrozenDataclass):
 
         Raises ``ClusterError``.
         """
-        client, found = self.session.client, list[Object]()
+        client, secrets = self.session.client, list[Object]()
         for name in await payload_names(client, self.scope.namespace, self.info):
             with suppress(NotFoundError):  # which its payload lacks then
-                found.append(await client.get(Target(SECRETS, self.scope.namespace, name)))
-        return found
+                secrets.append(await client.get(Target(SECRETS, self.scope.namespace, name)))
+        return secrets
 
     async def pods(self) -> list[tuple[int, Object]]:
         """Return the pods that it has now, each with the node that it is."""
@@ -137,17 +137,17 @@ def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:
 
 def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     """Return what a job's object says, its operator's words and our own marks."""
-    found, stopped, number = kind.facts(obj), labelling.stopped(obj), labelling.attempt(obj)
+    events, stopped, number = kind.facts(obj), labelling.stopped(obj), labelling.attempt(obj)
     if stopped:  # by suspending it, which is no suspension then
-        found = [fact for fact in found if not isinstance(fact, ev.Suspended)]
+        events = [fact for fact in events if not isinstance(fact, ev.Suspended)]
     if turn := labelling.turn(obj):
-        found = [
+        events = [
             replace(fact, turn=turn) if isinstance(fact, ev.Suspended) and fact.suspended else fact
-            for fact in found
+            for fact in events
         ]
     began = [ev.AttemptBegan(created(obj), number)] if number > 1 else []
     numbered = [
-        replace(fact, attempt=number) if isinstance(fact, _NUMBERED) else fact for fact in (*found, *stopped)
+        replace(fact, attempt=number) if isinstance(fact, _NUMBERED) else fact for fact in (*events, *stopped)
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
@@ -173,8 +173,8 @@ def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
 
 def facts(job: JobRef, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:
     """Return what the objects of a job say."""
-    found = [fact for obj in (*job.earlier, job.object) for fact in of_object(job.kind, obj)]
-    return [*found, *(fact for node, pod in pods for fact in of_pod(job.kind, pod, node))]
+    events = [fact for obj in (*job.earlier, job.object) for fact in of_object(job.kind, obj)]
+    return [*events, *(fact for node, pod in pods for fact in of_pod(job.kind, pod, node))]
 
 
 def vanished(state: JobState, present: Container[str]) -> list[ev.Event]:
@@ -223,12 +223,12 @@ async def over(job: JobRef) -> bool:
 
 def briefly(job: JobRef, pods: Iterable[Object], queued: Iterable[ev.Event] = ()) -> JobState:
     """Return what the job's objects and pods say, for a list, and what its queue does."""
-    found = facts(job, _numbered(job.kind, filter(job.owns, pods)))
-    found += queued
+    events = facts(job, _numbered(job.kind, filter(job.owns, pods)))
+    events += queued
     # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
-    found += [
+    events += [
         ev.WorkersStarted(fact.time, fact.node, 0, fact.attempt - 1, (), 0, fact.pod)
-        for fact in found
+        for fact in events
         if isinstance(fact, ev.NodeStarted)
     ]
-    return closed(reduce(apply, found, JobState(job.info)))
+    return closed(reduce(apply, events, JobState(job.info)))

@@ -37,16 +37,16 @@ async def facts_now(job: JobRef) -> list[ev.Event]:
     """Return the facts of a job that are known now, its end last."""
     pods = await job.pods()
     queued = await queueing.facts(job)
-    found = [*job.cache.facts(), *facts(job, pods), *queued, *await _logs(job, pods)]
-    found = [fact for fact in found if not isinstance(fact, ev.Closed | ev.Removed)]
-    state = reduce(apply, found, JobState(job.info))
+    events = [*job.cache.facts(), *facts(job, pods), *queued, *await _logs(job, pods)]
+    events = [fact for fact in events if not isinstance(fact, ev.Closed | ev.Removed)]
+    state = reduce(apply, events, JobState(job.info))
     if state.cancelled is not None:
         # Listed last: a pod that is known by now and not there is gone.
         present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
-        found += (gone := vanished(state, present))
+        events += (gone := vanished(state, present))
         state = reduce(apply, gone, state)
     end = closed(state).closed
-    return found if end is None else [*found, ev.Closed(end)]
+    return events if end is None else [*events, ev.Closed(end)]
 
 
 async def cached(job: JobRef) -> JobState:
@@ -97,8 +97,8 @@ def chunks(events: Iterable[ev.Event], rank: int) -> Iterator[ev.LogChunk]:
 
 
 def _sorted(events: Iterable[ev.Event], rank: int) -> list[ev.LogChunk]:
-    found = [event for event in events if _by(event, rank)]
-    return sorted(found, key=lambda chunk: (chunk.round, chunk.offset))
+    pieces = [event for event in events if _by(event, rank)]
+    return sorted(pieces, key=lambda chunk: (chunk.round, chunk.offset))
 
 
 def _by(event: ev.Event, rank: int) -> TypeGuard[ev.LogChunk]:
@@ -110,15 +110,15 @@ async def _logs(
 ) -> list[ev.Event]:
     pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
     cache = job.cache
-    found: list[ev.Event] = []
+    events: list[ev.Event] = []
     for pod in dict.fromkeys((*cache.pods(), *pods)):
         reader = Reader(pod, cache)
-        found += filter(wanted, decode.cached_log(reader, cache.lines(pod)))
+        events += filter(wanted, decode.cached_log(reader, cache.lines(pod)))
         if pod in pods:
             client, namespace = job.session.client, job.scope.namespace
             async for lines in follow.read_all(client, namespace, pods[pod], job.kind.container):
-                found += filter(wanted, reader.events(lines))
-    return found
+                events += filter(wanted, reader.events(lines))
+    return events
 
 
 def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:

@@ -145,15 +145,15 @@ class Kind(FrozenDataclass):
 
     def suspends(self, obj: Mapping[str, Any]) -> bool:
         """Whether a job object is to have no pods: its spec says so, before its status does."""
-        found: Any = obj if self.suspend else None
+        value: Any = obj if self.suspend else None
         for name in self.suspend:
-            found = (found or {}).get(name)
-        return bool(found)
+            value = (value or {}).get(name)
+        return bool(value)
 
     def suspended(self, *, suspended: bool) -> dict[str, Any]:
         """Return the merge patch that suspends a job, or resumes it."""
         patch: Any = suspended
         for name in reversed(self.suspend):
             patch = {name: patch}
-        found: dict[str, Any] = patch
-        return found
+        merge_patch: dict[str, Any] = patch
+        return merge_patch

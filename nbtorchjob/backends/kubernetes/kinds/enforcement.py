@@ -39,7 +39,7 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
 
     ``retry_owner`` is who starts attempts again (``JobInfo``); without budgets they are left out.
     """
-    found = {
+    policies = {
         "clean_pod_policy": _clean_pods(kind, spec, retry_owner),
         "ttl_seconds_after_finished": _ttl(kind, spec, retry_owner),
         "active_deadline_seconds": _deadline(kind, retry_owner),
@@ -49,12 +49,12 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
         "suspend": Enforced(kind.notes["suspend"]),
     }
     if spec.retry is None:
-        return found
+        return policies
     if retry_owner == OPERATOR:
         budgets = Enforced(kind.notes["retries"])
     else:
         budgets = Enforced(by_us="whoever follows the job creates a job object for each attempt")
-    return {**found, "retries": budgets, "preemptions": budgets}
+    return {**policies, "retries": budgets, "preemptions": budgets}
 
 
 def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, cancelled: bool = False) -> frozenset[str]:
@@ -63,7 +63,7 @@ def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, cancelled: bool = False
     ``cancelled``: the job was cancelled. It is then suspended, so no controller sees its end.
     """
     asked = {name for name, value in vars(spec.launch.run_policy or RunPolicy()).items() if value is not None}
-    left = {name for name, found in enforced(kind, spec, retry_owner).items() if found.by_us}
+    left = {name for name, policy in enforced(kind, spec, retry_owner).items() if policy.by_us}
     left |= {"ttl_seconds_after_finished"} if cancelled else set()
     return frozenset(left & {*asked, "retries", "preemptions"})
 

@@ -51,8 +51,8 @@ def _policy(spec: JobSpec) -> RunPolicy:
 
 def _roles(spec: JobSpec) -> str | None:
     own = [replace(replica, restart_policy=None) for replica in replicas(spec)]
-    found = [(replica.image, replica.requests, replica.limits) for replica in own]
-    return "another image or other resources" if len(found) == 2 and found[0] != found[1] else None
+    roles = [(replica.image, replica.requests, replica.limits) for replica in own]
+    return "another image or other resources" if len(roles) == 2 and roles[0] != roles[1] else None
 
 
 _TOLD_AT_THE_END = "on a cluster, where a deadline ends pods, in their grace period: use --grace"
@@ -123,7 +123,7 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
         kind = KINDS[spec.cluster.kind]
         check(kind, spec, minor)
         if kind.api[:3] not in served:
-            names = ", ".join(each.name for each in KINDS.values() if each.api[:3] in served)
+            names = ", ".join(candidate.name for candidate in KINDS.values() if candidate.api[:3] in served)
             raise SubmitError(
                 f"kind: this cluster has no {kind.name}: {_absent(kind, served)}; "
                 f"it has {names or 'none of the others'}"
@@ -145,7 +145,9 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
 def other_versions(kind: Kind, served: Served) -> str:
     """Return the versions of a kind that the cluster serves other than the one we support; "" for none."""
     api = kind.api
-    return ", ".join(sorted(found[1] for found in served if (found[0], found[2]) == (api.group, api.plural)))
+    return ", ".join(
+        sorted(resource[1] for resource in served if (resource[0], resource[2]) == (api.group, api.plural))
+    )
 
 
 def _absent(kind: Kind, served: Served) -> str:
@@ -166,11 +168,11 @@ def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
 
 def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
     who, policy = retry_owner(kind, spec, minor), _policy(spec)
-    found = enforced(kind, spec, who)
+    policies = enforced(kind, spec, who)
     for name in ("ttl_seconds_after_finished", "clean_pod_policy"):
-        if getattr(policy, name) is not None and found[name].by_us:
+        if getattr(policy, name) is not None and policies[name].by_us:
             ways = f"a session that follows the job, `nbtorchjob tend` or `{hint('gc', '--yes')}`"
-            yield f"{name} needs {ways}: {found[name].by_us}"
+            yield f"{name} needs {ways}: {policies[name].by_us}"
     if who == US:
         yield "nbtorchjob itself starts the next attempt: keep a session attached, or run `nbtorchjob tend`"
 

@@ -34,20 +34,20 @@ class Reader:
 
     def events(self, lines: Lines) -> list[ev.Event]:
         """Return what the lines say, each rank's text where its first line stood."""
-        told: list[tuple[int, ev.Event]] = []
+        placed: list[tuple[int, ev.Event]] = []
         heard = lines.written[-1:]
         for at, others in lines.others.items():
             for stamp, line in others:
                 frame = self._parser.feed(line)
                 if frame is not None:
-                    told += [(at, event) for event in self._of(stamp, frame)]
+                    placed += [(at, event) for event in self._of(stamp, frame)]
                     if at == len(lines.logs) and not (
                         isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
                     ):
                         heard = [stamp]
-        told += _chunks(lines)
+        placed += _chunks(lines)
         wrote = [ev.Wrote(_seconds(stamp)) for stamp in heard]
-        return [*(event for _, event in sorted(told, key=itemgetter(0))), *wrote]
+        return [*(event for _, event in sorted(placed, key=itemgetter(0))), *wrote]
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:
         if isinstance(frame, frames.LogPiece):
@@ -113,22 +113,22 @@ def _stderr(
     """Return the spans that were written to stderr, of pieces that follow one another."""
     if frames.STDERR.isdisjoint(marks):
         return ()
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, end, mark in zip(starts, ends, marks, strict=True):
         if mark in frames.STDERR:
-            joined = found.pop()[0] if found and found[-1][1] == start else start
-            found.append((joined, end))
-    return tuple(found)
+            joined = spans.pop()[0] if spans and spans[-1][1] == start else start
+            spans.append((joined, end))
+    return tuple(spans)
 
 
 def _times(ends: Sequence[int], stamps: Sequence[bytes]) -> tuple[tuple[int, float], ...]:
     """Return when bytes were written, to a hundredth of a second: a busy rank writes 1000 lines in one."""
-    found, at = [], 0
+    times, at = [], 0
     while at < len(ends):
         # They ascend, as a node writes its ranks' text to one stream; where they don't, more is told.
         at = max(at + 1, bisect_right(stamps, stamps[at][:_HUNDREDTHS] + _LAST, at))
-        found.append((ends[at - 1], _seconds(stamps[at - 1])))
-    return tuple(found)
+        times.append((ends[at - 1], _seconds(stamps[at - 1])))
+    return tuple(times)
 
 
 def _seconds(stamp: bytes) -> float:
@@ -183,8 +183,8 @@ def life(pod: Object | None, container: str) -> Life:
         return Life(ended=True, gone=True)
     status = reading.status(pod)
     statuses: list[Object] = status.get("containerStatuses") or []
-    found = next((status for status in statuses if status.get("name") == container), {})
+    current = next((status for status in statuses if status.get("name") == container), {})
     never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
-    terminated = (found.get("state") or {}).get("terminated") is not None
+    terminated = (current.get("state") or {}).get("terminated") is not None
     over = status.get("phase") in ("Succeeded", "Failed")
-    return Life(int(found.get("restartCount") or 0), ended=over or (never and terminated))
+    return Life(int(current.get("restartCount") or 0), ended=over or (never and terminated))

@@ -161,21 +161,21 @@ class _Log:
         if self._blanks & (self._blanks - 1):
             self._blanks += 1
             return lines
-        found = await self._data(set(blank), earlier(blank[0]))
-        self._blanks += not any(found.values())
-        return Lines.of((stamp, data or found.get(stamp, b"")) for stamp, data in lines)
+        mended = await self._data(set(blank), earlier(blank[0]))
+        self._blanks += not any(mended.values())
+        return Lines.of((stamp, data or mended.get(stamp, b"")) for stamp, data in lines)
 
     async def _data(self, stamps: set[bytes], since: str) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+        by_stamp: dict[bytes, bytes] = {}
         try:
             async with aclosing(self._answer(self._since(since), whole=True)) as answer:
                 async for lines in answer:
-                    found.update(line for line in lines if line[0] in stamps)
-                    if len(found) == len(stamps):
+                    by_stamp.update(line for line in lines if line[0] in stamps)
+                    if len(by_stamp) == len(stamps):
                         break
         except ClusterError:
             pass
-        return found
+        return by_stamp
 
 
 def _waiting(error: ClusterError) -> bool:

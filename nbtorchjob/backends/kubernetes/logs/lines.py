@@ -47,13 +47,13 @@ class Lines:
     """
 
     def __init__(self, raw: bytes) -> None:
-        found = _written(raw)
-        columns = [found[at::6] for at in range(6)]
+        fields = _written(raw)
+        columns = [fields[at::6] for at in range(6)]
         between, self.written, self.logs, self.offsets, self.marks, self.texts = columns
         self.raw, self.stamps = raw, self.written
         self.others: dict[int, list[Line]] = {}
         if any(between):
-            self.others = {at: _lines(each) for at, each in enumerate(between) if each}
+            self.others = {at: _lines(text) for at, text in enumerate(between) if text}
             lines = _lines(raw)
             self.raw, self.stamps = _raw(lines), [stamp for stamp, _ in lines]
 

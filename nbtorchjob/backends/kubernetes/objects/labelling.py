@@ -86,8 +86,8 @@ def is_ours(obj: Mapping[str, Any]) -> bool:
 
 def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
     """Whether an object is that job's; pods of an earlier job of its name may still be ending."""
-    found = obj["metadata"].get("labels") or {}
-    return found.get(JOB) == info.name and found.get(RUN, info.run) == info.run
+    own = obj["metadata"].get("labels") or {}
+    return own.get(JOB) == info.name and own.get(RUN, info.run) == info.run
 
 
 def run_name(name: str, info: JobInfo) -> str:
@@ -110,7 +110,7 @@ def attempt(obj: Mapping[str, Any]) -> int:
 
 def info_annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
-    named = {each.name for each in fields(info)} - {"sources", "ships", "captured"}
+    named = {field.name for field in fields(info)} - {"sources", "ships", "captured"}
     text = write(replace(info, label=_without_values(info.label)), named)
     if len(text) > _INFO_BYTES:
         raise SubmitError(
@@ -136,8 +136,8 @@ def extra(info: JobInfo) -> bytes:
 
 def with_extra(info: JobInfo, data: bytes) -> JobInfo:
     """Return ``info`` with what :func:`extra` returned; raises ``DamagedError`` for anything else."""
-    found = read(data, "kubernetes", info.address, onto=info)
-    return replace(info, **{name: getattr(found, name) for name in _SECRET})
+    more = read(data, "kubernetes", info.address, onto=info)
+    return replace(info, **{name: getattr(more, name) for name in _SECRET})
 
 
 def wish(time: float, early: str = "") -> str:
@@ -168,8 +168,8 @@ def returned(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 def turn(obj: Mapping[str, Any]) -> str:
     """Return what is known of a run's turn that hasn't come; "" of any other job."""
-    found = (obj["metadata"].get("annotations") or {}).get(TURN)
-    return str(found) if found in (events.AWAITED, events.HELD) else ""
+    annotation = (obj["metadata"].get("annotations") or {}).get(TURN)
+    return str(annotation) if annotation in (events.AWAITED, events.HELD) else ""
 
 
 def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
@@ -203,7 +203,7 @@ def _mark(obj: Mapping[str, Any], name: str) -> float | None:
         return None
 
 
-def _told(obj: Mapping[str, Any], name: str) -> str:
+def _remark(obj: Mapping[str, Any], name: str) -> str:
     """Return what stands behind a mark's time."""
     return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
 
@@ -244,12 +244,12 @@ def is_later(obj: Object, first: Object) -> bool:
 
 def owned(obj: Object, owner: Object) -> bool:
     """Whether an object goes when ``owner`` goes."""
-    return any(each.get("uid") == owner["metadata"]["uid"] for each in _owners(obj))
+    return any(reference.get("uid") == owner["metadata"]["uid"] for reference in _owners(obj))
 
 
 def is_pod(controls: Controls, pod: Object, attempts: Iterable[Object]) -> bool:
     """Whether a pod is one of these attempts' of a job."""
-    controllers = [each for each in _owners(pod) if each.get("controller")]
+    controllers = [reference for reference in _owners(pod) if reference.get("controller")]
     return any(controls(controller, obj) for controller in controllers for obj in attempts)
 
 
@@ -259,8 +259,8 @@ def attempts(items: Iterable[Object]) -> list[tuple[Object, ...]]:
     jobs = [[item] for item in items if is_first(item)]
     by_uid = {job[0]["metadata"]["uid"]: job for job in jobs}
     for item in items:
-        for each in _owners(item):
-            job = by_uid.get(each.get("uid"))
+        for reference in _owners(item):
+            job = by_uid.get(reference.get("uid"))
             if job is not None and is_later(item, job[0]):
                 job.append(item)
     return [tuple(sorted(job, key=labelling.attempt)) for job in jobs]

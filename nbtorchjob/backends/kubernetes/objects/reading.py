@@ -28,14 +28,14 @@ def _plain(stamp: str) -> str:
 
 def meta(obj: Object) -> Object:
     """Return an object's metadata."""
-    found: Object = obj.get("metadata") or {}
-    return found
+    metadata: Object = obj.get("metadata") or {}
+    return metadata
 
 
 def status(obj: Object) -> Object:
     """Return an object's status; empty before one was written."""
-    found: Object = obj.get("status") or {}
-    return found
+    value: Object = obj.get("status") or {}
+    return value
 
 
 def created(obj: Object) -> float:
@@ -49,18 +49,18 @@ def deleted(obj: Object) -> float | None:
     return seconds(stamp) - (meta(obj).get("deletionGracePeriodSeconds") or 0) if stamp else None
 
 
-def index(found: object) -> int | None:
+def index(text: object) -> int | None:
     """Return the number of a node, as an operator writes it; None for what others may write."""
-    number = digits(found)
+    number = digits(text)
     return number if number is not None and number >= 0 else None
 
 
 def condition(obj: Object, kind: str, state: str = "True") -> Object | None:
     """Return the condition of that type if its status is ``state``."""
-    for each in status(obj).get("conditions") or ():
-        if each.get("type") == kind and each.get("status") == state:
-            found: Object = each
-            return found
+    for candidate in status(obj).get("conditions") or ():
+        if candidate.get("type") == kind and candidate.get("status") == state:
+            match: Object = candidate
+            return match
     return None
 
 
@@ -71,17 +71,17 @@ def since(condition: Object) -> float:
 
 def job_facts(obj: Object, good: str, bad: str, *, every_node: bool = True) -> list[ev.Event]:
     """Return the facts in a job's conditions; ``good`` and ``bad`` are the types that end it."""
-    found: list[ev.Event] = []
+    events: list[ev.Event] = []
     for kind in (bad, good):
         ended = condition(obj, kind)
-        if ended is not None and not found:
+        if ended is not None and not events:
             reason, text = ended.get("reason", ""), ended.get("message", "")
-            found.append(ev.Verdict(since(ended), kind == good, reason, text, every_node))
+            events.append(ev.Verdict(since(ended), kind == good, reason, text, every_node))
     asked = deleted(obj)
-    if asked is not None and not found:
-        found.append(ev.CancelRequested(asked))
+    if asked is not None and not events:
+        events.append(ev.CancelRequested(asked))
     for state in ("True", "False"):
         paused = condition(obj, "Suspended", state)
         if paused is not None:
-            found.append(ev.Suspended(since(paused), state == "True"))
-    return found
+            events.append(ev.Suspended(since(paused), state == "True"))
+    return events

@@ -24,9 +24,11 @@ UID = "kueue.x-k8s.io/job-uid"  # label of a Workload: the uid of the job object
 
 def owner(workload: Object) -> str:
     """Return the uid of the job object that a Workload is for; "" where it is for none."""
-    found = (reading.meta(workload).get("labels") or {}).get(UID)
+    label = (reading.meta(workload).get("labels") or {}).get(UID)
     owners = reading.meta(workload).get("ownerReferences") or ()
-    return str(found or next((each.get("uid") for each in owners if each.get("controller")), ""))
+    return str(
+        label or next((reference.get("uid") for reference in owners if reference.get("controller")), "")
+    )
 
 
 def queue(obj: Object) -> str:
@@ -37,20 +39,20 @@ def queue(obj: Object) -> str:
 
 def facts(workload: Object) -> list[ev.Event]:
     """Return what a Workload says of its job."""
-    spec, found = workload.get("spec") or {}, list[ev.Event]()
+    spec, events = workload.get("spec") or {}, list[ev.Event]()
     evicted = reading.condition(workload, "Evicted")
     if evicted is not None:
         reason, text = _said(evicted)
-        found.append(ev.Evicted(reading.since(evicted), reason, text))
+        events.append(ev.Evicted(reading.since(evicted), reason, text))
         if reason.startswith(ev.GIVEN_UP) and not _active(spec):
-            found.append(ev.Verdict(reading.since(evicted), False, reason, text))
+            events.append(ev.Verdict(reading.since(evicted), False, reason, text))
     admitted = evicted is None and reading.condition(workload, "Admitted") is not None
     parked = spec.get("queueName") == labelling.HELD  # by us, and that there is no such queue is no trouble
     reason, text, since = _why(workload) if not (admitted or parked) else ("", "", 0.0)
     if not _active(spec):
         reason = reason or ev.DEACTIVATED  # of one whose job has ended Kueue says nothing more
     return [
-        *found,
+        *events,
         ev.Queued(
             since or reading.created(workload),
             str(spec.get("queueName") or ""),
@@ -100,29 +102,31 @@ def standing(mine: Wait | None, waits: Iterable[Wait], look: Look, now: float) -
     """
     if mine is None:
         return []
-    queued = sorted(each for each in waits if each.queue == mine.queue)
+    queued = sorted(waiting for waiting in waits if waiting.queue == mine.queue)
     if mine not in queued:
         return []
-    known = look.places.keys() == {each.job for each in queued}
+    known = look.places.keys() == {waiting.job for waiting in queued}
     place = look.places[mine.job] if known else queued.index(mine) + 1
     return [ev.Standing(now, place, len(queued), _written(look.used), _written(look.quota))]
 
 
 def _written(amounts: Mapping[str, float]) -> dict[str, str]:
-    return {name: f"{int(each)}" if each == int(each) else f"{each:g}" for name, each in amounts.items()}
+    return {
+        name: f"{int(number)}" if number == int(number) else f"{number:g}" for name, number in amounts.items()
+    }
 
 
 def needs(workload: Object) -> dict[str, str]:
     """Return what all pods of the job request, by resource, where the Workload says so."""
     said = reading.status(workload)
-    parts = [each.get("resources") for each in said.get("resourceRequests") or ()]
+    parts = [item.get("resources") for item in said.get("resourceRequests") or ()]
     admission = said.get("admission") or {}
-    parts += [each.get("resourceUsage") for each in admission.get("podSetAssignments") or ()]
-    found: dict[str, str] = {}
+    parts += [item.get("resourceUsage") for item in admission.get("podSetAssignments") or ()]
+    totals: dict[str, str] = {}
     for part in parts:
         for name, size in (part or {}).items():
-            found[name] = f"{found[name]} + {size}" if name in found else str(size)
-    return found
+            totals[name] = f"{totals[name]} + {size}" if name in totals else str(size)
+    return totals
 
 
 def _why(workload: Object) -> tuple[str, str, float]:
@@ -140,7 +144,7 @@ def _why(workload: Object) -> tuple[str, str, float]:
         return (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
     checks = reading.status(workload).get("admissionChecks") or ()
     open_ = [check for check in checks if check.get("state") != "Ready"]
-    words = "; ".join(f"{each.get('name')}: {each.get('message') or each.get('state')}" for each in open_)
+    words = "; ".join(f"{state.get('name')}: {state.get('message') or state.get('state')}" for state in open_)
     said = f"an admission check of its queue isn't through: {words}" if words else ""
     return ("AdmissionChecks" if words else "", said, 0.0)
 
@@ -172,11 +176,11 @@ def cluster_queue(local: Object) -> str:
 
 def places(summary: Object) -> dict[str, int]:
     """Return who waits in a queue, as its PendingWorkloadsSummary has them, by the uid of the job object."""
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for item in summary.get("items") or ():
         for owner in reading.meta(item).get("ownerReferences") or ():
-            found[str(owner.get("uid"))] = int(item.get("positionInLocalQueue") or 0) + 1
-    return found
+            positions[str(owner.get("uid"))] = int(item.get("positionInLocalQueue") or 0) + 1
+    return positions
 
 
 def used(queue: Object) -> dict[str, float]:
@@ -207,26 +211,26 @@ def most(queue: Object, others: Iterable[Object] | None) -> dict[str, float]:
     It is infinite where nobody knows them (None), and nothing limits what is borrowed.
     """
     lent = _lendable(others) if others is not None else None
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for flavor in _flavors(queue):
-        for each in flavor.get("resources") or ():
-            name = str(each.get("name"))
-            limit = _amount(each, "borrowingLimit", math.inf)
+        for resource in flavor.get("resources") or ():
+            name = str(resource.get("name"))
+            limit = _amount(resource, "borrowingLimit", math.inf)
             spare = math.inf if lent is None else lent.get((str(flavor.get("name")), name), 0.0)
-            found[name] = found.get(name, 0.0) + _amount(each, "nominalQuota", 0.0) + min(limit, spare)
-    return found
+            totals[name] = totals.get(name, 0.0) + _amount(resource, "nominalQuota", 0.0) + min(limit, spare)
+    return totals
 
 
 def _lendable(queues: Iterable[Object]) -> dict[tuple[str, str], float]:
     """Return what others may borrow of these queues, by flavor and resource: only of the same flavor."""
-    found: dict[tuple[str, str], float] = {}
+    amounts: dict[tuple[str, str], float] = {}
     for queue in queues:
         for flavor in _flavors(queue):
-            for each in flavor.get("resources") or ():
-                key = str(flavor.get("name")), str(each.get("name"))
-                quota = _amount(each, "nominalQuota", 0.0)
-                found[key] = found.get(key, 0.0) + min(quota, _amount(each, "lendingLimit", quota))
-    return found
+            for resource in flavor.get("resources") or ():
+                key = str(flavor.get("name")), str(resource.get("name"))
+                quota = _amount(resource, "nominalQuota", 0.0)
+                amounts[key] = amounts.get(key, 0.0) + min(quota, _amount(resource, "lendingLimit", quota))
+    return amounts
 
 
 def _amount(limits: Object, field: str, default: float) -> float:
@@ -242,10 +246,10 @@ def _flavors(queue: Object) -> list[Object]:
 
 
 def _summed(flavors: Iterable[Object], field: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for flavor in flavors:
-        for each in flavor.get("resources") or ():
+        for resource in flavor.get("resources") or ():
             with suppress(ValueError):  # a number too big to limit anything
-                name = str(each.get("name"))
-                found[name] = found.get(name, 0.0) + amount(str(each.get(field) or "0"))
-    return found
+                name = str(resource.get("name"))
+                totals[name] = totals.get(name, 0.0) + amount(str(resource.get(field) or "0"))
+    return totals

@@ -62,8 +62,8 @@ _ROOM = 4096  # bytes for the key and the boot text
 
 def claim(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the empty Secret that only one job of a name can have, whatever its kind."""
-    found = _secret(claim_name(name), labels, {})
-    return {key: value for key, value in found.items() if key != "immutable"}
+    secret = _secret(claim_name(name), labels, {})
+    return {key: value for key, value in secret.items() if key != "immutable"}
 
 
 def manifests(
@@ -114,10 +114,10 @@ def reference(
 
 def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
-    found = {key: text for secret in secrets for key, text in data(secret).items()}
-    parts = sorted(key for key in found if key.startswith("part-"))
+    texts = {key: text for secret in secrets for key, text in data(secret).items()}
+    parts = sorted(key for key in texts if key.startswith("part-"))
     without_gap = parts == [_PART.format(i) for i in range(len(parts))]
-    whole = b"".join(base64.b64decode(found.get(key, "")) for key in parts or [JOB])
+    whole = b"".join(base64.b64decode(texts.get(key, "")) for key in parts or [JOB])
     # A zip file is recognized by its end; the text that boots a payload in parts isn't one.
     if not without_gap or not zipfile.is_zipfile(io.BytesIO(whole)):
         raise ValueError("parts of the payload are gone")
@@ -158,8 +158,8 @@ def first_name(info: JobInfo) -> str:
 
 def part_names(info: JobInfo, names: Iterable[str]) -> list[str]:
     """Return those of the names that Secrets of the job's payload have, in order."""
-    found = re.compile(rf"{re.escape(first_name(info))}(?:-(\d+))?")
-    numbers = {match[0]: int(match[1] or 0) for match in map(found.fullmatch, names) if match}
+    pattern = re.compile(rf"{re.escape(first_name(info))}(?:-(\d+))?")
+    numbers = {match[0]: int(match[1] or 0) for match in map(pattern.fullmatch, names) if match}
     return sorted(numbers, key=numbers.__getitem__)
 
 

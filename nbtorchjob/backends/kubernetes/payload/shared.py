@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, told
+from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, submit_errors
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, secret, state_dir
 from nbtorchjob.machine.transfers import transfer
@@ -64,7 +64,7 @@ def put_files(storage: str, run: str, files: Sequence[ShippedFile | Installer]) 
         use(storage, run, (file.sha256 for file in files))
     for file in files:
         url = archive.stored(storage, file.sha256)
-        with told(url):
+        with submit_errors(url):
             _put_file(file, url)
 
 
@@ -102,7 +102,7 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
 def use(storage: str, run: str, files: Iterable[str]) -> None:
     """Write down that a job uses files, by their digests, and remember the store. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
-    with told(url):
+    with submit_errors(url):
         store, path = reached(url)
         make_folder(store, path)
         store.pipe_file(path, json.dumps({"owner": _owner(), "files": [*files]}).encode())
@@ -112,7 +112,7 @@ def use(storage: str, run: str, files: Iterable[str]) -> None:
 def use_again(storage: str, run: str, former: str) -> None:
     """Write down that a job uses what a former one does. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{former}"
-    with told(url):
+    with submit_errors(url):
         store, path = reached(url)
         if store.exists(path):
             use(storage, run, json.loads(store.cat_file(path))["files"])
@@ -121,7 +121,7 @@ def use_again(storage: str, run: str, former: str) -> None:
 def done(storage: str, run: str) -> None:
     """Write down that a job uses nothing any more. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
-    with told(url):
+    with submit_errors(url):
         _drop(*reached(url))
 
 
@@ -145,10 +145,10 @@ def remember(storage: str) -> None:
 
 def remembered() -> list[str]:
     """Return those stores."""
-    found = []
+    urls = []
     with suppress(OSError):
-        found = [path.read_text() for path in sorted(own(state_dir() / "stores").iterdir())]
-    return found
+        urls = [path.read_text() for path in sorted(own(state_dir() / "stores").iterdir())]
+    return urls
 
 
 def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> list[Unused]:
@@ -156,28 +156,28 @@ def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> li
 
     With ``installs``, a job that goes on may take what was installed: that stays. Raises ``SubmitError``.
     """
-    found = []
+    leftovers = []
     for name in FOLDERS:
         url = f"{storage.rstrip('/')}/{name}"
         if name == stock.FOLDER and installs:
             continue
-        with told(url):
+        with submit_errors(url):
             store, folder = reached(url)
             store.invalidate_cache()
             uses = _used(store, folder, alive) if name == SHARED else set()
-            old = [each for each in _old(store, folder) if each[0].rpartition("/")[2] not in uses]
+            old = [path for path in _old(store, folder) if path[0].rpartition("/")[2] not in uses]
         if old:
             paths, sizes, ages = zip(*old, strict=True)
-            found.append(Unused(url, paths, sum(sizes), max(ages)))
-    return found
+            leftovers.append(Unused(url, paths, sum(sizes), max(ages)))
+    return leftovers
 
 
-def remove(found: Unused, alive: Collection[str] | None) -> None:
+def remove(leftover: Unused, alive: Collection[str] | None) -> None:
     """Remove files, but for those that somebody has begun to use. Raises ``SubmitError``."""
-    with told(found.url):
-        store, folder = reached(found.url)
-        for begin in range(0, len(found.paths), _AT_ONCE):
-            paths = found.paths[begin : begin + _AT_ONCE]
+    with submit_errors(leftover.url):
+        store, folder = reached(leftover.url)
+        for begin in range(0, len(leftover.paths), _AT_ONCE):
+            paths = leftover.paths[begin : begin + _AT_ONCE]
             try:
                 for path in paths:
                     store.pipe_file(f"{path}{_GOING}", b"")
@@ -208,7 +208,7 @@ def _listed(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
 
 def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
     """Return the files that jobs use; uses that were written here of jobs that are gone are taken away."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path, _, age in _listed(store, f"{folder}/{_USES}"):
         # Deleted meanwhile, or anybody's writing.
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
@@ -217,8 +217,8 @@ def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
             if gone and said["owner"] == _owner() and age > _YOUNG_S:
                 store.rm_file(path)
             else:
-                found.update(said["files"])
-    return found
+                names.update(said["files"])
+    return names
 
 
 def _drop(store: Any, path: str) -> None:

@@ -80,28 +80,28 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
 
 def put(data: memoryview, url: str) -> None:
     """Write ``data`` to ``url``. Raises ``SubmitError``."""
-    with told(url), _new(url) as file, transfer("the payload", len(data)) as sent:
+    with submit_errors(url), _new(url) as file, transfer("the payload", len(data)) as sent:
         for begin in range(0, len(data), PIECE):
             sent.done += file.write(data[begin : begin + PIECE])
 
 
 def copy(url: str, to: str, sha256: str) -> None:
     """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also for another file."""
-    with told(url):
+    with submit_errors(url):
         files, path = reached(url)
         there = files.exists(path)
         left = files.size(path) if there else 0
     if not there:
         raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
     digest = hashlib.sha256()
-    with told(to), store.opened(url) as source, _new(to) as file:
+    with submit_errors(to), store.opened(url) as source, _new(to) as file:
         # No more than it had: whoever writes to the store may never come to an end.
         while left > 0 and (piece := source.read(min(PIECE, left))):
             digest.update(piece)
             file.write(piece)
             left -= len(piece)
     if digest.hexdigest() != sha256:
-        with told(to):
+        with submit_errors(to):
             files, path = reached(to)
             files.rm(path)
         raise SubmitError(f"the payload at {url} isn't what was stored there: run the job's cell again")
@@ -122,7 +122,7 @@ def clear(info: JobInfo) -> None:
 
 def remove(url: str) -> None:
     """Remove a job's folder, if it is there. Raises ``SubmitError``."""
-    with told(url):
+    with submit_errors(url):
         files, path = reached(url)
         if files.exists(path):
             files.rm(path, recursive=True)
@@ -130,8 +130,8 @@ def remove(url: str) -> None:
 
 def reached(url: str) -> tuple[Any, str]:
     """Return the file system that a URL leads to, and the path there. Raises the store's own errors."""
-    found: tuple[Any, str] = _fsspec().core.url_to_fs(url)
-    return found
+    store_and_path: tuple[Any, str] = _fsspec().core.url_to_fs(url)
+    return store_and_path
 
 
 def make_folder(files: Any, path: str) -> None:
@@ -152,7 +152,7 @@ def _new(url: str) -> BinaryIO:
 
 
 @contextmanager
-def told(url: str) -> Iterator[None]:
+def submit_errors(url: str) -> Iterator[None]:
     """Make a ``SubmitError`` of what a store's library raises."""
     try:
         yield

@@ -54,7 +54,7 @@ class _Pod:
     @property
     def _latest(self) -> float:
         """When something last changed: for what the cluster doesn't date."""
-        times = [reading.since(each) for each in self._status.get("conditions") or ()]
+        times = [reading.since(condition) for condition in self._status.get("conditions") or ()]
         return max(*times, reading.created(self._pod), seconds(self._status.get("startTime")), 0.0)
 
     def _placing(self) -> Iterator[ev.Event]:
@@ -63,8 +63,8 @@ class _Pod:
             yield self._wait(reading.since(unplaced), waiting.GATED, "SchedulingGated", ev.Stage.QUEUED)
         elif unplaced is not None:
             why = waiting.placing(unplaced.get("message", ""), waiting.requests(self._pod))
-            found = self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
-            yield replace(found, since=found.time)
+            fact = self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
+            yield replace(fact, since=fact.time)
 
     def _wait(self, time: float, text: str, reason: str, stage: ev.Stage) -> ev.Waiting:
         return ev.Waiting(time, text, self._node, self._uid, reason, stage)
@@ -101,8 +101,8 @@ class _Pod:
     def _ended(self, state: Object, run: int) -> Iterator[ev.Event]:
         if seconds(state.get("startedAt")) > 0:  # StartError: 1970; ContainerStatusUnknown: null
             yield self._started(state, run)
-        told, text = _last_words(state.get("message") or "")
-        yield from told
+        events, text = _last_words(state.get("message") or "")
+        yield from events
         reason = str(state.get("reason") or "")
         code: int | None = state["exitCode"]
         if reason == "ContainerStatusUnknown":
@@ -111,8 +111,8 @@ class _Pod:
             text = f"its limit was {self._memory}" if self._memory else failure.NO_LIMIT
         time = seconds(state.get("finishedAt")) or self._latest
         signal = code - 128 if code is not None and 128 < code <= 192 else None
-        found = ev.NodeExited(time, self._node, code, signal, self._uid, reason, text, run)
-        yield found if failure.tells(found) or run != self._run else self._with_pods_reason(found)
+        fact = ev.NodeExited(time, self._node, code, signal, self._uid, reason, text, run)
+        yield fact if failure.tells(fact) or run != self._run else self._with_pods_reason(fact)
 
     def _with_pods_reason(self, end: ev.NodeExited) -> ev.NodeExited:
         reason = self._status.get("reason") if self._status.get("phase") == "Failed" else None
@@ -125,8 +125,8 @@ class _Pod:
         reason = last["reason"] if last.get("reason") not in (None, "Error") else waits.get("reason", "")
         how = f"{last.get('reason') or 'Error'}, exit code {last['exitCode']}"
         time = seconds(last.get("finishedAt")) or self._latest
-        found = self._wait(time, f"starting again after {how}", reason, ev.Stage.RESTARTING)
-        return replace(found, run=self._run)
+        fact = self._wait(time, f"starting again after {how}", reason, ev.Stage.RESTARTING)
+        return replace(fact, run=self._run)
 
     def _end(self) -> Iterator[ev.Event]:
         """Yield the end of a pod whose container reports none: refused, lost with its host, never started."""
@@ -156,38 +156,38 @@ class _Pod:
 
 
 def _named(status: Object, group: str, name: Any) -> Object:
-    each: Object
-    for each in status.get(group) or ():
-        if each.get("name") == name:
-            return each
+    entry: Object
+    for entry in status.get(group) or ():
+        if entry.get("name") == name:
+            return entry
     return {}
 
 
 def _limit(owner: Object) -> str | None:
     """Return the memory limit of a container, or of a pod's spec (from Kubernetes 1.32 on)."""
-    found: str | None = ((owner.get("resources") or {}).get("limits") or {}).get("memory")
-    return found
+    limit: str | None = ((owner.get("resources") or {}).get("limits") or {}).get("memory")
+    return limit
 
 
 def _failed_init(status: Object) -> Object | None:
-    each: Object
-    for each in status.get("initContainerStatuses") or ():
-        if ((each.get("state") or {}).get("terminated") or {}).get("exitCode"):
-            return each
+    entry: Object
+    for entry in status.get("initContainerStatuses") or ():
+        if ((entry.get("state") or {}).get("terminated") or {}).get("exitCode"):
+            return entry
     return None
 
 
 def _last_words(message: str) -> tuple[list[ev.Event], str]:
     """Return the facts that a termination message holds, and its remaining text."""
-    told: list[ev.Event] = []
+    events: list[ev.Event] = []
     text: list[str] = []
     for line in message.splitlines():
         event = _event(line)
         if event is None:
             text.append(line)
         else:
-            told.append(event)
-    return told, "\n".join(text).strip()
+            events.append(event)
+    return events, "\n".join(text).strip()
 
 
 def _event(line: str) -> ev.Event | None:

@@ -67,12 +67,12 @@ def _limits(cluster: Cluster) -> dict[str, str]:
 
 
 def _reduced(limits: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    reduced = {}
     if "cpu" in limits:
-        found["cpu"] = f"{_less(amount(limits['cpu']), _RESERVED_CORES, 1e-3)}m"
+        reduced["cpu"] = f"{_less(amount(limits['cpu']), _RESERVED_CORES, 1e-3)}m"
     if "memory" in limits:
-        found["memory"] = f"{_less(amount(limits['memory']), _RESERVED_BYTES, 1e6)}M"
-    return found
+        reduced["memory"] = f"{_less(amount(limits['memory']), _RESERVED_BYTES, 1e6)}M"
+    return reduced
 
 
 def _less(limit: float, reserved: float, unit: float) -> int:

@@ -129,7 +129,7 @@ def template(
     name of the rendezvous' port; ``spec`` is what else the kind has in the pod's spec.
     """
     cluster = sub.spec.cluster
-    found = {
+    manifest = {
         "metadata": {
             "labels": sub.marks,
             # A sidecar would keep the pod running when the node has ended (kubeflow/trainer#1183).
@@ -138,9 +138,9 @@ def template(
         "spec": {**_pod(sub), **spec},
     }
     main, volumes = _container(sub, container, replica, env, port)
-    found["spec"] |= {"containers": [main], "volumes": volumes}
-    found = consistent(patched(found, cluster.patch, container), container)
-    return elsewhere(found, sub)
+    manifest["spec"] |= {"containers": [main], "volumes": volumes}
+    manifest = consistent(patched(manifest, cluster.patch, container), container)
+    return elsewhere(manifest, sub)
 
 
 def asked_images(spec: JobSpec) -> list[Asked]:
@@ -151,11 +151,11 @@ def asked_images(spec: JobSpec) -> list[Asked]:
     cluster = spec.cluster
     env = {name: spec.env[name] for name in sorted(spec.env) if name.startswith(_FOR_IMPORTS)}
     beside = [env, list(cluster.mount), cluster.pod_patch, cluster.run_as]
-    told = json.dumps(beside) if any(beside) else ""
+    extra = json.dumps(beside) if any(beside) else ""
     runtime = f"of the runtime {cluster.runtime or 'by default'}"
-    where = f"{told}\n{cluster.namespace or ''}"  # a namespace may have a runtime of its own
+    where = f"{extra}\n{cluster.namespace or ''}"  # a namespace may have a runtime of its own
     return [
-        Asked(cluster.context or "", image, told) if image else Asked(cluster.context or "", runtime, where)
+        Asked(cluster.context or "", image, extra) if image else Asked(cluster.context or "", runtime, where)
         for image in spec.images
     ]
 
@@ -218,18 +218,18 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
                 for name in sub.spec.secret_env
             },
             **_OURS,
-            **_told(sub),
+            **_variables(sub),
             **env,
         }.items()
     ]
 
 
-def _told(sub: Submission) -> dict[str, str]:
+def _variables(sub: Submission) -> dict[str, str]:
     storage = sub.spec.cluster.storage
     # A pod's patch is the last word, also where it takes ours away.
     asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
     grace = _KUBERNETES_GRACE_S if asked is None else asked
-    found = {
+    variables = {
         "NBTORCHJOB_STORAGE": stores.folder(storage, sub.info) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
@@ -238,7 +238,7 @@ def _told(sub: Submission) -> dict[str, str]:
         injected.RUN: sub.info.run,
         GIVEN: sub.info.variant,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in variables.items() if value}
 
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

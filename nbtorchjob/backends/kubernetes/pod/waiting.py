@@ -58,11 +58,11 @@ _NONE = Complaints()
 
 def requests(pod: Object) -> dict[str, str]:
     """Return what a pod's containers request, by resource."""
-    found: dict[str, str] = {}
+    totals: dict[str, str] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            found[name] = f"{found[name]} + {amount}" if name in found else str(amount)
-    return found
+            totals[name] = f"{totals[name]} + {amount}" if name in totals else str(amount)
+    return totals
 
 
 def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
@@ -70,9 +70,9 @@ def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
     if "minAvailable" in message:
         return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
-    found = [_too_much(short, asked or {})] if short else []
-    found += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
-    return "; ".join(dict.fromkeys(found)) or message
+    reasons = [_too_much(short, asked or {})] if short else []
+    reasons += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
+    return "; ".join(dict.fromkeys(reasons)) or message
 
 
 def gang(message: str) -> str:
@@ -143,16 +143,16 @@ def facts(
     about: Object = event.get("involvedObject") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     if about.get("kind") != "Pod":
-        node, uid, found = None, "", _of_job(str(about.get("kind")), reason, message, complaints)
+        node, uid, notice = None, "", _of_job(str(about.get("kind")), reason, message, complaints)
     else:
         name, uid = str(about.get("name")), str(about.get("uid") or "")
         node = node_of(name)
         # A second pull follows a failed one, whose reason stands until the image is there.
         again = reason == "Pulling" and int(event.get("count") or 1) > 1
-        found = None if node is None or again else _of_pod(reason, message, pod_of(name))
-    if found is None:
+        notice = None if node is None or again else _of_pod(reason, message, pod_of(name))
+    if notice is None:
         return []
-    stage, word, text = found
+    stage, word, text = notice
     since = _since(event) if word else 0.0
     return [ev.Waiting(_time(event), text, node, uid, word, stage, since=since)]
 

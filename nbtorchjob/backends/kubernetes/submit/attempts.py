@@ -33,13 +33,13 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
     missing: NotFoundError | None = None
     for api, where in _levels(runtimes, namespace):
         try:
-            found = await client.get(Target(api, where, wanted))
+            obj = await client.get(Target(api, where, wanted))
         except NotFoundError as exc:
             missing = exc
         except ClusterError:
             return Runtime(wanted, runtimes.shared.kind, runtimes.default.job)
         else:
-            return Runtime(wanted, api.kind, runtimes.trainer(found))
+            return Runtime(wanted, api.kind, runtimes.trainer(obj))
     known = ", ".join(await names(client, runtimes, namespace)) or "none"
     said = f"runtime: there is no {runtimes.own.kind} {wanted!r} on the cluster (there are: {known})"
     raise NotFoundError(f"{said}: choose one with --runtime") from missing
@@ -52,13 +52,13 @@ async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]
 
 async def listed(client: Client, runtimes: Runtimes, namespace: str) -> dict[str, str]:
     """Return the runtimes that can be chosen, sorted by name, with what each runs."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for api, where in _levels(runtimes, namespace):
         with suppress(ClusterError):
             items = (await client.list(api, where)).items
             # Of one name the namespace's own is taken.
-            found = {item["metadata"]["name"]: runtimes.runs(item) for item in items} | found
-    return dict(sorted(found.items()))
+            by_name = {item["metadata"]["name"]: runtimes.runs(item) for item in items} | by_name
+    return dict(sorted(by_name.items()))
 
 
 def _levels(runtimes: Runtimes, namespace: str) -> tuple[tuple[Api, str | None], ...]:
@@ -147,10 +147,10 @@ def _given(obj: Object, what: str) -> dict[str, str]:
 
 
 async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ...]:
-    found, first = await payload_names(client, scope.namespace, info), package.first_name(info)
-    if first not in found:
+    present, first = await payload_names(client, scope.namespace, info), package.first_name(info)
+    if first not in present:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
-    return tuple(found)
+    return tuple(present)
 
 
 async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:

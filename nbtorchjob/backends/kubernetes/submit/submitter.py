@@ -144,8 +144,10 @@ class Submitter:
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
                     if job.info.call != self._info.call:
                         raise naming.busy(self._given or "", job.info.name) from taken
-                    found = job.info
-                    return replace(draft.info, name=found.name, created=found.created, cluster=found.cluster)
+                    existing = job.info
+                    return replace(
+                        draft.info, name=existing.name, created=existing.created, cluster=existing.cluster
+                    )
                 if draft.info.name not in _names(others):
                     foreign = await self._foreign(draft)
                     if not foreign and await self._cleared(draft):
@@ -286,8 +288,8 @@ class Submitter:
     async def _others(self, draft: Draft) -> list[JobRef]:
         """Return whoever's jobs that have the name, and all of this user's."""
         both = [labelling.of(draft.info.name), labelling.of_user(user())]
-        found = [job for labels in both for job in await find.selected(self._session, draft.scope, labels)]
-        return [*{job.root["metadata"]["uid"]: job for job in found}.values()]
+        jobs = [job for labels in both for job in await find.selected(self._session, draft.scope, labels)]
+        return [*{job.root["metadata"]["uid"]: job for job in jobs}.values()]
 
     def _same(self, other: JobInfo) -> bool:
         """Whether a job is a run of the given name, or without one of this call."""
@@ -299,7 +301,7 @@ class Submitter:
         """Name an object that has the job's name and that nbtorchjob didn't make; "" where there is none."""
         claim = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         for target in (draft.job, claim):
-            obj = await self._found(target)
+            obj = await self._existing(target)
             if obj is not None and not labelling.is_ours(obj):
                 return f"{target.api.kind} {target.name!r}"
         return ""
@@ -307,11 +309,11 @@ class Submitter:
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
         secret = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
-        orphan = await self._found(secret)
+        orphan = await self._existing(secret)
         if orphan is not None and await self._lost(orphan):
             return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
         await asyncio.sleep(_MOMENT_S)
-        return orphan is None or await self._found(draft.job) is not None
+        return orphan is None or await self._existing(draft.job) is not None
 
     async def _lost(self, orphan: Object) -> bool:
         """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
@@ -323,10 +325,10 @@ class Submitter:
         api = next((api for api in apis if (api.group_version, api.kind) == made), None)
         if api is None:
             return False
-        owner = await self._found(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
+        owner = await self._existing(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
         return owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
 
-    async def _found(self, target: Target) -> Object | None:
+    async def _existing(self, target: Target) -> Object | None:
         try:
             return await self._client.get(target)
         except NotFoundError:

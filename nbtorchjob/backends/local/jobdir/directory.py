@@ -152,8 +152,8 @@ class JobDirectory(FrozenDataclass):
     def value(self, round_: int, rank: int, ref: str) -> Path | None:
         """Return where a rank's value lies that is said to be at ``ref``; None where no node writes."""
         # Only what lies below the job's folder is taken from it: that may have been moved since.
-        found = _VALUE.search(ref)
-        return self.path / found[0] if found and found.groups() == (str(round_), str(rank)) else None
+        match = _VALUE.search(ref)
+        return self.path / match[0] if match and match.groups() == (str(round_), str(rank)) else None
 
     def artifacts(self, node: int, attempt: int) -> Path:
         """Return where the archive with a node's artifacts of an attempt lies."""
@@ -187,8 +187,8 @@ class JobDirectory(FrozenDataclass):
     def request(self) -> dict[str, Any]:
         """Read what the job takes of its kernel (``request.py``)."""
         with reading(self.path):
-            found = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
-            return {name: type_(found[name]) for name, type_ in _REQUEST.items()}
+            request = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
+            return {name: type_(request[name]) for name, type_ in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write down a fact of now: a class name of ``nbtorchjob/state/events.py`` with its fields."""
@@ -206,12 +206,12 @@ class JobDirectory(FrozenDataclass):
         """Read who hands the job over, and to which pool; None before that."""
         with reading(self.path):
             try:
-                found = json.loads(record(self.path / "pool.json"))
+                handover = json.loads(record(self.path / "pool.json"))
             except FileNotFoundError:
                 return None
-            found.setdefault("kernel", asdict(NOBODY))  # of an older version
-            pool, kernel = (Process(**checked(Process, found[each])) for each in ("process", "kernel"))
-            return Handover(pool, Path(found["folder"]), kernel, float(found.get("at") or 0.0))
+            handover.setdefault("kernel", asdict(NOBODY))  # of an older version
+            pool, kernel = (Process(**checked(Process, handover[key])) for key in ("process", "kernel"))
+            return Handover(pool, Path(handover["folder"]), kernel, float(handover.get("at") or 0.0))
 
     def maker(self) -> Process:
         """Read who made the folder, and hands it over next."""
@@ -242,12 +242,12 @@ class JobDirectory(FrozenDataclass):
     def _claimed(self) -> tuple[Process | None, Process]:
         with reading(self.path):
             try:
-                found = json.loads(record(self.path / "supervisor.json"))
+                claim = json.loads(record(self.path / "supervisor.json"))
             except FileNotFoundError:
                 return None, NOBODY
-            if _CLOSER in found:
-                return NOBODY, Process(**checked(Process, found[_CLOSER]))
-            return Process(**checked(Process, found)), NOBODY
+            if _CLOSER in claim:
+                return NOBODY, Process(**checked(Process, claim[_CLOSER]))
+            return Process(**checked(Process, claim)), NOBODY
 
     def claim(self, process: Process) -> bool:
         """Write down who supervises the job, from now on for good; False where somebody else was faster."""
@@ -265,9 +265,9 @@ class JobDirectory(FrozenDataclass):
             self.emit("Closed")
         return True
 
-    def _claim(self, found: Mapping[str, Any]) -> bool:
+    def _claim(self, claim: Mapping[str, Any]) -> bool:
         partial = self.path / f".{secrets.token_hex(4)}"
-        partial.write_text(json.dumps(found))
+        partial.write_text(json.dumps(claim))
         try:
             os.link(partial, self.path / "supervisor.json")
         except FileExistsError:
@@ -318,8 +318,8 @@ def partial(jobs: Path, what: str) -> Path:
 
 def in_work(path: Path) -> bool:
     """Whether a folder is being made, or removed, by a process that runs."""
-    found = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
-    return found is not None and Process.here(int(found[1]), int(found[2])).alive()
+    match = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
+    return match is not None and Process.here(int(match[1]), int(match[2])).alive()
 
 
 def _describe(new: JobDirectory, info: JobInfo, maker: Process) -> None:
@@ -358,9 +358,9 @@ def share_payload(old: JobDirectory, new: JobDirectory) -> None:
 def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:
     """Let go of the oldest saved payloads, so that the others have no more than ``most`` bytes."""
     with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
-        found = [(path, path.stat()) for path in jobs.glob("*/saved.pyz")]
+        payloads = [(path, path.stat()) for path in jobs.glob("*/saved.pyz")]
         counted: set[int] = set()  # a retry shares its payload with what it retried
-        for path, seen in sorted(found, key=lambda each: each[1].st_mtime, reverse=True):
+        for path, seen in sorted(payloads, key=lambda payload: payload[1].st_mtime, reverse=True):
             if seen.st_ino in counted:
                 continue
             if seen.st_size > most:

@@ -49,15 +49,15 @@ class Marks:
 
         The last one ends before ``end`` where nothing is written down yet of what lies behind it.
         """
-        found: list[Mark] = []
-        while not (found and found[-1].offset == end) and (self._next or self._read()):
+        marks: list[Mark] = []
+        while not (marks and marks[-1].offset == end) and (self._next or self._read()):
             mark = self._next[-1]
-            if mark.offset > (found[-1].offset if found else start):
-                found.append(mark._replace(offset=min(mark.offset, end)))
+            if mark.offset > (marks[-1].offset if marks else start):
+                marks.append(mark._replace(offset=min(mark.offset, end)))
             if mark.offset > end:
                 break
             self._next.pop()
-        return found
+        return marks
 
     def _read(self) -> bool:
         """Read on; give whether that brought a time."""
@@ -225,7 +225,7 @@ class Follower:
             if (waiting := self._waiting(facts)) is not None:
                 yield waiting
             closed = any(isinstance(event, ev.Closed) for event in facts)
-            for number, event in enumerate(self._told(facts, to_end=closed or lost is not None)):
+            for number, event in enumerate(self._new(facts, to_end=closed or lost is not None)):
                 yield event
                 behind = behind or _full(event)
                 if number % _BATCH == _BATCH - 1:
@@ -236,7 +236,7 @@ class Follower:
                 yield ev.Lost(time.time(), lost)
                 return
             # Who is told of facts looks for all else now and then: that takes time from ranks that start.
-            pause = _LONGEST if changes.told else _SHORTEST if facts else min(pause * 1.1, _LONGEST)
+            pause = _LONGEST if changes.notified else _SHORTEST if facts else min(pause * 1.1, _LONGEST)
             if behind:
                 await asyncio.sleep(0)
                 continue
@@ -265,17 +265,17 @@ class Follower:
             self._waited = None
         if self._waited is None:
             return None
-        found = self._waits()
-        if found is None or found.text == self._waited:
+        waiting = self._waits()
+        if waiting is None or waiting.text == self._waited:
             return None
-        self._waited = found.text
-        return found
+        self._waited = waiting.text
+        return waiting
 
     def look(self) -> Iterator[ev.Event]:
         """Return what is new, facts before log text except for the end, which comes last."""
-        return self._told(self._events.read(), to_end=False)
+        return self._new(self._events.read(), to_end=False)
 
-    def _told(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
+    def _new(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
         for event in facts:
             if not isinstance(event, ev.Closed):
                 yield event

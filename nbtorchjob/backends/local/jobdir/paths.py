@@ -26,10 +26,10 @@ def environments_dir() -> Path:
 
 def queue_dir() -> Path:
     """Return the folder of who waits for a turn on this machine, and who has it."""
-    found = own(state_dir() / "queue")
+    folder = own(state_dir() / "queue")
     for name in ("waiting", "running"):
-        (found / name).mkdir(mode=0o700, exist_ok=True)
-    return found
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def ended_file() -> Path:

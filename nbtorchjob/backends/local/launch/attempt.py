@@ -76,7 +76,7 @@ class Attempt:
         return [node for node in self._nodes.values() if not node.ended]
 
     @property
-    def was_told(self) -> bool:
+    def ended_on_demand(self) -> bool:
         """Whether nodes ended as they were told to: not all well, and none by itself."""
         codes = {node.code for node in self._nodes.values()}
         return self._told and bool(codes - {exits.OK}) and codes <= {exits.OK, *_TOLD}

@@ -19,7 +19,7 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 def put_down(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
-    digest, data = _told()
+    digest, data = _described()
     with suppress(OSError, NotOwnError):
         shared = paths.environments_dir() / digest
         try:
@@ -34,24 +34,24 @@ def put_down(job: JobDirectory) -> None:
             job.environment.write_bytes(data)
 
 
-def _told() -> tuple[str, bytes]:
+def _described() -> tuple[str, bytes]:
     """Return the file's name and content, made once for all that say the same."""
-    found = here.environment(), here.origins()
-    if not _made or _made[0][:2] != found:
-        _made[:] = [(*found, *_make(*found))]
+    key = here.environment(), here.origins()
+    if not _made or _made[0][:2] != key:
+        _made[:] = [(*key, *_make(*key))]
     return _made[0][2:]
 
 
-def _make(found: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:
-    told = {
+def _make(environment: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:
+    described = {
         "event": "EnvironmentTold",
         "node": 0,
-        "python": found.python,
-        "platform": found.platform,
-        "distributions": dict(found.distributions),
+        "python": environment.python,
+        "platform": environment.platform,
+        "distributions": dict(environment.distributions),
         "origins": from_elsewhere,
     }
-    data = json.dumps(told, sort_keys=True).encode()
+    data = json.dumps(described, sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()[:16], data
 
 
@@ -59,6 +59,6 @@ def thin_out() -> None:
     """Let go of the files that no job has any more."""
     with suppress(OSError, NotOwnError):  # another process does the same
         for path in paths.environments_dir().iterdir():
-            found = path.stat()
-            if found.st_nlink == 1 and time.time() - found.st_mtime > _UNUSED_S:
+            status = path.stat()
+            if status.st_nlink == 1 and time.time() - status.st_mtime > _UNUSED_S:
                 path.unlink()

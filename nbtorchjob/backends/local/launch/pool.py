@@ -116,25 +116,25 @@ def import_all() -> None:
 
 def process() -> Process:
     """Return the process of the pool, started if need be; raises as :func:`connected` does."""
-    with connected() as (found, _):
-        return found
+    with connected() as (pool, _):
+        return pool
 
 
 def _connect() -> socket.socket:
-    found = _try()
-    if found is not None:
-        return found
+    connection = _try()
+    if connection is not None:
+        return connection
     with open(paths.pool_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two notebooks that find no pool, one starts it
-        found = _try()
-        if found is not None:
-            return found
+        connection = _try()
+        if connection is not None:
+            return connection
         pid = _start()
         until = time.monotonic() + _START_S
         while time.monotonic() < until and os.waitpid(pid, os.WNOHANG)[0] == 0:
-            found = _try()
-            if found is not None:
-                return found
+            connection = _try()
+            if connection is not None:
+                return connection
             time.sleep(0.005)
     why = liveness.last_words(paths.pool_dir()) or "no reason given"
     raise SubmitError(f"this machine's pool didn't start: {why}")
@@ -286,8 +286,8 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
         return
     code = 1
     try:
-        for each in ours:
-            each.close()
+        for descriptor in ours:
+            descriptor.close()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         death.adopt_orphans()

@@ -90,52 +90,52 @@ def _room() -> int | None:
 def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
     """Return those whose turn it is, in their order, with the GPUs that they hold then."""
     waiting, running = [*waiting], [*running]
-    found: list[Place] = []
+    places: list[Place] = []
     spoken_for: set[str] = set()  # GPUs that a job of its own waits for
     for grouped in (False, True):
-        for each in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
-            if _many(each, running):
+        for entry in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
+            if _many(entry, running):
                 continue  # its group has no room for it, which is nobody else's matter
             held = {gpu for other in running for gpu in other.holds} | spoken_for
-            free = [gpu for gpu in each.gpus if gpu not in held]
-            if not _fits(each, running) or len(free) < each.wants:
-                spoken_for.update(each.gpus if each.wants else ())
+            free = [gpu for gpu in entry.gpus if gpu not in held]
+            if not _fits(entry, running) or len(free) < entry.wants:
+                spoken_for.update(entry.gpus if entry.wants else ())
                 break
-            found.append(replace(each, holds=tuple(free[: each.wants])))
-            running.append(found[-1])
-    return found
+            places.append(replace(entry, holds=tuple(free[: entry.wants])))
+            running.append(places[-1])
+    return places
 
 
 def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> int | None:
     """Return how many jobs one that waits is behind; None where it doesn't wait."""
-    mine = next((each for each in waiting if each.name == name), None)
+    mine = next((entry for entry in waiting if entry.name == name), None)
     if mine is None:
         return None
-    alike = [each for each in waiting if bool(each.group) is bool(mine.group)]
-    before = [each.name for each in _in_turn(alike, running)].index(name)
+    alike = [entry for entry in waiting if bool(entry.group) is bool(mine.group)]
+    before = [entry.name for entry in _in_turn(alike, running)].index(name)
     others = [r for r in running if r.ranks and (mine.group or not r.group)]
-    singles = sum(not each.group for each in waiting) if mine.group else 0
+    singles = sum(not entry.group for entry in waiting) if mine.group else 0
     return before + len(others) + singles
 
 
 def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place]:
     """Return some of one class in the order of their turns: kernels one after the other."""
-    turns = Counter(each.sender for each in running)
+    turns = Counter(entry.sender for entry in running)
     order = []
-    for each in sorted(waiting, key=lambda place: place.at):
-        order.append((turns[each.sender], each.at, each))
-        turns[each.sender] += 1
-    return [each for _, _, each in sorted(order, key=lambda found: found[:2])]
+    for entry in sorted(waiting, key=lambda place: place.at):
+        order.append((turns[entry.sender], entry.at, entry))
+        turns[entry.sender] += 1
+    return [entry for _, _, entry in sorted(order, key=lambda turn: turn[:2])]
 
 
-def _many(each: Place, running: Iterable[Place]) -> bool:
+def _many(entry: Place, running: Iterable[Place]) -> bool:
     """Whether as many of its group run as are to."""
-    return each.at_once is not None and sum(r.group == each.group for r in running) >= each.at_once
+    return entry.at_once is not None and sum(r.group == entry.group for r in running) >= entry.at_once
 
 
-def _fits(each: Place, running: Iterable[Place]) -> bool:
-    others = sum(r.ranks for r in running if each.group or not r.group)
-    return each.most is None or not others or not each.ranks or others + each.ranks <= each.most
+def _fits(entry: Place, running: Iterable[Place]) -> bool:
+    others = sum(r.ranks for r in running if entry.group or not r.group)
+    return entry.most is None or not others or not entry.ranks or others + entry.ranks <= entry.most
 
 
 def take(new: Sequence[Place] = ()) -> list[Place]:
@@ -144,40 +144,40 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
     with _alone() as folder:
         running, waiting = _read(folder / "running"), _read(folder / "waiting")
         going = {}
-        for name, each in running.items():
-            goes_on = _goes_on(each)
+        for name, entry in running.items():
+            goes_on = _goes_on(entry)
             if goes_on:
-                going[name] = each
+                going[name] = entry
             elif goes_on is None and name not in waiting:
-                waiting[name] = each  # whoever was to start it is gone
-                _write(folder / "waiting", each)
+                waiting[name] = entry  # whoever was to start it is gone
+                _write(folder / "waiting", entry)
             if not goes_on:
                 (folder / "running" / name).unlink(missing_ok=True)
         for name in [name for name in waiting if name in going or _over(name)]:
             (folder / "waiting" / name).unlink(missing_ok=True)
             del waiting[name]
         taken = map(_taken, going.values())
-        starts = [replace(each, starter=me) for each in due([*waiting.values(), *new], taken)]
-        for each in starts:
-            _write(folder / "running", each)
-            if each.name in waiting:
-                (folder / "waiting" / each.name).unlink(missing_ok=True)
+        starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *new], taken)]
+        for entry in starts:
+            _write(folder / "running", entry)
+            if entry.name in waiting:
+                (folder / "waiting" / entry.name).unlink(missing_ok=True)
         begun = {start.name for start in starts}
-        for each in new:
-            if each.name not in begun:
-                _write(folder / "waiting", each)
+        for entry in new:
+            if entry.name not in begun:
+                _write(folder / "waiting", entry)
     return starts
 
 
 def leave(name: str) -> bool:
     """Take a job out; return whether it was in."""
     with _alone() as folder:
-        found = False
+        present = False
         for where in ("waiting", "running"):
             with suppress(FileNotFoundError):
                 (folder / where / name).unlink()
-                found = True
-    return found
+                present = True
+    return present
 
 
 def behind(name: str) -> tuple[int, list[str]] | None:
@@ -190,14 +190,14 @@ def behind(name: str) -> tuple[int, list[str]] | None:
     return (
         None
         if many is None
-        else (many, [*dict.fromkeys(each.group or each.name for each in running if each.ranks)])
+        else (many, [*dict.fromkeys(entry.group or entry.name for entry in running if entry.ranks)])
     )
 
 
-def _taken(each: Place) -> Place:
+def _taken(entry: Place) -> Place:
     """Return what a job that runs takes up: no place where a rank is stopped, which may take hours."""
-    path = paths.jobs_dir() / each.name
-    return replace(each, ranks=0) if each.ranks and any(path.glob("*/stopped-*")) else each
+    path = paths.jobs_dir() / entry.name
+    return replace(entry, ranks=0) if entry.ranks and any(path.glob("*/stopped-*")) else entry
 
 
 class _Known:
@@ -211,7 +211,7 @@ class _Known:
         marks = (str(folder), *(os.stat(folder / where).st_mtime_ns for where in ("waiting", "running")))
         if marks != self._marks:
             running = _read(folder / "running")
-            waiting = [each for name, each in _read(folder / "waiting").items() if name not in running]
+            waiting = [entry for name, entry in _read(folder / "waiting").items() if name not in running]
             self._marks, self._places = marks, (waiting, [*running.values()])
         return self._places
 
@@ -219,12 +219,12 @@ class _Known:
 _known = _Known()
 
 
-def _goes_on(each: Place) -> bool | None:
+def _goes_on(entry: Place) -> bool | None:
     """Whether a job whose turn has come runs, or is being started; None where nobody will."""
-    job = JobDirectory(paths.jobs_dir() / each.name)
+    job = JobDirectory(paths.jobs_dir() / entry.name)
     try:
         if job.supervisor() is None and job.handover() is None and job.events.exists():
-            return True if each.starter is not None and each.starter.alive() else None
+            return True if entry.starter is not None and entry.starter.alive() else None
         return liveness.why(job) is None and not _closed(job)
     except _DAMAGED:
         return False
@@ -255,16 +255,16 @@ def _alone() -> Iterator[Path]:
 
 
 def _read(folder: Path) -> dict[str, Place]:
-    found = {}
+    places = {}
     for name in os.listdir(folder):
         with suppress(*_DAMAGED), open(folder / name, "rb", opener=plain) as file:
-            told = json.loads(file.read())
-            starter = Process(**told["starter"]) if told["starter"] else None
-            lists = {key: tuple(told[key]) for key in ("gpus", "holds")}
-            found[name] = Place(**{**told, **lists, "name": name, "starter": starter})
-    return found
+            record = json.loads(file.read())
+            starter = Process(**record["starter"]) if record["starter"] else None
+            lists = {key: tuple(record[key]) for key in ("gpus", "holds")}
+            places[name] = Place(**{**record, **lists, "name": name, "starter": starter})
+    return places
 
 
-def _write(folder: Path, each: Place) -> None:
+def _write(folder: Path, entry: Place) -> None:
     # Whoever reads it has the lock, or can do without one that is half there.
-    (folder / each.name).write_text(json.dumps(asdict(each)))
+    (folder / entry.name).write_text(json.dumps(asdict(entry)))

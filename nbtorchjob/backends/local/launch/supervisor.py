@@ -127,7 +127,7 @@ class Supervisor:
                 elif self._leave_at is not None and time.monotonic() >= self._leave_at:
                     attempt.leave()
                 attempt.act()
-            if attempt.was_told and not self._over:
+            if attempt.ended_on_demand and not self._over:
                 self._end("DeadlineExceeded", seconds=self._info.deadline_s)
         finally:
             attempt.sweep()
@@ -146,8 +146,8 @@ class Supervisor:
 
     def wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
-        told = self._leave_at is None or self._leave_at <= time.monotonic()
-        limits = [t for t in (self._deadline, until, None if told else self._leave_at) if t is not None]
+        leaving = self._leave_at is None or self._leave_at <= time.monotonic()
+        limits = [t for t in (self._deadline, until, None if leaving else self._leave_at) if t is not None]
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
         got = signal.sigtimedwait(_SIGNALS, timeout)
         if got is not None and got.si_signo != signal.SIGCHLD:

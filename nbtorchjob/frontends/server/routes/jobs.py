@@ -43,11 +43,11 @@ class JobsHandler(Api):
         for an unknown mark.
         """
         watch, known = _watch(self), self.get_argument("known", "")
-        found, notes = await watch.jobs()
-        self.finish(await told(watch.history.since(known, found), notes))
+        states, notes = await watch.jobs()
+        self.finish(await jobs_json(watch.history.since(known, states), notes))
 
 
-async def told(news: News, notes: Sequence[str]) -> str:
+async def jobs_json(news: News, notes: Sequence[str]) -> str:
     """Return jobs as JSON; others are served in between."""
     parts = []
     for at in range(0, len(news.jobs), _AT_ONCE):
@@ -165,10 +165,10 @@ class CompareHandler(Api):
         jobs = [JobId.parse(text) for text in self.get_arguments("job")]
         if not 2 <= len(jobs) <= page.MOST:
             raise MalformedError(f"job: got {len(jobs)}, but it must be 2 to {page.MOST} jobs")
-        found = await asyncio.gather(
+        states = await asyncio.gather(
             *(self.of(job, lambda backend, name: backend.snapshot(name)) for job in jobs)
         )
-        self.finish(page.comparison(found, time.time()))
+        self.finish(page.comparison(states, time.time()))
 
 
 class CardHandler(Api):
@@ -188,5 +188,5 @@ class ManifestsHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return the YAML of its objects except Secrets; 409 for a job that has none."""
-        found = await self.of(JobId.parse(id), lambda backend, name: backend.manifests(name))
-        self.finish(found, set_content_type=TEXT)
+        manifests = await self.of(JobId.parse(id), lambda backend, name: backend.manifests(name))
+        self.finish(manifests, set_content_type=TEXT)

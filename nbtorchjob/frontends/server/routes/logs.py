@@ -67,11 +67,11 @@ class LogHandler(Streamed):
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
-        found = await self.of(job, lambda at, name: texts.window(at.log(name, rank_, offset), limit))
+        pieces = await self.of(job, lambda at, name: texts.window(at.log(name, rank_, offset), limit))
         if limit is None:
-            await self.stream(job, found, TEXT)
+            await self.stream(job, pieces, TEXT)
             return
-        part = await self.ask(job.lane, lambda: b"".join(found))
+        part = await self.ask(job.lane, lambda: b"".join(pieces))
         self.set_header("X-Log-End", str(offset + len(part)))
         self.finish(part, set_content_type=TEXT)
 

@@ -63,7 +63,7 @@ _STILL = _object(
 
 _STRIP = _object(
     of={"enum": [*usage.KINDS]},
-    told=_said(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
+    newest=_said(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
     parts=_said(_list(_NUMBER), "of the whole, from 0 to 1, the oldest first"),
 )
 

@@ -68,11 +68,11 @@ class _Piece:
     def message(self) -> bytes:
         """Return it as it is sent."""
         head = b"%d.%d.%d" % (*self.log, self.start)
-        at, told = self.start, 0
+        at, before = self.start, 0
         for number, (upto, time_) in enumerate(self.times):
             now = round(1000 * time_)
-            head += b"%c%d:%d" % (b"," if number else b" ", upto - at, now - told)
-            at, told = upto, now
+            head += b"%c%d:%d" % (b"," if number else b" ", upto - at, now - before)
+            at, before = upto, now
         return b"".join([head, b"\n", *self.parts])
 
 

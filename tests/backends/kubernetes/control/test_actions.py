@@ -37,7 +37,7 @@ def suspended(stage):
     """Return a Volcano job whose suspension is complete."""
     job = running(stage.submit(WAIT, kind="volcano"))
     job.suspend()
-    until(lambda: job.state.suspended and job.state.told and not stage.pods())
+    until(lambda: job.state.suspended and job.state.operator_verdict and not stage.pods())
     return job
 
 

@@ -116,8 +116,8 @@ def _failures(sub: Submission) -> dict[str, Any]:
     # Another try would end the same way.
     final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR, *_NO_START)}
     # If node 0 is lost for good, the others mustn't wait for it forever.
-    told = [] if _spares(sub) else [_PEERS]
-    return {"rules": [*([_DISRUPTED, *told] if forgiven else ()), final]}
+    rules = [] if _spares(sub) else [_PEERS]
+    return {"rules": [*([_DISRUPTED, *rules] if forgiven else ()), final]}
 
 
 def _exited(*codes: int) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
     asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
     # The remaining nodes of a failed attempt would hold what the next one needs.
     cleaned = CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
-    found = {
+    run_policy = {
         "cleanPodPolicy": cleaned.value,
         "ttlSecondsAfterFinished": sub.ttl_s,
         "activeDeadlineSeconds": sub.deadline_s,
@@ -82,7 +82,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
     }
     spec: dict[str, Any] = {
         "nprocPerNode": str(launch.nproc_per_node),
-        "runPolicy": {key: value for key, value in found.items() if value is not None},
+        "runPolicy": {key: value for key, value in run_policy.items() if value is not None},
     }
     if isinstance(launch, Elastic):
         if launch.max_nodes > 1:

@@ -20,8 +20,8 @@ def facts(obj: Object) -> list[ev.Event]:
     for good: only conditions that end or suspend the job are read.
     """
     elastic = "elasticPolicy" in (obj.get("spec") or {})
-    found = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
-    return [_with_reason(event) if isinstance(event, ev.Verdict) else event for event in found]
+    events = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
+    return [_with_reason(event) if isinstance(event, ev.Verdict) else event for event in events]
 
 
 def _with_reason(verdict: ev.Verdict) -> ev.Verdict:

@@ -64,13 +64,13 @@ def restarts(runtime: Object) -> str:
 
 
 def _template(runtime: Object) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = runtime["spec"]["template"]["spec"]
-    return found
+    spec: Mapping[str, Any] = runtime["spec"]["template"]["spec"]
+    return spec
 
 
 def _policy(runtime: Object) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = runtime["spec"].get("mlPolicy") or {}
-    return found
+    policy: Mapping[str, Any] = runtime["spec"].get("mlPolicy") or {}
+    return policy
 
 
 def _trainer_of(runtime: Object) -> Mapping[str, Any]:

@@ -32,17 +32,19 @@ def node(pod: Object) -> int | None:
 
 def _progress(obj: Object) -> list[ev.Event]:
     """Return what the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``."""
-    told = reading.status(obj).get("trainerStatus")
-    if not isinstance(told, dict):
+    status = reading.status(obj).get("trainerStatus")
+    if not isinstance(status, dict):
         return []
-    when = reading.seconds(told.get("lastUpdatedTime")) or reading.created(obj)
+    when = reading.seconds(status.get("lastUpdatedTime")) or reading.created(obj)
     metrics = {
-        str(each["name"]): number
-        for each in told.get("metrics") or ()
-        if (number := _number(each.get("value"))) is not None
+        str(metric["name"]): number
+        for metric in status.get("metrics") or ()
+        if (number := _number(metric.get("value"))) is not None
     }
     return [
-        ev.TrainerStatus(when, told.get("progressPercentage"), told.get("estimatedRemainingSeconds"), metrics)
+        ev.TrainerStatus(
+            when, status.get("progressPercentage"), status.get("estimatedRemainingSeconds"), metrics
+        )
     ]
 
 

@@ -26,24 +26,26 @@ def facts(obj: Object) -> list[ev.Event]:
     """
     state: Object = reading.status(obj).get("state") or {}
     phase, time = str(state.get("phase") or ""), seconds(state.get("lastTransitionTime"))
-    found: list[ev.Event] = []
+    events: list[ev.Event] = []
     if phase in _ENDS:
         reason = str(state.get("reason") or phase)
         text = str(state.get("message") or "")
-        found.append(ev.Verdict(time, _ENDS[phase], reason, text, pauses=phase in _PAUSES))
+        events.append(ev.Verdict(time, _ENDS[phase], reason, text, pauses=phase in _PAUSES))
     asked = reading.deleted(obj)
-    if asked is not None and not found:
-        found.append(ev.CancelRequested(asked))
+    if asked is not None and not events:
+        events.append(ev.CancelRequested(asked))
     if phase in _PAUSES:
-        found.append(ev.Suspended(time, True))
+        events.append(ev.Suspended(time, True))
     elif _was_paused(obj):
-        found.append(ev.Suspended(time, False))
-    return found
+        events.append(ev.Suspended(time, False))
+    return events
 
 
 def _was_paused(obj: Object) -> bool:
     # A condition of a Volcano Job is a phase that it was in, named under ``status``.
-    return any(each.get("status") in _PAUSES for each in reading.status(obj).get("conditions") or ())
+    return any(
+        condition.get("status") in _PAUSES for condition in reading.status(obj).get("conditions") or ()
+    )
 
 
 def plain(_reason: str, message: str) -> str:
