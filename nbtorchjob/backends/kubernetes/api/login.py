@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.text import words
 
 _FRESH_S = 60.0  # the kubelet writes another token well before one expires
 
@@ -162,12 +163,22 @@ async def log_in(context: str | None) -> Login:
 
 
 def _said(complaint: str) -> str:
-    """Return what the package says of a login command (kubernetes 37), with what that printed as text."""
-    returned = re.fullmatch(r"exec: process returned (\d+)\. (b(['\"]).*\3)", complaint)
-    if returned is None:
-        return complaint.removeprefix("exec: ")
-    printed = ast.literal_eval(returned[2]).decode(errors="replace")
-    return f"it ended with code {returned[1]} and said: {' '.join(printed.split())}"
+    """Say in plain words what the package says of a login command (kubernetes 37)."""
+    if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
+        printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
+        return f"it ended with code {returned[1]}" + (
+            f" and said: {words.line(printed, _SAID)}" if printed else ""
+        )
+    if undecoded := re.fullmatch(r"exec: failed to decode process output: (.*)", complaint, re.DOTALL):
+        return f"it printed no JSON ({undecoded[1]})"
+    if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
+        return f"it printed JSON without {lacking[1]!r}"
+    if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
+        return "it printed JSON that is no credential"
+    return complaint.removeprefix("exec: ")
+
+
+_SAID = 500  # characters of what a login command says
 
 
 def _account() -> Login:

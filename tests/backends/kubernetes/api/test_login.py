@@ -150,6 +150,35 @@ async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, lo
 
 
 @scripted
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("please log in", "it printed no JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("null", "it printed JSON that is no credential"),
+        ("{}", "it printed JSON without 'apiVersion'"),
+        ("$(kill -9 $$)", "it ended with code -9"),
+    ],
+)
+async def test_a_login_command_without_a_credential_is_told_in_one_line(
+    server, client, printed, said, tmp_path
+):
+    script = tmp_path / "login"
+    script.write_text(f"#!/bin/sh\necho {printed}\n")
+    script.chmod(0o755)
+    kubeconfig(
+        tmp_path / "kubeconfig",
+        server.url,
+        exec={"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)},
+    )
+
+    with pytest.raises(ClusterError) as refusal:
+        await client.get(POD)
+    assert str(refusal.value) == (
+        f"the kubeconfig's login command failed: {said}: run it by hand, or log in again"
+    )
+
+
+@scripted
 @pytest.mark.parametrize("where", ["HTTPS_PROXY", "proxy-url of the kubeconfig"])
 async def test_a_dead_proxy_is_named_with_where_it_is_set(server, client, tmp_path, monkeypatch, where):
     kubeconfig(tmp_path / "kubeconfig", "https://10.1.2.3:6443")
