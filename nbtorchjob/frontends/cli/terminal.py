@@ -175,7 +175,7 @@ class Terminal:
         """Write a line for each run that ends."""
         from nbtorchjob.ui.runs import view as view_runs  # late, as above
 
-        return view_runs.Silent() if options.quiet else view_runs.Terminal(self.say)
+        return view_runs.Silent(self.say) if options.quiet else view_runs.Terminal(self.say)
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> None:
         """Write each run's value, or the group's name."""

@@ -232,7 +232,7 @@ class TorchJobMagics:
     def view_runs(self, runs: Runs[Any], options: CellOptions, place: Output) -> view_runs.RunsView:
         """Draw a card, in a terminal a line for each run that ends."""
         if options.quiet:
-            return view_runs.Silent()
+            return view_runs.Silent(view.say)
         return view_runs.Card(place) if self._page else view_runs.Terminal(view.say)
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:

@@ -235,6 +235,11 @@ class Terminal:
             self._write(text)
 
 
+def behind(state: JobState) -> str:
+    """Say which jobs of this machine a job waits for, if it does."""
+    return next((cause.text for cause in state.waiting if cause.text.startswith("behind ")), "")
+
+
 class Silent:
     """For ``--quiet``: only what somebody has to act on, or else would wait for in vain."""
 
@@ -247,10 +252,9 @@ class Silent:
 
     def draw(self, state: JobState) -> None:
         """Say once what the job waits for on this machine, and which of its ranks are stopped."""
-        behind = [waiting.text for waiting in state.waiting if waiting.text.startswith("behind ")]
-        if behind and not self._waits:
+        if not self._waits and (queued := behind(state)):
             self._waits = True
-            self._tell(f"{state.info.name} waits {behind[0]}")
+            self._tell(f"{state.info.name} waits {queued}")
         if text := self._stops.new(state):
             self._tell(text.rstrip("\n"))
 

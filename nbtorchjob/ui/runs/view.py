@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from nbtorchjob.errors import JobFailedError
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.runs import Runs
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card.sending import Output
+from nbtorchjob.ui.card.view import Stops, behind
 from nbtorchjob.ui.runs import render
 
 PERIOD_S = 0.5
@@ -48,15 +49,40 @@ class Card:
         self._output.show(mimebundle(runs.name, states))
 
 
-class Terminal:
-    """For a terminal: a line for each run that ends, and the table at the end."""
+class Silent:
+    """For ``--quiet``: only what somebody has to act on, or else would wait for in vain."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
+        self._stops: dict[int, Stops] = {}  # by the number of the run
+        self._waits = False
+
+    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Say once what the group waits for on this machine, and which ranks of its runs are stopped."""
+        queued = all(state.phase in (Phase.SUBMITTED, Phase.PENDING) for state in states)
+        if queued and not self._waits and (first := behind(states[0])):  # the others wait for that one
+            self._waits = True
+            self._write(safe(f"{runs.name} waits {first}"))
+        for state in states:
+            if state.stopped or state.info.number in self._stops:
+                stops = self._stops.setdefault(state.info.number, Stops())
+                if text := stops.new(state):
+                    self._write(text.rstrip("\n"))
+
+    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
+        """Show nothing."""
+
+
+class Terminal(Silent):
+    """For a terminal: a line for each run that ends, and the table at the end."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        super().__init__(write)
         self._told: set[int] = set()
 
     def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
         """Write what has ended since."""
+        super().draw(runs, states)
         now = time.time()
         for state in states:
             if state.phase.terminal and state.info.number not in self._told:
@@ -68,16 +94,6 @@ class Terminal:
         """Write the table."""
         self.draw(runs, states)
         self._write(safe(render.text(runs.name, states, time.time())))
-
-
-class Silent:
-    """For ``--quiet``: nothing."""
-
-    def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
-        """Show nothing."""
-
-    def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
-        """Show nothing."""
 
 
 def mimebundle(name: str, states: Sequence[JobState], *, live: bool = False) -> dict[str, str]:
