@@ -103,8 +103,33 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     )
 
 
+# What finds a module, or something in one, by a text: of importlib, pkgutil, pydoc, runpy, hydra, werkzeug.
+BY_TEXT = frozenset(
+    (
+        "EntryPoint",
+        "__import__",
+        "find_spec",
+        "get_class",
+        "get_method",
+        "get_object",
+        "import_module",
+        "import_string",
+        "instantiate",
+        "locate",
+        "resolve_name",
+        "run_module",
+    )
+)
+
+
+def module_in(text: str) -> str:
+    """Return the module that a text such as "a.b" or "a.b:c" leads to; "" where it is no such text."""
+    module = text.partition(":")[0]
+    return module if all(part.isidentifier() for part in module.split(".")) else ""
+
+
 def modules_named(code: CodeType) -> set[str]:
-    """Return the modules that code imports, also by the text that ``import_module`` is given."""
+    """Return the modules that code imports, also by a text, as ``import_module`` does."""
     if code in _modules_named:
         return _modules_named[code]
     listing = list(pickler.instructions(code))
@@ -113,8 +138,8 @@ def modules_named(code: CodeType) -> set[str]:
         for instruction in listing
         if instruction.opname == "IMPORT_NAME" and instruction.argval
     }
-    if {"import_module", "__import__"}.intersection(str(instruction.argval) for instruction in listing):
-        names.update(text for text in pickler.texts(code) if text.replace(".", "").isidentifier())
+    if BY_TEXT.intersection(str(instruction.argval) for instruction in listing):
+        names.update(filter(None, map(module_in, pickler.texts(code))))
     _modules_named[code] = names
     return names
 

@@ -12,7 +12,7 @@ from dataclasses import field
 from types import CodeType, FunctionType
 from typing import Any
 
-from nbtorchjob.capture.cells import Cell, Read, surely_read
+from nbtorchjob.capture.cells import Cell, Read, module_in, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
@@ -191,9 +191,11 @@ def computed(code: CodeType, whose: str) -> Iterator[str]:
         subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
         if this.argval == "globals" and (subscript or (method and _variable(then))):
             yield f"{whose} looks in globals() for a name that it computes: {_NAMED}"
-        named = any(text.replace(".", "").isidentifier() for text in pickler.texts(code))
+        named = any(map(module_in, pickler.texts(code)))
         if this.argval in ("import_module", "__import__") and _variable(key) and not named:
             yield f"{whose} imports a module by a name that it computes: {_NAMED_MODULES}"
+    if "entry_points" in code.co_names or "iter_entry_points" in code.co_names:
+        yield f"{whose} asks for entry points: a cluster's ranks have those of what is installed there"
     for item in code.co_consts:
         if isinstance(item, CodeType):
             yield from computed(item, whose)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nbtorchjob.capture.cells import imported
+from nbtorchjob.capture.cells import BY_TEXT, imported, module_in
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.objects import importable
@@ -196,16 +196,11 @@ def _imports(path: Path) -> list[str]:
     names = [
         name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in imported(node)
     ]
-    return names + [name for node in nodes if isinstance(node, ast.Call) for name in _by_text(node)]
-
-
-def _by_text(call: ast.Call) -> Iterator[str]:
-    """Yield the module that a call imports by its name: ``import_module("a.b")``."""
-    function = getattr(call.func, "id", getattr(call.func, "attr", ""))
-    first = call.args[0] if call.args else None
-    text = first.value if isinstance(first, ast.Constant) else None
-    if function in ("import_module", "__import__") and isinstance(text, str) and not text.startswith("."):
-        yield text
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    if BY_TEXT.isdisjoint(getattr(func, "id", getattr(func, "attr", "")) for func in called):
+        return names
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return [*names, *filter(None, map(module_in, texts))]
 
 
 def refuse_too_much(files: Iterable[LocalFile]) -> None:

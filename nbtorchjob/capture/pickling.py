@@ -41,7 +41,7 @@ from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.objects import importable, pickler, rebuilt
 from nbtorchjob.runtime.objects.pickler import by_name, names_read
-from nbtorchjob.runtime.objects.sources import Codes
+from nbtorchjob.runtime.objects.sources import ANCHOR, Codes
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -152,7 +152,8 @@ class Pickler(pickler.Pickler):
             self.seen.stops = self.seen.stops or cells.stops(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
             self.seen.globals.update(sorted(self.reads(function).items()))
-            self.seen.codes.append(function.__code__)
+            if function.__name__ != ANCHOR:
+                self.seen.codes.append(function.__code__)
         return self._by_name(function, super().reduce_function(function))
 
     def reduce_class(self, cls: Any) -> Any:

@@ -214,6 +214,28 @@ def test_a_builtin_that_travels_is_no_difference(notebook, monkeypatch):
     assert from_cell("mine()", notebook).notes == ()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return pkgutil.resolve_name('texted_a:one')()",
+        "return pydoc.locate('texted_a.one')()",
+        "return [importlib.import_module(name) for name in ('json', 'texted_a')][1].one()",
+        "return metadata.EntryPoint('one', 'texted_a:one', 'ones').load()()",
+        "return instantiate({'_target_': 'texted_a.one', '_partial_': False})",
+    ],
+)
+def test_a_module_that_code_names_in_a_text_travels(body, root, monkeypatch):
+    imports = "import importlib, pkgutil, pydoc\nfrom importlib import metadata\n"
+    put(root, {"texted_a.py": "def one(): return 1", "texted_b.py": f"{imports}def two():\n    {body}"})
+    assert "texted_a.py" in paths(["texted_b"], root)
+    space = {"__name__": "__main__", "instantiate": print}
+    exec(f"{imports}def f():\n    {body}", space)
+    monkeypatch.syspath_prepend(root)
+    for cell, names in (("f()", space), (f"{imports}def g():\n    {body}\ng()", {"instantiate": print})):
+        files = capture.from_cell(cell, names, root=root).files
+        assert "texted_a.py" in [file.path for file in files], cell
+
+
 def test_a_module_that_a_local_one_imports_by_its_name_travels(root):
     put(root, {"by_name.py": "import importlib\nimportlib.import_module('named_b').X", "named_b.py": "X = 1"})
     assert paths(["by_name"], root) == ["by_name.py", "named_b.py"]
@@ -226,6 +248,7 @@ def test_a_module_that_a_local_one_imports_by_its_name_travels(root):
         ("globals().get(name)", "looks in globals()"),
         ("importlib.import_module(name)", "imports a module by a name"),
         ("__import__(name)", "imports a module by a name"),
+        ("importlib.metadata.entry_points(group=name)", "asks for entry points"),
         ("globals()['kept']", ""),
         ("globals().get('kept', 1)", ""),
         ("importlib.import_module('json')", ""),

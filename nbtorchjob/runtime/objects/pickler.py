@@ -26,7 +26,7 @@ import sys
 import types
 import typing
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 import cloudpickle
 
@@ -386,7 +386,7 @@ def names_in_texts(code: types.CodeType) -> Dict[str, None]:
     names: Dict[str, None] = {}
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     if _COMPUTES.intersection(code.co_names):
-        for text in (constant for constant in code.co_consts if isinstance(constant, str)):
+        for text in _texts_among(code.co_consts):
             names.update(dict.fromkeys(names_in(text)))
     if "__main__" in code.co_names:
         names.update(dict.fromkeys(code.co_names))
@@ -406,11 +406,18 @@ def names_in(text: str) -> List[str]:
 
 def texts(code: types.CodeType) -> Iterator[str]:
     """Yield the texts among the constants of ``code`` and of the code in it."""
+    yield from _texts_among(code.co_consts)
     for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from texts(constant)
+
+
+def _texts_among(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
         if isinstance(constant, str):
             yield constant
-        elif isinstance(constant, types.CodeType):
-            yield from texts(constant)
+        elif isinstance(constant, (tuple, frozenset)):  # what a loop goes over, or the keys of a dict
+            yield from _texts_among(constant)
 
 
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
