@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.report import TOTALS
@@ -87,7 +88,26 @@ def progress(state: JobState) -> Progress | None:
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
     alike = [item for item in candidates if item.unit == units[0]]
     slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.heard), default=None)
+    if slowest is not None and round_ < state.round:  # its ranks start again, from nobody knows where
+        slowest = replace(slowest, pace=None, every=None)
     return slowest if slowest is not None and slowest.unit != REPORT else _of_operator(state) or slowest
+
+
+def setback(state: JobState) -> tuple[int, float, float] | None:
+    """Return in which round ranks started again, what had been done, and from where they go on.
+
+    None once they have caught up; before their first report the last two are equal.
+    """
+    series = state.spoken
+    unit, before = unit_of(series), [s for s in series.stretches if s.round < state.round]
+    if unit == REPORT or not before or state.info.lab is not None or state.info.of_lab:
+        return None
+    extra = unit in state.counted_from_zero
+    reached = max((many for s in before for _, many in counts(s.points, unit)), default=math.inf) + extra
+    if series.round < state.round:
+        return state.round, reached, reached
+    first, *_, newest = [many for _, many in counts(series.points, unit)] * 2
+    return None if newest + extra >= reached else (series.round, reached, first + extra - 1)
 
 
 def still(state: JobState, now: float) -> Stillness | None:

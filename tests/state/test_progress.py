@@ -51,6 +51,13 @@ def test_after_a_restart_from_a_checkpoint_what_began_at_zero_still_did():
     assert far(*steps(0, 1, 2), again, *steps(2, 3, round_=1, since=21.0)) == (4, 10, "step")
 
 
+def test_as_ranks_start_again_nobody_knows_how_long_the_rest_takes():
+    again = ev.WorkersStarted(20.0, 0, 1, 1, (0, 1), 2)
+    found = progress(job(*steps(0, 1, 2), *steps(0, 1, 2, rank=1), again))
+
+    assert (found.done, found.pace, found.left(21.0), found.overdue(99.0)) == (3, None, None, None)
+
+
 def test_a_rank_that_the_newest_round_lacks_holds_up_nobody():
     smaller = ev.WorkersStarted(20.0, 0, 1, 1, (0,), 1)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.state import Attempt, Budget, JobState, Next, Node, Phase
+from nbtorchjob.state import Attempt, Budget, JobState, Next, Node, Phase, progress
 from nbtorchjob.state.events import WorkersStarted
 from nbtorchjob.state.text import facts, labs, lifetime
 from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import LINE, clip, duration, fit, line, ranks
+from nbtorchjob.text.words import LINE, clip, duration, fit, line, number, ranks
 
 _LATE_S = 10.0  # who follows a job takes a moment to start what is due
 _MAX_PAST = 5
@@ -169,6 +169,18 @@ def turns(state: JobState) -> Mapping[int, str]:
         for workers in node.workers:
             rounds.setdefault(workers.round, {})[node.index] = (node, workers)
     return {late: "; ".join(_turn(rounds[early], rounds[late])) for early, late in pairwise(sorted(rounds))}
+
+
+def setback(state: JobState) -> str:
+    """Say from where the ranks go on after they were started again, until they have caught up."""
+    found = progress.setback(state)
+    if found is None or state.phase is not Phase.RUNNING:
+        return ""
+    round_, reached, begun = found
+    unit, why = progress.unit_of(state.spoken), turns(state).get(round_, "started again")
+    if begun < reached:
+        return f"{why}: goes on from {unit} {number(begun)}, of {number(reached)} done before"
+    return f"{why}: {unit} {number(reached)} was reached before"
 
 
 def _turn(

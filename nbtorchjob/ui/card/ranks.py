@@ -36,7 +36,8 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 
 
 def _row(node: Node, state: JobState) -> tuple[str, ...]:
-    again = sum(1 + life.again for life in node.lives.values()) - 1
+    in_place = max((workers.restart for workers in node.workers), default=0)
+    again = sum(1 + life.again for life in node.lives.values()) - 1 + in_place
     had = ranks(node.ranks).partition(" ")[2]
     # When an elastic job continued without a node, others have its ranks now.
     lost = bool(had) and node not in state.members
@@ -238,7 +239,9 @@ def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
         return "behind" if usual.hung and lag >= 1 else "silent"
     if pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
         return "slow"
-    return "behind" if lag >= 2 and lag * usual.pace > _LATE_S else ""
+    # One that has just started again has no pace yet, and may catch up with what it left.
+    late = pulse.pace is not None and lag >= 2 and lag * usual.pace > _LATE_S
+    return "behind" if late else ""
 
 
 def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:

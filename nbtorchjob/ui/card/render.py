@@ -182,7 +182,10 @@ def _tiles(state: JobState, now: float) -> str:
         tag("span", f"{tag('span', escape(label), DIM)} {tag('b', escape(figure))}", cls="nbt-tile")
         for label, figure in tiles
     ]
-    return (tag("div", " ".join(shown), _TILES) if shown else "") + text_line("" if noted else late, SMALL)
+    lines = ("" if noted else late, attempts.setback(state))
+    return (tag("div", " ".join(shown), _TILES) if shown else "") + "".join(
+        text_line(words, SMALL) for words in lines
+    )
 
 
 def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:
@@ -197,6 +200,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         f"torchjob {facts.last_line(state, now)}",
         *attempts.pending(state, now),
         DOT.join(_metrics(state, now)),
+        attempts.setback(state),
         *ranks.rank_lines(state, now),
         usage.matters(state),
         *attempts.lines(state),

@@ -155,6 +155,18 @@ def test_of_many_attempts_the_newest_are_told_and_where_the_rest_is():
     assert told[-1] == "and 3 more: %torchjob describe swift-otter"
 
 
+def test_a_job_that_starts_again_says_from_where_it_goes_on_until_it_has_caught_up():
+    def steps(round_, since, *numbers):
+        return [ev.Reported(since + n, 0, round_, n, {"step": s, "steps": 80}) for n, s in enumerate(numbers)]
+
+    again = [*begun(1, 1000.0), *steps(0, 1003.0, 0, *range(1, 48)), *begun(2, 1060.0)]
+
+    assert attempts.setback(job(*again)) == "attempt 2: step 48 was reached before"
+    behind = attempts.setback(job(*again, *steps(1, 1064.0, 40, 41)))
+    assert behind == "attempt 2: goes on from step 40, of 48 done before"
+    assert attempts.setback(job(*again, *steps(1, 1064.0, *range(40, 48)))) == ""
+
+
 def test_only_the_newest_attempts_failures_stand_beside_its_first_one():
     also = ev.RankExited(1024.5, 1, 1, 0, 1, code=3)
     state = job(*recoverable(1, 1000.0), *recoverable(2, 1020.0), also)

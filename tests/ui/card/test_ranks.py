@@ -204,6 +204,18 @@ def two_nodes(*facts):
     return state
 
 
+def test_a_rank_that_has_just_started_again_is_not_behind():
+    again = ev.WorkersStarted(1020.0, 0, 1, 1, (0, 1), 2)
+    ahead = [ev.Reported(1021.0 + n / 2, 0, 1, n, {"step": 40.0 + n}) for n in range(8)]
+    first, second = (ev.Reported(1024.0 + n / 2, 1, 1, n, {"step": 9.0 + n}) for n in range(2))
+    state = all_of(together(2), again, *ahead, first)
+
+    assert ranks.rank_lines(state, 1025.0) == [
+        "ranks 0-1 · 10 to 48 steps · 0.5 s per step · last report 0.5 s to 1.0 s ago"
+    ]
+    assert ranks.rank_lines(all_of(state, second), 1025.5)[1:] == ["rank 1 behind: 11 steps, the others 48"]
+
+
 def test_a_node_has_its_host_ranks_state_restarts_and_last_line():
     logs = [ev.LogChunk(1, 0, 0, b"one\n"), ev.LogChunk(3, 0, 0, b"\x1b[31mtwo\x1b[0m\nthree\n\n")]
 
