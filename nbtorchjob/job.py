@@ -396,6 +396,13 @@ class Job(Generic[T]):
         """Start a suspended job's nodes again."""
         self._backend.resume(self.info.address)
 
+    def start(self) -> None:
+        """Start a job that waits for its turn on this machine, beside the jobs that it waits for.
+
+        Raises ``SpecError`` on a cluster, where a queue decides.
+        """
+        self._backend.start(self.info.address)
+
     def retry(self) -> Job[T]:
         """Run what this job ran once more, as a new job, which shares nothing but the payload with it.
 

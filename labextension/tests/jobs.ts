@@ -19,6 +19,7 @@ export function aJob(given: Partial<Job> = {}): Job {
     notebook: 'work/train.ipynb',
     cell: 'c0ffee',
     created: 1_700_000_000,
+    started: null,
     ended: null,
     elapsed: 100,
     nodes: { asked: [2, 2], now: 2 },

@@ -27,8 +27,9 @@ class Row(FrozenDataclass):
 
     ``form`` says what its jobs' addresses look like, and ``address`` is a regular expression for them.
     ``warmed_by`` is a module whose ``warm_up`` shortens the first job's start. ``suspends`` and ``tends`` are
-    whether its jobs can be suspended, and whether something has to look after them. ``used`` tells whether
-    this user may have jobs there. What a spec depends on is in ``spec.jobspec.PLACES``.
+    whether its jobs can be suspended, and whether something has to look after them; ``queues`` is whether we
+    decide whose turn it is. ``used`` tells whether this user may have jobs there. What a spec depends on is
+    in ``spec.jobspec.PLACES``.
     """
 
     module: str
@@ -38,6 +39,7 @@ class Row(FrozenDataclass):
     warmed_by: str = ""
     suspends: bool = False
     tends: bool = False
+    queues: bool = False
     used: Callable[[], bool] = lambda: True
 
 
@@ -48,6 +50,7 @@ ROWS = {
         f"{_LABEL}{_TURN}",
         "train-2222",
         warmed_by="nbtorchjob.backends.local.launch.pool",
+        queues=True,
     ),
     "kubernetes": Row(
         "nbtorchjob.backends.kubernetes.backend",

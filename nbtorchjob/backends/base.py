@@ -334,6 +334,10 @@ class Backend(ABC):
         """Start a suspended job's nodes again."""
         self._refuse("resume", name)
 
+    def start(self, name: str) -> None:
+        """Start a job that waits for its turn, beside what has its places; others are left alone."""
+        self._refuse("start", name)
+
     def begin(self, name: str) -> None:
         """Start a run that was submitted suspended; one that has started already is left alone."""
         self._refuse("begin", name)

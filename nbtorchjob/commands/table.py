@@ -20,7 +20,7 @@ from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits, option
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, SUSPENDABLE, SUSPENDED, Offer, Offers
+from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, SUSPENDABLE, SUSPENDED, WAITING, Offer, Offers
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
@@ -358,6 +358,22 @@ _ROWS = (
             icon="run",
             rank=70,
             when=SUSPENDED,
+        ),
+    ),
+    Verb(
+        "start",
+        "NAME...",
+        "start waiting jobs beside those that run",
+        answers=verbs.start,
+        change=lambda backend, name: backend.start(name),
+        offer=Offer(
+            "Run Beside It",
+            "Start Waiting Torch Job…",
+            "Start this job beside those that it waits for",
+            icon="run",
+            rank=50,
+            when=WAITING,
+            on_card=lambda state, _live: any(wait.holder for wait in state.waiting),
         ),
     ),
     Verb(

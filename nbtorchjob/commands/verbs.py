@@ -22,6 +22,7 @@ from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultEr
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
+from nbtorchjob.state import Phase
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.text import words
@@ -228,6 +229,15 @@ def resume(args: ParsedArgs, find: Find) -> Answers:
     for name in args.words:
         find(name).resume()
         yield Answer(f"{name} resumed", {"name": name})
+
+
+def start(args: ParsedArgs, find: Find) -> Answers:
+    """Start jobs that wait for their turn, beside the jobs that they wait for."""
+    for name in args.words:
+        job = find(name)
+        waits = job.state.phase in (Phase.SUBMITTED, Phase.PENDING)
+        job.start()
+        yield Answer(f"{name} {'started' if waits else 'has started already'}", {"name": name})
 
 
 def export(args: ParsedArgs, find: Find) -> Answers:

@@ -107,7 +107,8 @@ class Waiting(FrozenDataclass):
 
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
     began, where the cluster says so; else 0. ``restarts`` is how often the operator had started all nodes
-    again before this pod was made, where pods say so.
+    again before this pod was made, where pods say so. ``holder`` is the job of this machine that has the
+    places that this one waits for, and ``stuck`` says that it hangs, so that the wait may never end.
     """
 
     time: float
@@ -120,6 +121,8 @@ class Waiting(FrozenDataclass):
     run: int = 0  # the one that ended, where it is between two
     since: float = 0.0
     restarts: int | None = None
+    holder: str = ""
+    stuck: bool = False
 
 
 GROUP = "PodGroupUnschedulable"

@@ -6,6 +6,7 @@ from enum import Enum
 from functools import cached_property
 
 from nbtorchjob.state import attempts as trying
+from nbtorchjob.state import events as ev
 from nbtorchjob.state import retrying
 from nbtorchjob.state.attempts import Attempt
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
@@ -102,6 +103,22 @@ class JobState(Known):
     def elapsed(self, now: float) -> float:
         """Seconds since submission, or from submission to the end."""
         return max(0.0, (self.ended if self.ended is not None else now) - self.info.created)
+
+    def waited(self, now: float) -> float:
+        """Seconds that it waited, for its turn or a place, before its first node started."""
+        known = (self.first_start, self.ended, now)
+        return max(0.0, next(each for each in known if each is not None) - self.info.created)
+
+    @cached_property
+    def first_start(self) -> float | None:
+        """When the first of its nodes started, in its first attempt; None before that."""
+        lives = (life for node in self.nodes.values() for life in node.lives.values())
+        return min((life.start.time for life in lives if life.start is not None), default=None)
+
+    @property
+    def blocked(self) -> ev.Waiting | None:
+        """What it waits for on this machine, where that is a job that hangs; else None."""
+        return next((wait for wait in self.waiting if wait.stuck), None)
 
     @property
     def _succeeded(self) -> bool:

@@ -120,17 +120,22 @@ def still(state: JobState, now: float) -> Stillness | None:
     unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
     if state.phase is not Phase.RUNNING or state.reforming or unread or state.stopped:
         return None
-    newest = [series.points[-1].time for series in state.series.values() if series.round == state.round]
-    lives = [life for node in state.nodes.values() for life in node.lives.values()]
-    began = [worker.time for node in state.nodes.values() for worker in node.workers[-1:]]
-    ended = [life.end for life in lives if life.over]
-    since = max([*newest, *began, *ended, *([] if state.wrote is None else [state.wrote])])
-    current = progress(state)
-    if current is not None and newest and current.overdue(now) is not None and current.every is not None:
+    since, current = heard(state), progress(state)
+    reports = any(series.round == state.round for series in state.series.values())
+    if current is not None and reports and current.overdue(now) is not None and current.every is not None:
         return (
             Stillness(since, stalled=True) if now - since > max(STALLED_S, STALLED * current.every) else None
         )
     return Stillness(since, stalled=False) if now - since > QUIET_S else None
+
+
+def heard(state: JobState) -> float:
+    """Return when anything was heard last of a job that runs, or of how its nodes came and went."""
+    newest = [series.points[-1].time for series in state.series.values() if series.round == state.round]
+    lives = [life for node in state.nodes.values() for life in node.lives.values()]
+    began = [worker.time for node in state.nodes.values() for worker in node.workers[-1:]]
+    ended = [life.end for life in lives if life.over]
+    return max([state.info.created, *newest, *began, *ended, *([] if state.wrote is None else [state.wrote])])
 
 
 def done(series: Series, unit: str, state: JobState) -> float | None:

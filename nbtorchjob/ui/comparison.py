@@ -117,7 +117,7 @@ def outcome(state: JobState, now: float, value: Any = None) -> dict[str, Any]:
         "phase": state.phase.value,
         "failure": state.failure.reason.line if state.failure else "",
         "value": value,
-        "seconds": round(state.elapsed(now), 3),
+        "seconds": round(state.elapsed(now) - state.waited(now), 3),
         "attempts": len(state.attempts),
         "restarts": state.restarts,
         "metrics": dict(metrics),

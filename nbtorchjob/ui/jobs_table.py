@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.runs import STOPPED
+from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT
 from nbtorchjob.ui.elements import grid
@@ -106,7 +107,8 @@ def _size(job: Record) -> str:
 
 
 def _row(job: Record) -> tuple[str, ...]:
-    elapsed, tried = words.duration(job["elapsed"]), job["attempts"]
+    waited = None if job["started"] is None else job["started"] - job["created"]
+    elapsed, tried = facts.ran(job["elapsed"], waited), job["attempts"]
     return (
         job["name"],
         DOT.join(filter(None, (job["status"], _doing(job)))),

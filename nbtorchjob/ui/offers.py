@@ -17,11 +17,15 @@ LIVE: Condition = {"terminal": [False]}
 ENDED: Condition = {"terminal": [True]}
 KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
+WAITING: Condition = {
+    "backend": [name for name, row in ROWS.items() if row.queues],
+    "status": ["SUBMITTED", "PENDING", "WAITING"],
+}
 SUSPENDABLE: Condition = {
     "backend": [name for name, row in ROWS.items() if row.suspends],
     "status": [
         *("SUBMITTED", "QUEUED", "PENDING", "RUNNING", "CANCELLING"),
-        *("HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"),
+        *("HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"),
     ],
 }
 

@@ -15,7 +15,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
 from nbtorchjob.state.text import attempts, facts, usage
-from nbtorchjob.text.words import LINE, clock, duration, line
+from nbtorchjob.text.words import LINE, clock, line
 from nbtorchjob.ui import comparison as code
 from nbtorchjob.ui.card import chart, describe, metrics
 from nbtorchjob.ui.comparison import Aspect, aspects
@@ -115,7 +115,7 @@ def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
             str(number),
             line(state.info.name, LINE),
             facts.status(state, now).lower(),
-            duration(state.elapsed(now)),
+            facts.took(state, now),
             facts.shape(state),
             ", ".join(metrics.summary(_series(state), 4, counting=False)),
         )

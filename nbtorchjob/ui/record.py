@@ -45,6 +45,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "notebook": info.notebook if roots is None else _below(roots, info.notebook),
         "cell": info.cell,
         "created": info.created,
+        "started": state.first_start,
         "ended": state.ended,
         "elapsed": state.elapsed(now),
         "nodes": {"asked": list(info.nodes), "now": len(state.members)},

@@ -55,6 +55,7 @@ def test_as_ranks_start_again_nobody_knows_how_long_the_rest_takes():
     again = ev.WorkersStarted(20.0, 0, 1, 1, (0, 1), 2)
     found = progress(job(*steps(0, 1, 2), *steps(0, 1, 2, rank=1), again))
 
+    assert found is not None
     assert (found.done, found.pace, found.left(21.0), found.overdue(99.0)) == (3, None, None, None)
 
 

@@ -79,7 +79,7 @@ def test_what_differs_is_shown_and_the_rest_is_named():
         "state     running       running",
         "value     {'acc': 0.9}  –",
         "loss      0.5           0.5",
-        "took      10 s          10 s",
+        "took      9.5 s         9.5 s",
         "attempts  1             1",
     ]
     assert data["alike"] is False

@@ -42,6 +42,7 @@ def test_a_new_job_has_all_fields():
         "notebook": "",
         "cell": "",
         "created": 100.0,
+        "started": None,
         "ended": None,
         "elapsed": 60.0,
         "nodes": {"asked": [1, 1], "now": 0},

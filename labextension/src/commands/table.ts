@@ -9,6 +9,7 @@ export const COMMANDS = {
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
   stacks: 'nbtorchjob:stacks',
+  start: 'nbtorchjob:start',
   end: 'nbtorchjob:end',
   suspend: 'nbtorchjob:suspend',
   resume: 'nbtorchjob:resume',
@@ -22,6 +23,7 @@ export const RANKS = {
   attach: 20,
   describe: 40,
   stacks: 45,
+  start: 50,
   end: 55,
   suspend: 60,
   resume: 70,
@@ -30,7 +32,7 @@ export const RANKS = {
   delete: 100
 } as const;
 
-export const CHANGES = ['stacks', 'cancel', 'suspend', 'resume', 'end'] as const;
+export const CHANGES = ['stacks', 'cancel', 'suspend', 'resume', 'start', 'end'] as const;
 
 // In a function, and as literals: translators' tools look for them.
 export function offersIn(trans: TranslationBundle) {
@@ -63,6 +65,13 @@ export function offersIn(trans: TranslationBundle) {
       icon: 'searchIcon',
       when: { phase: ['RUNNING'] }
     },
+    start: {
+      label: trans.__('Run Beside It'),
+      asking: trans.__('Start Waiting Torch Job…'),
+      caption: trans.__('Start this job beside those that it waits for'),
+      icon: 'runIcon',
+      when: { backend: ['local'], status: ['SUBMITTED', 'PENDING', 'WAITING'] }
+    },
     end: {
       label: trans.__('End'),
       asking: trans.__('End Torch Lab…'),
@@ -93,7 +102,8 @@ export function offersIn(trans: TranslationBundle) {
           'STALLED',
           'LEAVING',
           'DEBUGGING',
-          'RETRYING'
+          'RETRYING',
+          'WAITING'
         ]
       }
     },

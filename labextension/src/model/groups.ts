@@ -41,7 +41,14 @@ export function groupOf(listed: Listed): GroupName {
 }
 
 // As `state/text/facts.ATTENTION`.
-const ATTENTION: readonly string[] = ['HUNG', 'STALLED', 'LEAVING', 'DEBUGGING', 'RETRYING'];
+const ATTENTION: readonly string[] = [
+  'HUNG',
+  'STALLED',
+  'LEAVING',
+  'DEBUGGING',
+  'RETRYING',
+  'WAITING'
+];
 
 /** Whether somebody should act on a job, or know of it. */
 export function needsAttention(job: Job): boolean {

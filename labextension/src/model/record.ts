@@ -2,7 +2,7 @@
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 
-export type Change = 'stacks' | 'cancel' | 'suspend' | 'resume' | 'end';
+export type Change = 'stacks' | 'cancel' | 'suspend' | 'resume' | 'start' | 'end';
 
 export interface Budget {
   readonly used: number;
@@ -65,7 +65,7 @@ export interface Job {
   readonly backend: 'local' | 'kubernetes';
   readonly where: string;
   readonly phase: Phase;
-  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING" */
+  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING" */
   readonly status: string;
   readonly terminal: boolean;
   /** the path for the contents API, "" where it isn't below the server's root */
@@ -74,6 +74,8 @@ export interface Job {
   readonly cell: string;
   /** seconds since the epoch */
   readonly created: number;
+  /** when its first node started, in seconds since the epoch */
+  readonly started: number | null;
   /** seconds since the epoch */
   readonly ended: number | null;
   /** seconds */

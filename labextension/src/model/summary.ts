@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { needsAttention } from './groups';
 import type { Job } from './record';
-import { duration, stillness } from './words';
+import { duration, ran, stillness } from './words';
 
 /** The jobs that haven't ended. */
 export function underWay(jobs: Iterable<Job>): Job[] {
@@ -51,7 +51,7 @@ export function stalledLine(job: Job, elapsed: number, trans: TranslationBundle)
 
 /** What came of a job that has ended, in one line. */
 export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): string {
-  const took = duration(elapsed, trans);
+  const took = duration(ran(job, elapsed), trans);
   switch (job.phase) {
     case 'SUCCEEDED':
       if (job.lab?.ended === 'idle') {

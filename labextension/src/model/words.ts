@@ -30,6 +30,7 @@ function worded(status: string, trans: TranslationBundle): string {
     LEAVING: trans.__('Leaving'),
     DEBUGGING: trans.__('Debugging'),
     RETRYING: trans.__('Retrying'),
+    WAITING: trans.__('Waiting'),
     STOPPED: trans.__('Stopped early'),
     DELETED: trans.__('Deleted')
   };
@@ -53,6 +54,11 @@ export function duration(seconds: number, trans: TranslationBundle): string {
   return hours < 48
     ? trans.__('%1 h %2 min', hours, two(minutes % 60))
     : trans.__('%1 d %2 h', Math.floor(hours / 24), hours % 24);
+}
+
+/** How long a job has run, of the seconds that have `elapsed`: those before it had its turn don't count. */
+export function ran({ created, started }: Job, elapsed: number): number {
+  return started === null ? elapsed : Math.max(0, elapsed - Math.max(0, started - created));
 }
 
 /**

@@ -11,7 +11,10 @@ const trans = {
 } as unknown as Parameters<typeof countsOf>[1];
 
 const of = (phase: string, more: Partial<Job> = {}) =>
-  ({ phase, name: 'fox', failure: null, terminal: false, ...more }) as Job;
+  ({
+    ...{ phase, name: 'fox', failure: null, terminal: false, created: 1_700_000_000 },
+    ...{ started: null, ...more }
+  }) as Job;
 
 describe('the jobs under way', () => {
   it.each([
@@ -21,6 +24,7 @@ describe('the jobs under way', () => {
     [[of('RUNNING'), of('RUNNING'), of('FAILED', { terminal: true })], '2 torch jobs running'],
     [[of('PENDING')], '1 torch job waiting'],
     [[of('RUNNING', { status: 'STALLED' })], '1 torch job needs you'],
+    [[of('PENDING', { status: 'WAITING' })], '1 torch job needs you'],
     [
       [of('RUNNING'), of('RUNNING', { status: 'STALLED' }), of('PENDING')],
       '1 torch job running, 1 needs you, 1 waiting'
@@ -41,6 +45,8 @@ describe('what came of a job', () => {
     [of('SUCCEEDED'), 'fox succeeded after 42 s'],
     [of('CANCELLED'), 'fox was cancelled after 42 s'],
     [of('CANCELLED', { status: 'STOPPED' }), 'fox was stopped early after 42 s'],
+    [of('CANCELLED', { status: 'DELETED' }), 'fox was deleted after 42 s'],
+    [of('SUCCEEDED', { started: 1_700_000_030 }), 'fox succeeded after 12 s'],
     [of('FAILED'), 'fox failed after 42 s'],
     [of('FAILED', { failure: 'ValueError: x' }), 'fox failed after 42 s: ValueError: x']
   ])('is told in a line', (job, line) => {

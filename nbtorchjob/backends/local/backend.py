@@ -307,6 +307,17 @@ class LocalBackend(Backend):
             if supervisor is not None:
                 supervisor.signal(signal.SIGTERM)
 
+    def start(self, name: str) -> None:
+        """Let it run beside others; its GPUs it doesn't share."""
+        from nbtorchjob.backends.local.launch import (
+            pool_client,  # late, as above
+            queue,
+        )
+
+        self._job(name)
+        if liveness.queued(name) and queue.put_beside(name):
+            pool_client.step()
+
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
         job = JobDirectory(paths.jobs_dir() / name)

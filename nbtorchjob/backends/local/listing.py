@@ -19,13 +19,13 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
@@ -37,7 +37,12 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
+from nbtorchjob.state.hanging import hang
+from nbtorchjob.state.progress import heard
 from nbtorchjob.text import words
+
+if TYPE_CHECKING:
+    from nbtorchjob.backends.local.launch import queue
 
 Mark: TypeAlias = (
     "tuple[int, int, int]"  # of the file of a job's events; another one once there is more to read
@@ -114,17 +119,58 @@ def waiting(job: JobDirectory) -> Waiting | None:
 
     _step_now_and_then()
     ahead = queue.behind(job.path.name)
-    return None if ahead is None else Waiting(time.time(), _behind(*ahead))
+    return None if ahead is None else _waiting(ahead)
 
 
-def _behind(many: int, running: Sequence[str]) -> str:
-    """Say how many jobs come first, and which of them run."""
-    if not many:
-        return "next on this machine"
-    more = [f"{len(running) - 2} more"] if len(running) > 2 else []
-    names = " and ".join([*running[:2], *more])
-    who = f": {names} {'runs' if len(running) == 1 else 'run'}" if running else ""
-    return f"behind {words.count(many, 'job')}{who}"
+def _waiting(behind: queue.Behind) -> Waiting:
+    """Say which job has the places, what that does, and how many come first."""
+    now, (many, mine, holders) = time.time(), behind
+    if not many or not holders:
+        return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
+    does = {each.name: _does(each.name, now) for each in holders}
+    holder = max(holders, key=lambda each: (does[each.name].stuck, each.ranks))
+    alike = [each for each in holders if each.group == holder.group and (each.group or each is holder)]
+    ranks = sum(each.ranks for each in alike)
+    held = f"{ranks} of {words.count(mine.most, 'place')}" if mine.most else words.count(ranks, "place")
+    if mine.wants and holder.holds:
+        held = words.count(len(holder.holds), "GPU")
+    stuck = does[holder.name].stuck
+    name = holder.name if stuck else holder.group or holder.name
+    more = f"; behind {words.count(many, 'job')}" if many > 1 else ""
+    text = f"waits for {name}: {does[holder.name].text}, holds {held}{more}"
+    return Waiting(now, text, holder=name, stuck=stuck)
+
+
+class _Doing(NamedTuple):
+    """What a job does that holds places."""
+
+    text: str
+    stuck: bool
+
+
+_LOOK_S = 1.0  # between two looks at a job that others wait for
+_holders: dict[str, tuple[Listed, float, _Doing]] = {}
+
+
+def _does(name: str, now: float) -> _Doing:
+    """Return what a job does, as of a moment ago."""
+    listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
+    if listed is None or not 0 <= now - looked < _LOOK_S:
+        listed = listed or Listed(JobDirectory(paths.jobs_dir() / name))
+        with suppress(*DAMAGED):
+            listed.look()
+            state = listed.state()
+            hung = hang(state, now)
+            stuck = hung is not None and not hung.slow
+            since = heard(state) if stuck else state.first_start or state.info.created
+            doing = _Doing(f"{'hanging' if stuck else 'running'} for {words.about(now - since)}", stuck)
+        for gone in [other for other, (_, at, _) in _holders.items() if now - at > _FORGET_S]:
+            _holders.pop(gone, None)
+        _holders[name] = listed, now, doing
+    return doing
+
+
+_FORGET_S = 60.0
 
 
 def tidy(over: Collection[str]) -> None:

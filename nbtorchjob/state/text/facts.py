@@ -16,6 +16,7 @@ from nbtorchjob.state.events import (
     RankExited,
     RankFailed,
     RankStops,
+    Waiting,
 )
 from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.hanging import hang, missed
@@ -40,15 +41,16 @@ from nbtorchjob.text.words import (
 )
 
 QUEUED, STALLED, LEAVING, DEBUGGING = "QUEUED", "STALLED", "LEAVING", "DEBUGGING"
-HUNG, RETRYING, DELETED = "HUNG", "RETRYING", "DELETED"
+HUNG, RETRYING, DELETED, WAITING = "HUNG", "RETRYING", "DELETED", "WAITING"
 # In which somebody should act or know.
-ATTENTION = frozenset((HUNG, STALLED, LEAVING, DEBUGGING, RETRYING))
+ATTENTION = frozenset((HUNG, STALLED, LEAVING, DEBUGGING, RETRYING, WAITING))
 MAX_GROUPS = 8
 _NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
 _MOST_FILES = 6
 _MAX_WAITS = 4
 _MAX_STOPS = 4
 _MAX_WAIT = 200
+_WAITED_S = 10.0  # a pool, or a pod on a host that has its image, may take so long to start
 _MAX_READ = 4_000
 _MAX_OUTPUT = 10
 _MAX_NOTICES = 3
@@ -69,6 +71,8 @@ def phase(state: JobState) -> str:
         return QUEUED
     if state.suspended:
         return "SUSPENDED"
+    if state.blocked is not None:
+        return WAITING
     if state.stopped:
         return DEBUGGING
     if state.next is not None:
@@ -265,6 +269,9 @@ def waiting(state: JobState) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     queued = lifetime.waits(state)
     for wait in state.waiting:
+        if wait.holder:
+            queued += _held_up(wait, state)
+            continue
         hint = causes.of_waiting(wait).hint
         text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
         before = _before(state.nodes[wait.node]) if wait.node is not None else ""
@@ -274,6 +281,25 @@ def waiting(state: JobState) -> list[str]:
     lines = [_waiting_line(nodes, *key) for key, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
     return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
+
+
+def _held_up(wait: Waiting, state: JobState) -> list[str]:
+    """Explain which job of this machine has the places that this one waits for, and the ways out."""
+    name, holder = line(state.info.name, 80), line(wait.holder, 80)
+    ways = f"{hint('cancel', holder)} ends that job; {hint('start', name)} runs this one beside it"
+    return [elide(clean(wait.text), _MAX_WAIT), f"{ways}, as their ranks take turns on the cores"]
+
+
+def took(state: JobState, now: float) -> str:
+    """Return how long it ran, and how long it had waited before where that is worth a word: ``1.2 s``."""
+    return ran(state.elapsed(now), None if state.first_start is None else state.waited(now))
+
+
+def ran(elapsed: float, waited: float | None) -> str:
+    """Return the same of numbers of seconds; ``waited`` is None of a job that still waits."""
+    if waited is None or waited < _WAITED_S:
+        return duration(elapsed)
+    return f"{duration(elapsed - waited)}, waited {duration(waited)}"
 
 
 def _before(node: Node) -> str:
@@ -428,11 +454,11 @@ def ships(state: JobState) -> str:
 def last_line(state: JobState, now: float) -> str:
     """Return the state in one line, without its metrics."""
     link = {Phase.SUCCEEDED: "in", Phase.FAILED: "after", Phase.CANCELLED: "after"}
-    took = f"{link.get(state.phase, 'for')} {duration(state.elapsed(now))}"
+    lasted = f"{link.get(state.phase, 'for')} {took(state, now)}"
     if status(state, now) == STALLED:
-        took += ", stalled"
+        lasted += ", stalled"
     there = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
     said = labs.doing(state, now) or stillness(state, now)
-    parts = (f"{name} {phase(state)} {took}", said, shape(state), counts(state), there)
+    parts = (f"{name} {phase(state)} {lasted}", said, shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

@@ -122,7 +122,7 @@ def _fitting(room: int, *ways: str) -> tuple[str, int]:
 
 def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offers, *, live: bool) -> str:
     """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
-    took = duration(state.elapsed(now))
+    took = facts.took(state, now)
     said = [labs.doing(state, now) or stillness(state, now), took, facts.shape(state), facts.counts(state)]
     if state.phase is Phase.SUCCEEDED:
         said = [f"in {took}", *metrics.summary(_series(state), 4, counting=False), facts.counts(state)]
@@ -298,10 +298,14 @@ def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
     job = {"id": state.info.id}
     there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
-    first = "retry" if state.phase is Phase.FAILED else "stacks"  # what most want to do, if it is offered
+    # What most want to do, if it is offered.
+    first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"
     there = dict(sorted(there.items(), key=lambda item: item[0] != first))
     # In sentence case, like the rest of the card; the page's commands are in title case.
     shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
+    if offers and state.blocked is not None:
+        holder = state.blocked.holder
+        shown.insert(0, action(f"Cancel {holder}", "nbtorchjob:cancel", {"id": f"local:{holder}"}))
     return "".join(shown)
 
 

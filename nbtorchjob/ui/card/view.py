@@ -235,9 +235,9 @@ class Terminal:
             self._write(text)
 
 
-def behind(state: JobState) -> str:
-    """Say which jobs of this machine a job waits for, if it does."""
-    return next((cause.text for cause in state.waiting if cause.text.startswith("behind ")), "")
+def held_up(state: JobState) -> str:
+    """Say which job of this machine a job waits for, if it does: ``waits for train: running for 5 min``."""
+    return next((waiting.text for waiting in state.waiting if waiting.holder), "")
 
 
 class Silent:
@@ -252,9 +252,9 @@ class Silent:
 
     def draw(self, state: JobState) -> None:
         """Say once what the job waits for on this machine, and which of its ranks are stopped."""
-        if not self._waits and (queued := behind(state)):
+        if not self._waits and (queued := held_up(state)):
             self._waits = True
-            self._tell(f"{state.info.name} waits {queued}")
+            self._tell(f"{state.info.name} {queued}")
         if text := self._stops.new(state):
             self._tell(text.rstrip("\n"))
 

@@ -17,7 +17,7 @@ from nbtorchjob.state.text import facts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.card.view import Stops, behind
+from nbtorchjob.ui.card.view import Stops, held_up
 from nbtorchjob.ui.runs import render
 
 PERIOD_S = 0.5
@@ -60,9 +60,9 @@ class Silent:
     def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
         """Say once what the group waits for on this machine, and which ranks of its runs are stopped."""
         queued = all(state.phase in (Phase.SUBMITTED, Phase.PENDING) for state in states)
-        if queued and not self._waits and (first := behind(states[0])):  # the others wait for that one
+        if queued and not self._waits and (first := held_up(states[0])):  # the others wait for that one
             self._waits = True
-            self._write(safe(f"{runs.name} waits {first}"))
+            self._write(safe(f"{runs.name} {first}"))
         for state in states:
             if state.stopped or state.info.number in self._stops:
                 stops = self._stops.setdefault(state.info.number, Stops())

@@ -59,7 +59,7 @@ async def test_what_is_no_rank_is_refused(server, rank):
 async def test_an_unknown_verb_is_not_found(server):
     assert error(await server.post(jobs(JOB, "explode"))) == (
         404,
-        "a POST to a job must be one of stacks, cancel, suspend, resume, end",
+        "a POST to a job must be one of stacks, cancel, suspend, resume, start, end",
     )
 
 

@@ -105,6 +105,11 @@ CASES = {
         ),
         nodes=(2, 2),
     ),
+    "blocked": build(
+        ev.Waiting(
+            *(1001.0, "waits for stuck: hanging for 8 min, holds 2 of 2 places"), holder="stuck", stuck=True
+        ),
+    ),
     "evicted": build(
         ev.NodeStarted(1001.0, 0, "host-0", pod="a"),
         ev.NodeStarted(1001.0, 1, "host-1", pod="b"),

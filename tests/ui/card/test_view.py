@@ -364,7 +364,7 @@ def test_silence_writes_nothing(output, capsys):
 
 def test_silence_says_once_what_a_job_waits_for_and_where_a_rank_is_stopped(capsys):
     silent = view.Silent()
-    behind = ev.Waiting(1001.0, "behind 1 job: swift-otter runs")
+    behind = ev.Waiting(1001.0, "waits for swift-otter: running for 3.0 s", holder="swift-otter")
     stops = ev.RankStops(1002.0, 0, 1, 0, 7, "step", "train.py", ev.BREAKPOINT)
     for _ in range(2):
         silent.draw(state(behind))
@@ -372,7 +372,7 @@ def test_silence_says_once_what_a_job_waits_for_and_where_a_rank_is_stopped(caps
         silent.draw(state(*STARTED, stops))
     first, second = capsys.readouterr().out.splitlines()
 
-    assert first.endswith(" waits behind 1 job: swift-otter runs")
+    assert first.endswith(" waits for swift-otter: running for 3.0 s")
     assert "rank 1 stops at train.py, line 7, in `step`" in second
     assert "debug" in second
 

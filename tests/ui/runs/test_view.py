@@ -1,5 +1,7 @@
 """A group's runs while a line waits for them."""
 
+from dataclasses import replace
+
 import pytest
 
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -24,14 +26,15 @@ def run(number, *facts):
 def test_what_a_group_waits_for_and_where_a_rank_is_stopped_is_said_once(made):
     written: list[str] = []
     drawn, runs = made(written.append), Sweep()
-    behind = ev.Waiting(1001.0, "behind 1 job: swift-otter runs")
+    first = ev.Waiting(1001.0, "waits for swift-otter: running for 9.0 s", holder="swift-otter")
+    second = replace(first, text=f"{first.text}; behind 2 jobs")
     stops = ev.RankStops(1003.0, 0, 0, 0, 7, "step", "train.py", ev.BREAKPOINT)
     for _ in range(2):
-        drawn.draw(runs, [run(1, behind), run(2, ev.Waiting(1001.0, "behind 2 jobs: swift-otter runs"))])
+        drawn.draw(runs, [run(1, first), run(2, second)])
     for _ in range(2):
         drawn.draw(runs, [run(1, *STARTED), run(2, *STARTED, stops)])
 
     queued, stopped = written
-    assert queued == "sweep waits behind 1 job: swift-otter runs"
+    assert queued == "sweep waits for swift-otter: running for 9.0 s"
     assert stopped.startswith("rank 0 stops at train.py, line 7, in `step`")
     assert "debug sweep-r2" in stopped

@@ -6,7 +6,7 @@ import { quick } from '../../commands/verbs';
 import { groupOf, lookOf } from '../../model/groups';
 import type { Job } from '../../model/record';
 import { type Listed, type Runs, elapsedOf } from '../../model/runs';
-import { duration, phase, status, stillness } from '../../model/words';
+import { duration, phase, ran, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
 import type { GroupRow } from './layout';
@@ -128,7 +128,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
 
 function Elapsed({ job }: { job: Job }) {
   const { clock, elapsed, trans } = usePage();
-  const text = useSyncExternalStore(clock.subscribe, () => duration(elapsed(job), trans));
+  const text = useSyncExternalStore(clock.subscribe, () => duration(ran(job, elapsed(job)), trans));
   return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
 }
 

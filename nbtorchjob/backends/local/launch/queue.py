@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import paths
@@ -44,7 +45,8 @@ class Place(FrozenDataclass):
     """What a job takes up of this machine, and what decides when its turn comes.
 
     ``most`` is how many ranks its sender has room for, None without a limit. Of the GPUs in ``gpus`` it needs
-    so many as ``wants``, and ``holds`` those once it runs. ``starter`` is who starts it.
+    so many as ``wants``, and ``holds`` those once it runs. ``starter`` is who starts it. One that runs
+    ``beside`` others waits for no room, only for its GPUs.
     """
 
     name: str
@@ -58,6 +60,15 @@ class Place(FrozenDataclass):
     wants: int = 0
     holds: tuple[str, ...] = ()
     starter: Process | None = None
+    beside: bool = False
+
+
+class Behind(NamedTuple):
+    """How many jobs one that waits is behind, and what holds the places that it waits for."""
+
+    many: int
+    mine: Place
+    holders: list[Place]
 
 
 def place(job: JobDirectory) -> Place:
@@ -91,19 +102,29 @@ def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
     """Return those whose turn it is, in their order, with the GPUs that they hold then."""
     waiting, running = [*waiting], [*running]
     places: list[Place] = []
+    for entry in [entry for entry in waiting if entry.beside]:
+        free = _free(entry, running)
+        if len(free) >= entry.wants:
+            places.append(replace(entry, holds=tuple(free[: entry.wants])))
+            running.append(places[-1])
+        waiting.remove(entry)
     spoken_for: set[str] = set()  # GPUs that a job of its own waits for
     for grouped in (False, True):
         for entry in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
             if _many(entry, running):
                 continue  # its group has no room for it, which is nobody else's matter
-            held = {gpu for other in running for gpu in other.holds} | spoken_for
-            free = [gpu for gpu in entry.gpus if gpu not in held]
+            free = [gpu for gpu in _free(entry, running) if gpu not in spoken_for]
             if not _fits(entry, running) or len(free) < entry.wants:
                 spoken_for.update(entry.gpus if entry.wants else ())
                 break
             places.append(replace(entry, holds=tuple(free[: entry.wants])))
             running.append(places[-1])
     return places
+
+
+def _free(entry: Place, running: Iterable[Place]) -> list[str]:
+    held = {gpu for other in running for gpu in other.holds}
+    return [gpu for gpu in entry.gpus if gpu not in held]
 
 
 def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> int | None:
@@ -180,18 +201,26 @@ def leave(name: str) -> bool:
     return present
 
 
-def behind(name: str) -> tuple[int, list[str]] | None:
-    """Return how many jobs one is behind, and what runs in the places; None where it doesn't wait."""
+def put_beside(name: str) -> bool:
+    """Let a job that waits run beside what has its places; return whether it waited."""
+    with _alone() as folder:
+        entry = _read(folder / "waiting").get(name)
+        if entry is not None:
+            _write(folder / "waiting", replace(entry, beside=True))
+    return entry is not None
+
+
+def behind(name: str) -> Behind | None:
+    """Return what a job waits for; None where it doesn't wait."""
     if not liveness.queued(name):
         return None
     waiting, running = _known.look(paths.queue_dir())
     running = [*map(_taken, running)]
     many = ahead(name, waiting, running)
-    return (
-        None
-        if many is None
-        else (many, [*dict.fromkeys(entry.group or entry.name for entry in running if entry.ranks)])
-    )
+    if many is None:
+        return None
+    mine = next(entry for entry in waiting if entry.name == name)
+    return Behind(many, mine, [entry for entry in running if entry.ranks and (mine.group or not entry.group)])
 
 
 def _taken(entry: Place) -> Place:

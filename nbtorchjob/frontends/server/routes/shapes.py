@@ -88,12 +88,13 @@ _JOB = _object(
     status=_said(
         _TEXT,
         'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", '
-        'and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING"',
+        'and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"',
     ),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
     cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
     created=_said(_NUMBER, "seconds since the epoch"),
+    started=_said(_or_null(_NUMBER), "when its first node started, in seconds since the epoch"),
     ended=_said(_or_null(_NUMBER), "seconds since the epoch"),
     elapsed=_said(_NUMBER, "seconds"),
     nodes=_said(_object(asked=_pair(_COUNT), now=_COUNT), "asked: the fewest and the most"),

@@ -1,6 +1,7 @@
 """Whose turn it is on this machine, and that all get theirs, whoever dies."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+import torch.distributed as dist
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
@@ -18,6 +20,7 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.state import Phase
+from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import supervisor
 from tests.patience import LIMIT
@@ -54,6 +57,7 @@ def names(places):
         ([run("r2", at_once=1), run("h", at=1, group="h")], [run("r1")], ["h"]),
         ([job("1"), job("2", at=1), job("b", sender="b", at=2)], [], ["1", "b"]),
         ([job("2"), job("b", sender="b", at=2)], [job("1")], ["b"]),
+        ([job("1", at=1), job("2", at=2, beside=True)], [job("x", 2)], ["2"]),
     ],
     ids=[
         "in their order",
@@ -69,6 +73,7 @@ def names(places):
         "one at once is nobody else's matter",
         "kernels take turns",
         "kernels take turns with what runs",
+        "beside what has all places",
     ],
 )
 def test_whose_turn_it_is(waiting, running, due):
@@ -122,6 +127,33 @@ def test_a_job_that_is_stopped_in_the_debugger_gives_its_place_up(one_at_a_time)
     assert first.wait(LIMIT)
 
 
+def never_meet():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.barrier()
+    time.sleep(LIMIT)
+
+
+@pytest.mark.torch
+def test_a_job_behind_one_that_hangs_says_so_and_can_be_started_beside_it(monkeypatch):
+    monkeypatch.setenv(queue.RANKS, "2")
+    hangs = nbtorchjob.submit(never_meet, spec=JobSpec(Elastic(nproc_per_node=2), hang_after=1))
+    until(lambda: hangs.state.phase is Phase.RUNNING)
+    job = nbtorchjob.submit(len, "ab")
+
+    until(lambda: job.state.blocked)
+    assert facts.status(job.state, time.time()) == facts.WAITING
+    (wait,) = job.state.waiting
+    assert re.match(f"waits for {hangs.name}: hanging for [^,]+, holds 2 of 2 places", wait.text)
+    job.start()
+
+    assert job.result(LIMIT) == 2
+    assert hangs.state.phase is Phase.RUNNING
+    job.start()  # of one that has ended it changes nothing
+    hangs.cancel()
+    assert hangs.wait(LIMIT)
+
+
 @pytest.mark.torch
 def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
     first = nbtorchjob.submit(until_there, folder / "go")
@@ -130,14 +162,14 @@ def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
 
     until(lambda: first.state.phase is Phase.RUNNING)
     states = {state.name: state for state in api.jobs()}
-    runs = f"{first.name} runs"
-    assert [each.text for each in states[second.name].waiting] == [f"behind 1 job: {runs}"]
+    runs = re.compile(f"waits for {first.name}: running for [0-9.]+ s, holds 1 of 1 place")
+    assert [runs.fullmatch(each.text) is not None for each in states[second.name].waiting] == [True]
     assert states[second.name].phase is Phase.PENDING
-    until(lambda: [each.text for each in third.state.waiting] == [f"behind 2 jobs: {runs}"])
+    until(lambda: [each.text[-15:] for each in third.state.waiting] == ["; behind 2 jobs"])
     second.cancel()
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
-    until(lambda: [each.text for each in third.state.waiting] == [f"behind 1 job: {runs}"])
+    until(lambda: all(runs.fullmatch(each.text) for each in third.state.waiting))
     (folder / "go").touch()
 
     assert first.result(LIMIT) is None

@@ -187,7 +187,7 @@ async def test_a_job_that_is_deleted_ends_the_stream(connect, job):
     job.remove()
 
     assert await socket.all() == {(0, 0): b"text"}
-    assert socket.records[-1]["job"]["phase"] == "FAILED"
+    assert socket.records[-1]["job"]["status"] == "DELETED"
     assert socket.told[-1] == {"end": True}
 
 
