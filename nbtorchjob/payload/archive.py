@@ -198,6 +198,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "strict": spec.remote and spec.strict,
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
+        "nodes": spec.launch.max_nodes > 1,
         "mirror": "://" in (spec.cluster.checkpoints or ""),
         "trainer status": spec.remote and (_may_report(call) or spec.lab),
         "ship": call.shipped,

@@ -9,7 +9,7 @@ import re
 import sys
 import tokenize
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +27,7 @@ _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
-# What a program that travels has only where a job needs it: 105 kB go to each pod, and into each Secret.
+# What a program that travels has only where a job needs it: 96 kB go to each pod, and into each Secret.
 PARTS = {
     "environment": ("install/environment.py",),
     "needs": ("install/needed.py",),
@@ -35,6 +35,7 @@ PARTS = {
     "packages": ("install/needed.py", "install/packages.py"),
     "stock": ("install/stock.py",),
     "mirror": ("api/mirror.py",),
+    "nodes": tuple(f"rendezvous/{name}.py" for name in ("endpoint", "peers", "rendezvous", "signed")),
     "trainer status": ("api/trainerstatus.py",),
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
@@ -53,7 +54,7 @@ _PACKAGE = f"{_ROOM}__init__.py"
 def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    What goes ``far`` has only those ``parts`` of :data:`PARTS`, without comments and docstrings, packed as
+    What goes ``far`` has only those ``parts`` of :data:`PARTS`, of each what :func:`bare` leaves, packed as
     tightly as deflate can: that takes a second, once. What stays on this machine is packed in 20 ms.
     """
     if not far:
@@ -129,11 +130,23 @@ def _alike(members: dict[str, bytes]) -> Iterator[str]:
 
 
 def bare(source: bytes) -> bytes:
-    """Return a module without its docstrings and comments, with each line in its place.
+    """Return a module without docstrings, comments, functions' annotations and most of its indentation.
 
-    Tracebacks show the lines as they were written.
+    Each line stays in its place: tracebacks show the lines as they were written.
     """
-    edits: list[_Edit] = []
+    tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
+    lines = source.splitlines(keepends=True)
+    edits = [*_docstrings(source), *_annotations(source, tokens), *_comments(tokens)]
+    for (first, start), (last, stop), instead in sorted(edits, reverse=True):
+        rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
+        lines[first - 1 : last] = rest.splitlines(keepends=True)
+    depths = _depths(tokens)
+    for number, depth in depths.items():
+        lines[number - 1] = b" " * depth + lines[number - 1].lstrip()
+    return b"".join(line.rstrip() + b"\n" for line in lines)
+
+
+def _docstrings(source: bytes) -> Iterator[_Edit]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, DOCUMENTED) or not (text := ast.get_docstring(node)) or _is_license(text):
             continue
@@ -143,16 +156,49 @@ def bare(source: bytes) -> bytes:
         # A body, and a line that goes on behind the docstring, needs something in its place.
         alone = not others or others[0].lineno == docstring.end_lineno
         end = docstring.end_lineno, docstring.end_col_offset
-        edits.append(((docstring.lineno, docstring.col_offset), end, b'""' if alone else b""))
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        yield (docstring.lineno, docstring.col_offset), end, b'""' if alone else b""
+
+
+def _annotations(source: bytes, tokens: Sequence[tokenize.TokenInfo]) -> Iterator[_Edit]:
+    """Yield those of functions alone: those of classes make dataclasses."""
+    arrows = [
+        (token.start[0], len(token.line[: token.start[1]].rstrip().encode()))
+        for token in tokens
+        if token.string == "->"
+    ]
+    for node in ast.walk(ast.parse(source)):
+        annotation = getattr(node, "returns", getattr(node, "annotation", None))
+        if not isinstance(annotation, ast.expr) or isinstance(node, ast.AnnAssign):
+            continue
+        assert annotation.end_lineno is not None
+        assert annotation.end_col_offset is not None
+        if isinstance(node, ast.arg):
+            start = node.lineno, node.col_offset + len(node.arg.encode())
+        else:
+            start = max(arrow for arrow in arrows if arrow < (annotation.lineno, annotation.col_offset))
+        yield start, (annotation.end_lineno, annotation.end_col_offset), b""
+
+
+def _comments(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[_Edit]:
+    for token in tokens:
         if token.type == tokenize.COMMENT and not _is_license(token.string):
             line, column = token.start[0], len(token.line[: token.start[1]].encode())
-            edits.append(((line, column), (line, column + len(token.string.encode())), b""))
-    lines = source.splitlines(keepends=True)
-    for (first, start), (last, stop), instead in sorted(edits, reverse=True):
-        rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
-        lines[first - 1 : last] = rest.splitlines(keepends=True)
-    return b"".join(line.rstrip() + b"\n" for line in lines)
+            yield (line, column), (line, column + len(token.string.encode())), b""
+
+
+def _depths(tokens: Iterable[tokenize.TokenInfo]) -> dict[int, int]:
+    """Return how deep each line of code has to be indented; lines within strings are not among them."""
+    depths: dict[int, int] = {}
+    within: set[int] = set()
+    depth = brackets = 0
+    for token in tokens:
+        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        within.update(range(token.start[0] + 1, token.end[0] + 1))  # only a string's token has several lines
+        if token.string.strip():
+            depths.setdefault(token.start[0], 0 if brackets else depth)
+        if token.type == tokenize.OP:
+            brackets += (token.string in "([{") - (token.string in ")]}")
+    return {number: depths[number] for number in depths.keys() - within}
 
 
 def _is_license(text: str) -> bool:

@@ -17,7 +17,7 @@ from nbtorchjob.runtime.node.agent import NodeAgent, terminated
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.node.meter import EVERY
 from nbtorchjob.runtime.rank.worker import Rank
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.store.payload import Payload
 
 _IDLE_S = 1.0  # between two looks at ranks that wait

@@ -79,7 +79,7 @@ from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects.wire import derived, sign
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded, store_may_be_gone
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
 _HEAR_S = 60.0  # for the next piece of a payload to come

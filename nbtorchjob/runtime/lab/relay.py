@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from nbtorchjob.runtime.ask.answering import Refused
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded, store_may_be_gone
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 
 Connect = Callable[[], Any]
 

@@ -26,7 +26,7 @@ from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.facts.samples import ENDED
 from nbtorchjob.runtime.look.inquiry import Inquiry
 from nbtorchjob.runtime.look.profiling import Profiling
-from nbtorchjob.runtime.rendezvous.peers import Alone
+from nbtorchjob.runtime.rendezvous.alone import Alone
 
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
 

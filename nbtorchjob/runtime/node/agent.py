@@ -71,7 +71,7 @@ from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.node.meter import Meter
 from nbtorchjob.runtime.node.watchdog import LIMIT_S, Watchdog
 from nbtorchjob.runtime.rendezvous import groups
-from nbtorchjob.runtime.rendezvous.peers import Alone, PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded
 
 
 @contextmanager

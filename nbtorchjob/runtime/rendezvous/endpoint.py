@@ -21,7 +21,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rendezvous import listening
-from nbtorchjob.runtime.rendezvous.peers import END, PREFIX, Peers, PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import END, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 
 _QUIET_S = 5.0  # of waiting, before it is told

@@ -51,13 +51,11 @@ import json
 import threading
 import time
 import zlib
-from contextlib import suppress
-from typing import Any, Callable, Dict, Optional, Sequence, Set, Type
-
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from typing import Any, Callable, Dict, Optional, Sequence, Set
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT, emit
+from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
 
 PREFIX = "nbtorchjob/peers"
 END = "end"
@@ -68,92 +66,6 @@ _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
 _SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
 _SEEN = 16  # nodes whose samples a node tells
 _SEEN_BYTES = 1 << 16  # of one, compressed
-
-
-class PeersEnded(RendezvousError):  # type: ignore[misc]
-    """This node has to end with ``code``, because of another one; the text is "" if that one tells why.
-
-    A rendezvous error, as torch's thread that keeps a node alive in a rendezvous expects no other.
-    """
-
-    def __init__(self, code: int, text: str = "") -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def store_may_be_gone(*others: "Type[Exception]") -> "suppress":
-    """Leave off a step if the store can't be reached (torch: ``RuntimeError``), or for ``others``.
-
-    Nothing else has to be done about it: the thread of :class:`Peers` that looks at the store ends the node.
-    """
-    return suppress(RuntimeError, *others)
-
-
-class Alone:
-    """The peers of a job of one node: nobody to tell, nobody to lose."""
-
-    peer_lost = False
-    replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
-    patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
-    on_sample_wanted: "Callable[[str], None]" = staticmethod(lambda why: None)  # called in another thread
-    on_end: "Callable[[], None]" = staticmethod(lambda: None)  # called before ranks end because of a peer
-
-    def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
-        """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
-
-    def lose_peer(self) -> None:
-        """Take in that another node of this round is gone."""
-
-    def check(self) -> None:
-        """Raise ``PeersEnded`` once this node has to end."""
-
-    def tell(self, code: int) -> int:
-        """Tell the others that this node ends with ``code``; return the code to end with."""
-        return code
-
-    def want_sample(self, why: str) -> None:
-        """Have the other nodes of this round take a sample."""
-
-    def show_sample(self, record: Dict[str, Any]) -> None:
-        """Have other nodes of this round tell this one's sample as well."""
-
-    asks = False  # whether ranks of another node call ``leaving()``
-    leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
-
-    def say_asks(self) -> None:
-        """Tell the other nodes that ranks of this one call ``leaving()``."""
-
-    def want_leave(self, seconds: float) -> None:
-        """Tell the other nodes that a node is about to end, for which ranks have so many seconds."""
-        self.leaves = seconds
-
-    def say(self, word: str, value: str) -> "Optional[list[str]]":
-        """Say it for this node in this round; return what all nodes have said, None until they have."""
-        return [value]
-
-    def have_said(self, word: str) -> "list[bool]":
-        """Return which nodes of this round have said it."""
-        return [True]
-
-    def decide(self, word: str, value: str) -> str:
-        """Say it for all nodes of this round, unless another one has; return what stands."""
-        return value
-
-    def others_done(self) -> bool:
-        """Whether the ranks of all other nodes of this round have returned."""
-        return True
-
-    def finish(self, limit: float) -> None:
-        """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
-
-    def close(self) -> None:
-        """End, once the others have read the last word if the store goes with this node."""
-
-    def pulse(self, limit: float) -> Optional[PeersEnded]:
-        """Return why this node has to end, if its main thread hasn't come to ``check`` for ``limit`` seconds.
-
-        To be called once a second by a thread that nothing can block.
-        """
 
 
 class _Ring:

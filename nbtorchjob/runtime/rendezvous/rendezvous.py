@@ -9,25 +9,23 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousStoreInfo,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
 )
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import node_index
 from nbtorchjob.runtime.rendezvous import groups
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.endpoint import Endpoint, Meeting
-from nbtorchjob.runtime.rendezvous.peers import Alone, Peers, PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import Peers
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 
 # c10d reads other keys than the "timeout" of flytekit's defaults. With a node range
@@ -45,50 +43,6 @@ DEFAULTS = {
 
 
 _SHORTEST_S = 0.005
-
-
-class Solo(RendezvousHandler):  # type: ignore[misc]
-    """A rendezvous of one agent, without waiting: c10d would sleep up to 0.3 s before its first round."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self.peers = Alone()
-        self._store: Any = None
-
-    def get_backend(self) -> str:
-        """See the base class."""
-        return "solo"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """See the base class: ranks meet in the agent's store, but not in torch's way (``groups``)."""
-        return False
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Return a world of one agent at once."""
-        shared = HashStore()
-        self._store = groups.open_store(shared, "", "127.0.0.1")
-        return RendezvousInfo(shared, 0, 1, RendezvousStoreInfo("127.0.0.1", get_free_port()))
-
-    def is_closed(self) -> bool:
-        """See the base class."""
-        return False
-
-    def set_closed(self) -> None:
-        """See the base class."""
-
-    def num_nodes_waiting(self) -> int:
-        """Nobody ever joins."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """See the base class."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """Close the store."""
-        self._store = None
-        return True
 
 
 class Watched(RendezvousHandler):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.objects.wire import derived, sign
-from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 
 _MARK = 32  # bytes, in front of each value
 _NONCE = 16  # bytes, in front of a sealed one

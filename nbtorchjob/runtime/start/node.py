@@ -79,7 +79,7 @@ def _ended(exc: Exception, node: int) -> int:
     try:
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        from nbtorchjob.runtime.rendezvous.peers import PeersEnded
+        from nbtorchjob.runtime.rendezvous.alone import PeersEnded
     except Exception:  # a torch that goes with other packages than there are
         return _tell(exc, node, exits.CONFIG_ERROR)
     if isinstance(exc, PeersEnded):
@@ -275,10 +275,10 @@ def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.
 
 
 def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
-    from nbtorchjob.runtime.rendezvous import rendezvous
+    from nbtorchjob.runtime.rendezvous import alone
 
     if launch["nodes"] == (1, 1):
-        return rendezvous.Solo(launch["run_id"])
+        return alone.Solo(launch["run_id"])
     if not launch["endpoint"]:
         raise PayloadError(
             "this is one of %d nodes, and nothing says where they meet: set PET_RDZV_ENDPOINT to HOST:PORT"
@@ -286,6 +286,13 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
         )
     if not key:
         raise PayloadError("the nodes of a job know each other by its key: set %s to its file" % KEY_FILE)
+    try:
+        from nbtorchjob.runtime.rendezvous import rendezvous  # late: it travels only where it is needed
+    except ModuleNotFoundError:
+        raise PayloadError(
+            "this is one of %d nodes, and the job was submitted for one: submit it with --nnodes %d"
+            % (launch["nodes"][1], launch["nodes"][1])
+        ) from None
     run_id, addr = launch["run_id"], injected.local_addr()
     # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
     own = wire.derived(key, "nodes", injected.run(), os.environ.get(injected.ATTEMPT, ""), run_id)

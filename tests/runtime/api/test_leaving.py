@@ -9,7 +9,7 @@ import pytest
 from nbtorchjob.runtime.api import leaving
 from nbtorchjob.runtime.api.leaving import Page
 from nbtorchjob.runtime.node.departure import Departure
-from nbtorchjob.runtime.rendezvous.peers import Alone
+from nbtorchjob.runtime.rendezvous.alone import Alone
 from tests.patience import LIMIT
 
 fork = multiprocessing.get_context("fork")

@@ -25,7 +25,7 @@ from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.runtime.facts import emit, samples
 from nbtorchjob.runtime.look import outside, sampler
 from nbtorchjob.runtime.look.lookout import Lookout, _Stall
-from nbtorchjob.runtime.rendezvous.peers import Alone
+from nbtorchjob.runtime.rendezvous.alone import Alone
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import attempts
 from tests.backends.kubernetes.stage import until

@@ -10,7 +10,7 @@ import pytest
 
 from nbtorchjob import Leaving, checkpoint_dir, leaving
 from nbtorchjob.runtime.node.departure import Departure
-from nbtorchjob.runtime.rendezvous.peers import Alone
+from nbtorchjob.runtime.rendezvous.alone import Alone
 from tests.backends.kubernetes.nodes import Node, kill, pack
 from tests.backends.kubernetes.stage import until
 from tests.ports import free_port

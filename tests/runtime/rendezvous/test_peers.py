@@ -23,7 +23,8 @@ from torch.distributed import TCPStore
 from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import emit, exits
-from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers, PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.runtime.store.frames import LogPiece
