@@ -14,7 +14,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.rendezvous import endpoint
-from nbtorchjob.runtime.rendezvous.peers import END, PREFIX, PeersEnded
+from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+from nbtorchjob.runtime.rendezvous.peers import END, PREFIX
 from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 
@@ -76,7 +77,7 @@ def test_what_no_agent_of_the_job_wrote_is_an_error(forge, read, shared):
     assert caught.value.code == exits.INFRASTRUCTURE_ERROR
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"train.py: step()" * 5000])
+@pytest.mark.parametrize("data", [b"", b"train.py: step() ", b"train.py: step()" * 5000])
 def test_what_is_sealed_is_read_by_agents_of_the_job_alone(data, shared):
     mine = SignedStore(shared, KEY)
     mine.seal("seen", data)
