@@ -41,9 +41,11 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
         "has(object.metadata.ownerReferences) && "
         f"object.metadata.ownerReferences.exists(owner, owner.name == {_JOB})"
     )
+    # Without the label of its job each of them is an error, which refuses the object, too.
     validations = [
-        (f"'{labelling.JOB}' in {_LABELS} && {named} && {owned}", "is named after its job, which owns it"),
-        (f"'{labelling.JOB}' in {_LABELS} && {_ASKS}", "is made by whoever may patch its job"),
+        (named, "is named after its job"),
+        (owned, "is owned by its job"),
+        (_ASKS, "is made by whoever may patch its job"),
     ]
     return [
         {
