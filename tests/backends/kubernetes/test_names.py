@@ -13,6 +13,7 @@ from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import package as payload
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import attempts, submitter
@@ -23,10 +24,12 @@ from nbtorchjob.machine import loop
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, Next, Phase
-from tests.backends.kubernetes.stage import running, until
+from tests.backends.kubernetes.stage import collection, running, until
 from tests.patience import LIMIT
 
 JOBS, PODS = "apis/batch/v1/{}/jobs", "api/v1/{}/pods"
+SERVICES, CONFIGMAPS = "api/v1/{}/services", "api/v1/{}/configmaps"
+POLICIES = "apis/networking.k8s.io/v1/{}/networkpolicies"
 WAIT = "begin(); wait('go'); value(1)"
 
 
@@ -183,6 +186,62 @@ def test_what_is_left_of_a_job_is_in_no_way_of_the_next_one_of_its_name(stage):
 
     assert (second.name, second.result(LIMIT)) == ("same", 2)
     stage.cluster.slow_collection(0)
+
+
+# Volcano makes them once, and takes those that are there: what a former job left would go under the next one.
+def test_what_volcano_made_for_a_former_job_is_gone_before_the_next_one_of_its_name_is_sent(stage):
+    former = running(stage.submit(WAIT, name="same", kind="volcano"))
+    stage.cluster.slow_collection(3)
+    former.delete()
+    assert "same" in {service["metadata"]["name"] for service in stage.objects(SERVICES)}
+    job = running(stage.submit(WAIT, cell="2", name="same", kind="volcano"))
+    stage.cluster.slow_collection(0)
+
+    (obj,) = stage.objects(collection(KINDS["volcano"].api))
+    for path in (SERVICES, CONFIGMAPS):
+        (made,) = [each for each in stage.objects(path) if each["metadata"]["name"].startswith("same")]
+        assert labelling.owned(made, obj)
+    stage.sign("go")
+    assert (job.name, job.result(LIMIT)) == ("same", 1)
+
+
+FOREIGN = [
+    ("trainjob", "Service", "web"),
+    ("volcano", "Service", "web"),
+    ("volcano", "ConfigMap", "web-svc"),
+    ("volcano", "NetworkPolicy", "web"),
+]
+
+
+@pytest.mark.parametrize(("kind", "what", "name"), FOREIGN)
+def test_a_name_by_which_an_operator_would_take_anothers_object_is_refused(stage, kind, what, name):
+    path, body = _foreign(what, name)
+    stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
+    said = str(stage.refused(NameTakenError, name="web", kind=kind))
+
+    assert f"has a {what} '{name}' that nbtorchjob didn't make: choose another --name" in said
+    assert name in {each["metadata"]["name"] for each in stage.objects(path)}
+
+
+def _foreign(kind, name):
+    """Return the path of somebody's object, and what it is."""
+    body = {"kind": kind, "metadata": {"name": name}}
+    if kind == "Service":
+        return SERVICES, {
+            "apiVersion": "v1",
+            **body,
+            "spec": {"selector": {"app": name}, "ports": [{"port": 80}]},
+        }
+    if kind == "ConfigMap":
+        return CONFIGMAPS, {"apiVersion": "v1", **body, "data": {"key": "value"}}
+    spec = {"podSelector": {"matchLabels": {"app": name}}, "policyTypes": ["Ingress"]}
+    return POLICIES, {"apiVersion": "networking.k8s.io/v1", **body, "spec": spec}
+
+
+def test_an_account_that_may_not_look_for_others_objects_submits_all_the_same(stage):
+    stage.become(("list", "configmaps"), ("list", "networkpolicies"))
+
+    assert stage.submit("begin(); value(1)", name="web", kind="volcano").result(LIMIT) == 1
 
 
 def test_who_still_follows_a_deleted_job_starts_no_attempt_of_it_for_the_next_one(stage):

@@ -38,6 +38,12 @@ _RUNTIMES = [
     for kind in KINDS.values()
     if kind.runtimes is not None
 ]
+ADOPTED = tuple(
+    Use("list", api, f"refusing a job's name where {kind.operator} would take another's object of that name")
+    for kind in KINDS.values()
+    for api, _ in kind.adopts
+    if api != paths.SERVICES  # which all may list
+)
 # A job runs without these: what they are for is left out, and the doctor reports it.
 OPTIONAL = (
     Use("list watch", paths.EVENTS, "why a pod waits"),
@@ -63,6 +69,7 @@ OPTIONAL = (
         "get", paths.VISIBLE_QUEUES, "which place a job has in its queue, as Kueue counts", "pendingworkloads"
     ),
     Use("list watch", paths.POD_GROUPS, "what pods wait for that Kubernetes places all at once"),
+    *ADOPTED,
     Use("patch", paths.WORKLOADS, "`suspend` and `resume` of a job that its queue has admitted"),
 )
 # The same, for what is in no namespace, or in all.

@@ -107,7 +107,8 @@ class Kind(FrozenDataclass):
     otherwise than one might expect, on a server of that version. ``uses`` are what an account must be
     permitted besides what all kinds need. ``unrestricted`` yields what its operator adds to the job's pods
     that the Pod Security level ``restricted`` refuses, each with what to do. ``controls`` returns whether a
-    pod's controller, an owner reference, is the job object or was made for it by its operator.
+    pod's controller, an owner reference, is the job object or was made for it by its operator. ``adopts`` are
+    the objects that its operator makes once for a job, by ``{name}``, or takes as they are if there are any.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Kind(FrozenDataclass):
     cautions: Callable[[JobSpec, int], Iterable[str]] = lambda spec, minor: ()
     uses: tuple[Use, ...] = ()
     queues: Queues | None = None
+    adopts: tuple[tuple[Api, str], ...] = ()
     unrestricted: Callable[[JobSpec], Iterable[str]] = lambda spec: ()
     controls: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda owner, obj: (
         owner.get("uid") == obj["metadata"]["uid"]

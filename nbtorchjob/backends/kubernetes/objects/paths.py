@@ -25,6 +25,7 @@ class Api(NamedTuple):
 PODS = Api("", "v1", "pods", "Pod")
 SECRETS = Api("", "v1", "secrets", "Secret")
 SERVICES = Api("", "v1", "services", "Service")
+CONFIGMAPS = Api("", "v1", "configmaps", "ConfigMap")
 POLICIES = Api("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 EVENTS = Api("", "v1", "events", "Event")
 NAMESPACES = Api("", "v1", "namespaces", "Namespace")

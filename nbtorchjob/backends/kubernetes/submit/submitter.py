@@ -75,6 +75,8 @@ _log = logging.getLogger(__name__)
 _TRIES = 5
 _DIGITS = 12  # of a digest, in a file's name
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
+_COLLECTED_S = 30.0  # for what belonged to a deleted job to go, too
+_LOOK_S = 0.2
 HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
 
 
@@ -136,6 +138,7 @@ class Submitter:
             draft = await self._renamed(draft, _names(await self._others(draft)))
         for _ in range(_TRIES):
             try:
+                await self._await_collection(draft)
                 if not self._packed.travels:
                     await asyncio.to_thread(self._packed.store, self._url(draft.info))
                 uid = await self._create(draft)
@@ -304,7 +307,38 @@ class Submitter:
             obj = await self._existing(target)
             if obj is not None and not labelling.is_ours(obj):
                 return f"{target.api.kind} {target.name!r}"
-        return ""
+        strangers = (target for target, obj in await self._beside(draft) if not _made_for(draft, obj))
+        return next((f"{target.api.kind} {target.name!r}" for target in strangers), "")
+
+    async def _await_collection(self, draft: Draft) -> None:
+        """Wait until what an operator made for an earlier job of the name is gone with that job.
+
+        It would take that for the new job's. Raises ``AlreadyExistsError`` for what somebody else made, which
+        it would take as well, and even delete when the job ends.
+        """
+        until = time.monotonic() + _COLLECTED_S
+        while left := await self._beside(draft):
+            for target, obj in left:
+                if not _made_for(draft, obj):
+                    raise AlreadyExistsError(f"{target} isn't this job's, and has the name")
+            if time.monotonic() > until or await self._found(draft.job) is not None:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _beside(self, draft: Draft) -> list[tuple[Target, Object]]:
+        """Return what there is under the names that the job's operator uses, as far as we may list it."""
+        targets = [
+            Target(api, draft.scope.namespace, name.format(name=draft.info.name))
+            for api, name in draft.kind.adopts
+        ]
+        lists = await asyncio.gather(*map(self._listed, targets))
+        return [(target, obj) for target, objs in zip(targets, lists, strict=True) for obj in objs]
+
+    async def _listed(self, target: Target) -> list[Object]:
+        with suppress(ClusterError):
+            named = f"metadata.name={target.name}"
+            return (await self._client.list(target.api, target.namespace, fields=named, bare=True)).items
+        return []
 
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
@@ -319,7 +353,7 @@ class Submitter:
         """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
         owners = orphan["metadata"].get("ownerReferences")
         if not owners:
-            return time.time() - created(orphan) > HALF_MADE_S
+            return self._client.now() - created(orphan) > HALF_MADE_S
         made = (owners[0]["apiVersion"], owners[0]["kind"])
         apis = (kind.api for kind in KINDS.values())
         api = next((api for api in apis if (api.group_version, api.kind) == made), None)
@@ -387,6 +421,11 @@ def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         key: _merged(obj.get(key) or {}, value) for key, value in patch.items() if isinstance(value, dict)
     }
     return {**obj, **patch, **both}
+
+
+def _made_for(draft: Draft, obj: Object) -> bool:
+    """Whether an operator made an object for a job of that name, be it an earlier one."""
+    return any(owner.get("name") == draft.info.name for owner in obj["metadata"].get("ownerReferences") or ())
 
 
 def _names(jobs: Iterable[JobRef]) -> set[str]:

@@ -1,7 +1,8 @@
 """Names, addresses and ports of pods that all live on this machine.
 
 Each pod gets a loopback address of its own. There is no DNS for the job's names, so a name in a pod's environment becomes the
-address of the pod it stands for; rendezvous ports become free ones, a set for each job, as all pods share one machine.
+address of the pod it stands for, unless another Service has the name; rendezvous ports become free ones, a set for each job,
+as all pods share one machine.
 """
 
 import re
@@ -13,6 +14,8 @@ from tests.ports import free_port
 # A whole value that is a port, in a variable named so.
 PORT_VARIABLE = re.compile(r"_PORT$")
 HOST_AND_PORT = re.compile(r"(?P<host>127\.\d+\.\d+\.\d+):(?P<port>\d+)")
+
+Find = Callable[[str], Object | None]
 
 
 class Network:
@@ -26,13 +29,22 @@ class Network:
         """Return the pod's own address."""
         return self._address(pod["metadata"]["namespace"], hostname(pod))
 
-    def rewriter(self, pod: Object) -> Callable[[str, str], str]:
-        """Return what rewrites an environment variable: name and value to value."""
+    def rewriter(self, pod: Object, service: Find) -> Callable[[str, str], str]:
+        """Return what rewrites an environment variable: name and value to value.
+
+        ``service`` finds a Service by name: DNS knows the names of those pods that it selects. One that isn't
+        there yet is taken to come.
+        """
         space, family = pod["metadata"]["namespace"], _family(pod)
         names = _peers(pod)
 
+        def resolve(found: re.Match[str]) -> str:
+            host = found["host"]
+            there = service(pod["spec"].get("subdomain") or host)
+            return self._address(space, host) if there is None or _selects(there, pod) else found[0]
+
         def rewrite(name: str, value: str) -> str:
-            value = names.sub(lambda found: self._address(space, found["host"]), value)
+            value = names.sub(resolve, value)
             if PORT_VARIABLE.search(name) and value.isdigit():
                 return str(self._port(space, family, int(value)))
             return HOST_AND_PORT.sub(
@@ -62,6 +74,13 @@ def hostname(pod: Object) -> str:
 def _family(pod: Object) -> str:
     """Return what a job's pods have in common: their subdomain, or their name without role and number."""
     return pod["spec"].get("subdomain") or re.sub(r"-[a-z]+-\d+$", "", pod["metadata"]["name"])
+
+
+def _selects(service: Object, pod: Object) -> bool:
+    """Whether a Service is headless, and the pods of this one's job are its own."""
+    spec, labels = service["spec"], pod["metadata"].get("labels") or {}
+    selector = {key: value for key, value in (spec.get("selector") or {}).items() if "/replica-" not in key}
+    return spec.get("clusterIP") == "None" and selector.items() <= labels.items()
 
 
 def _peers(pod: Object) -> re.Pattern[str]:

@@ -10,7 +10,7 @@ from tests.backends.kubernetes.cluster import podtokens
 from tests.backends.kubernetes.cluster.images import PYTHON, built, program
 from tests.backends.kubernetes.cluster.kubeletcache import KubeletCache
 from tests.backends.kubernetes.cluster.network import Network, hostname
-from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, Object, Resource
+from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, SERVICES, Object, Resource
 
 NODE = "localhost"
 CLOCK = "WARM_CLOCK_AHEAD_S"  # read by ``warm/interpreter.py``
@@ -44,7 +44,7 @@ class Sandbox:
     ) -> None:
         self._cache, self._pod, self.folder, self.ahead_s = cache, pod, folder, ahead_s
         self._space = pod["metadata"]["namespace"]
-        self._rewrite = network.rewriter(pod)
+        self._rewrite = network.rewriter(pod, lambda name: cache.find(SERVICES, self._space, name))
         self.address = network.address(pod)
         self._volumes: dict[str, Path] = {}
 

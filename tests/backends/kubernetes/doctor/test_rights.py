@@ -121,9 +121,10 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
 
     inside, outside = used(stage, name)
     others = {Right("list", each.api.group, each.api.plural) for each in KINDS.values()} - {*allowed}
-    better = {*rights.rights((*rights.OPTIONAL, *rights.BEATS))}
+    better = {*rights.rights((*rights.OPTIONAL, *rights.BEATS))} - {*allowed}
     assert inside - better - others == {*allowed}
     assert {*rights.EVENTS, *rights.ASKING} <= inside
+    assert {Right("list", each.group, each.plural) for each, _ in KINDS[kind].adopts} <= inside
     assert outside <= {*rights.rights(rights.CLUSTERWIDE)}
 
 
@@ -142,7 +143,7 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
 
     inside, outside = used(stage, name)
     # What is used while there is a job, or only where there are queues, or groups.
-    later = {*rights.EVENTS, *rights.ASKING, *rights.SOME}
+    later = {*rights.EVENTS, *rights.ASKING, *rights.SOME, *rights.rights(rights.ADOPTED)}
     assert inside == {*rights.rights(rights.OPTIONAL)} - later
     # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
     told = {Right("list", "", "pods"), Right("get", "", "nodes")}

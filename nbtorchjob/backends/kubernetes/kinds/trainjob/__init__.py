@@ -3,6 +3,7 @@
 from nbtorchjob.backends.kubernetes.kinds.base import Complaints, Kind
 from nbtorchjob.backends.kubernetes.kinds.trainjob.manifest import API, CONTAINER, OURS, check, manifests
 from nbtorchjob.backends.kubernetes.kinds.trainjob.status import facts, node, plain
+from nbtorchjob.backends.kubernetes.objects.paths import SERVICES
 
 __all__ = ["KIND"]
 
@@ -31,6 +32,7 @@ KIND = Kind(
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),
     runtimes=OURS,
+    adopts=((SERVICES, "{name}"),),  # JobSet 0.12 does: one that selects other pods knows no node's name
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
     children={"JobSet": "{name}", "Job": "{name}-node-0"},
     complaints=Complaints(

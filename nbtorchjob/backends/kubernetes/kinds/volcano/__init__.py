@@ -11,7 +11,13 @@ from nbtorchjob.backends.kubernetes.kinds.volcano.manifest import (
     owns_retries,
 )
 from nbtorchjob.backends.kubernetes.kinds.volcano.status import closed, facts, node, plain, restarts
-from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS, QUEUES
+from nbtorchjob.backends.kubernetes.objects.paths import (
+    COMMANDS,
+    CONFIGMAPS,
+    POLICIES,
+    QUEUES,
+    SERVICES,
+)
 
 __all__ = ["KIND"]
 
@@ -46,5 +52,7 @@ KIND = Kind(
     restarts=restarts,
     cautions=cautions,
     uses=(Use("create", COMMANDS, "`cancel`, `suspend`, `resume`"),),
+    # Of plugin svc. As a job ends it deletes all three by name, whoever made them (1.15).
+    adopts=((SERVICES, "{name}"), (CONFIGMAPS, "{name}-svc"), (POLICIES, "{name}")),
     queues=Queues(QUEUES, "Volcano", QUEUE, closed),
 )

@@ -10,6 +10,7 @@ from tests.backends.kubernetes.cluster.controllers.volcanopod import (
     ANNOTATION,
     config_of,
     pods_of,
+    policy_of,
     service_of,
 )
 from tests.backends.kubernetes.cluster.controllers.volcanopolicy import VERSION, decide, outcome
@@ -33,6 +34,7 @@ WAYS = {
 _ALL = tuple(action for action in WAYS if action != "ResumeJob")
 HEEDED = {"Pending": _ALL, "Running": _ALL, "Aborting": ("ResumeJob",), "Aborted": ("ResumeJob",)}
 ENDS = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
+_PLUGGED = "controlledResources"  # of the status: which plugins have made what they make
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
 
 
@@ -119,6 +121,7 @@ class Volcano(Controller):
             # What has ended stays to be looked at, unless it is to run again.
             if mine and (not facts.ended(pod) or (restart and not last)):
                 await self._delete(job, pod)
+        await self._plug_out(job, status)
         if restart:
             status["retryCount"] = retries
         status["version"] = status.get("version", 0) + 1
@@ -152,6 +155,9 @@ class Volcano(Controller):
                 await self._delete(job, pod)
         group = f"{collection(GROUPS, 'podgroups', job['metadata']['namespace'])}/{_group_name(job)}"
         await self.client.delete(group)
+        if _PLUGGED in status:
+            await self._plug_out(job, status)
+            job = await self.write(job, status)
         seconds = job["spec"].get("ttlSecondsAfterFinished")
         if seconds is None or status["state"]["phase"] == "Aborted":
             return None
@@ -163,7 +169,6 @@ class Volcano(Controller):
 
     async def _sync(self, job: Object, status: Object, pods: list[Object]) -> float | None:
         """Make what is missing and draw the phase from what is there."""
-        spec, space = job["spec"], job["metadata"]["namespace"]
         if status["state"]["phase"] == "Restarting" and any(
             "deletionTimestamp" in pod["metadata"] for pod in pods
         ):
@@ -171,11 +176,7 @@ class Volcano(Controller):
             return None
         if not await self._admit(job):
             return 1.0
-        for body, plural in ((service_of(job), "services"), (config_of(job), "configmaps")):
-            if "svc" in (spec.get("plugins") or {}):
-                owner = {"ownerReferences": [self.reference(job)]}
-                body["metadata"] |= owner
-                await self.client.ensure(collection("v1", plural, space), body)
+        job = await self._plug_in(job, status)
         known = {pod["metadata"]["name"] for pod in pods}
         refused: dict[str, ApiError] = {}
         for body in pods_of(job, status, self.reference(job), _group_name(job)):
@@ -196,6 +197,29 @@ class Volcano(Controller):
             _enter(status, phase)
         await self.write(job, status)
         return None
+
+    async def _plug_in(self, job: Object, status: Object) -> Object:
+        """Have plugin svc make what it makes, once for each start; what has the names is taken, whoever made it."""
+        plugins = job["spec"].get("plugins") or {}
+        if _PLUGGED in status or not plugins:
+            return job
+        for path, body in _beside(job) if "svc" in plugins else ():
+            body["metadata"]["ownerReferences"] = [self.reference(job)]
+            try:
+                await self.client.create(path, body)
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+                if body["kind"] == "ConfigMap":
+                    await self.client.patch(f"{path}/{body['metadata']['name']}", {"data": body["data"]})
+        status[_PLUGGED] = {f"plugin-{name}": name for name in plugins}
+        return await self.write(job, dict(status))
+
+    async def _plug_out(self, job: Object, status: Object) -> None:
+        """Remove what plugin svc makes: by name, whoever made it."""
+        if "plugin-svc" in status.pop(_PLUGGED, {}):
+            for path, body in _beside(job):
+                await self.client.delete(f"{path}/{body['metadata']['name']}")
 
     async def _admit(self, job: Object) -> bool:
         """Make the PodGroup; say whether the cluster has room for the gang. Without room there are no pods."""
@@ -247,6 +271,16 @@ def _go(name: str, error: ApiError) -> str:
         f'Status:"Failure", Message:{said}, Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d9f0540), '
         f"Code:{error.code}}}}}"
     )
+
+
+def _beside(job: Object) -> list[tuple[str, Object]]:
+    """Return what plugin svc makes, each with the path of its collection, in the order in which it does."""
+    space = job["metadata"]["namespace"]
+    return [
+        (collection("v1", "configmaps", space), config_of(job)),
+        (collection("v1", "services", space), service_of(job)),
+        (collection("networking.k8s.io/v1", "networkpolicies", space), policy_of(job)),
+    ]
 
 
 def _group_name(job: Object) -> str:

@@ -37,6 +37,17 @@ def config_of(job: Object) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
 
 
+def policy_of(job: Object) -> Object:
+    """Return the NetworkPolicy of plugin svc: only the job's own pods reach each other."""
+    meta = job["metadata"]
+    own = {
+        "matchLabels": {"volcano.sh/job-name": meta["name"], "volcano.sh/job-namespace": meta["namespace"]}
+    }
+    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+    head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return {**head, "metadata": {"name": meta["name"]}, "spec": spec}
+
+
 def pods_of(job: Object, status: Object, owner: Object, group: str) -> list[Object]:
     """Return all pods of a job."""
     return [
