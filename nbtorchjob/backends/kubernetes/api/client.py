@@ -87,6 +87,10 @@ class Client:
         """How many requests were sent so far."""
         return self._connection.requests
 
+    def now(self) -> float:
+        """Return the cluster's time, in seconds since the epoch."""
+        return self._connection.clock.now()
+
     @property
     def reached(self) -> bool:
         """Whether the server has ever answered; one that hasn't is more likely the wrong one."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -32,6 +34,7 @@ WHOLE_SECONDS = 60.0
 # A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
 OBJECT_BYTES = 8 << 20
 _REFUSAL_BYTES = 1 << 16
+_AGREES_S = 5.0  # by which this machine's clock may differ from a cluster's
 
 
 class Request(NamedTuple):
@@ -87,12 +90,36 @@ class Answer:
             yield chunk
 
 
+class ServerClock:
+    """A cluster's time, to compare what it records with: this machine's clock may be wrong, or be set.
+
+    The ``Date`` of an answer has whole seconds; a clock of this machine that agrees with it is finer.
+    """
+
+    def __init__(self) -> None:
+        self._heard: tuple[float, float] | None = None  # a time, and when it was heard, by a steady clock
+
+    def hear(self, date: str) -> None:
+        """Note an answer's ``Date``, if it is one."""
+        with suppress(TypeError, ValueError, OverflowError):
+            self._heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
+
+    def now(self) -> float:
+        """Return the seconds since the epoch; before the first answer they are this machine's."""
+        mine = time.time()
+        if self._heard is None:
+            return mine
+        theirs = self._heard[0] + time.monotonic() - self._heard[1]
+        return theirs if abs(theirs - mine) > _AGREES_S else mine
+
+
 class Connection:
     """The pool of connections of one kubeconfig context (None: the current one), made when first needed."""
 
     def __init__(self, context: str | None) -> None:
         self.requests = 0
         self.answered = False
+        self.clock = ServerClock()
         self._context = context
         self._logins: list[Login] = []
         self._lock = asyncio.Lock()
@@ -201,6 +228,7 @@ class Connection:
             )
         self.answered = True
         response: aiohttp.ClientResponse = sent.response
+        self.clock.hear(response.headers.get("Date", ""))
         return response
 
 

@@ -126,7 +126,7 @@ async def end(job: JobRef) -> None:
     cache = job.cache
     if cache.claim(job.info):  # else its follower here notes its end
         try:
-            for fact in (ev.Removed(time.time()), ev.Closed(time.time())):
+            for fact in (ev.Removed(job.session.client.now()), ev.Closed(job.session.client.now())):
                 cache.note(fact)
         finally:
             cache.release()
@@ -144,7 +144,7 @@ async def cancel(job: JobRef, early: str = "") -> None:
     if await _over(job):
         return
     await save_logs(job)
-    when = labelling.wish(time.time(), early)
+    when = labelling.wish(job.session.client.now(), early)
     await holding.halt(
         job.session,
         job.kind,

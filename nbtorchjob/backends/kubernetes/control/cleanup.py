@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -52,11 +51,12 @@ async def leftovers() -> list[Leftover]:
             states = await find.states(scope, everyone=False)
             for job, state in states:
                 since = state.ended if state.ended is not None else state.cancelled
-                if since is not None and (state.ended is not None or time.time() - since > _ENDING_S):
+                now = job.session.client.now()
+                if since is not None and (state.ended is not None or now - since > _ENDING_S):
                     what = f"{state.phase.value} {job.kind.api.kind} in {scope.namespace}"
-                    every.append(Leftover(state.info.name, what, time.time() - since, state))
-            for kind, item in await _orphans(scope, [job.info for job, _ in states]):
-                every.append(_orphan(scope, kind, item))
+                    every.append(Leftover(state.info.name, what, now - since, state))
+            for kind, item, age in await _orphans(scope, [job.info for job, _ in states]):
+                every.append(_orphan(scope, kind, item, age))
     for unused, _ in await _unused():
         every.append(Leftover(unused.url, str(unused), unused.age))
     return every
@@ -89,12 +89,12 @@ async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
     return pairs
 
 
-def _orphan(scope: Scope, kind: str, item: Object) -> Leftover:
-    what = f"{kind} without a job in {scope.namespace}"
-    return Leftover(item["metadata"]["name"], what, _age(item))
+def _orphan(scope: Scope, kind: str, item: Object, age: float) -> Leftover:
+    return Leftover(item["metadata"]["name"], f"{kind} without a job in {scope.namespace}", age)
 
 
-async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Object]]:
+async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Object, float]]:
+    """Return what belongs to no job, by kind, and for how many seconds it has been there."""
     names, groups = {info.name for info in jobs}, {info.group for info in jobs} - {""}
     client, labels = (await session(scope.context)).client, labelling.of_user(user())
     orphans = []
@@ -105,21 +105,17 @@ async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Obj
             if api is POLICIES:  # whoever asks for none needs no permission to see any
                 continue
             raise
-        orphans += [(kind, item) for item in items]
+        orphans += [(kind, item, client.now() - created(item)) for item in items]
     # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
     # may be about to create the job that a young one belongs to.
     return [
-        (kind, item)
-        for kind, item in orphans
+        (kind, item, age)
+        for kind, item, age in orphans
         if (item["metadata"].get("labels") or {}).get(labelling.JOB) not in names
         and (item["metadata"].get("labels") or {}).get(labelling.GROUP) not in groups
         and not item["metadata"].get("ownerReferences")
-        and _age(item) > submitter.HALF_MADE_S
+        and age > submitter.HALF_MADE_S
     ]
-
-
-def _age(item: Object) -> float:
-    return time.time() - created(item)
 
 
 async def clear(leftover: Leftover) -> None:
@@ -153,7 +149,7 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
 async def _expired(job: JobRef, state: JobState) -> bool:
     """Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched."""
     due = expires(job, state) if job.mine else None
-    if due is None or due > time.time():
+    if due is None or due > job.session.client.now():
         return False
     with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
         await expire(job)
@@ -174,7 +170,7 @@ _expiring: set[asyncio.Task[None]] = set()
 
 
 async def _expire(job: JobRef, due: float) -> None:
-    await asyncio.sleep(max(0.0, due - time.time()))
+    await asyncio.sleep(max(0.0, due - job.session.client.now()))
     with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
         current = await find.find(job.info.address)
         if current.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
@@ -217,9 +213,9 @@ async def _clear_orphan(leftover: Leftover) -> None:
     for scope in namespaces.looked_at():
         with find.asking(scope):
             jobs = [job.info for job, _ in await find.states(scope, everyone=False)]
-            for kind, item in await _orphans(scope, jobs):
-                orphan = _orphan(scope, kind, item)
-                if (orphan.name, orphan.what) == (leftover.name, leftover.what):
+            for kind, item, age in await _orphans(scope, jobs):
+                found = _orphan(scope, kind, item, age)
+                if (found.name, found.what) == (leftover.name, leftover.what):
                     client = (await session(scope.context)).client
                     target = Target(_PARTS[kind], scope.namespace, orphan.name)
                     await client.delete(target, uid=item["metadata"]["uid"])

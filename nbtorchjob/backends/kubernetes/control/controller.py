@@ -66,23 +66,23 @@ class JobController:
         self._stopped: set[int] = set()  # attempts
         self._seen: dict[tuple[str, int], float] = {}  # when, by our own clock, something was first seen
         self._not_before = 0.0
-        self._held: float | None = None  # since when, by our own clock, something holds the attempt back
+        self._held: float | None = None  # since when something holds the attempt back
 
     def wake(self, state: JobState) -> float | None:
         """Return the seconds until there may be something to do though nothing changed; None for never."""
         due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._ours else [])]
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
-        if self._not_before > time.time():
+        if self._not_before > self._now():
             due.append(self._not_before)
         now = time.monotonic()
         waits = any(now - seen < _ENDED_WITHIN_S + _LOOK_S for seen in self._seen.values())
         soon = [_LOOK_S] if waits or self.owes(state) else []
-        return min([*soon, *(max(_LOOK_S, at - time.time()) for at in due if at is not None)], default=None)
+        return min([*soon, *(max(_LOOK_S, at - self._now()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
         """Do what is due; return what became of it. ``reading``: logs of the job may still tell more."""
-        if time.time() < self._not_before:
+        if self._now() < self._not_before:
             return []
         if state.cancelled is not None:
             if self.owes(state):
@@ -90,7 +90,7 @@ class JobController:
         elif state.next is not None:
             if self._late(state):
                 # The deadline comes before the next attempt.
-                due = state.deadline_at or time.time()
+                due = state.deadline_at or self._now()
                 await self._halt(state, labelling.STOPPED, labelling.mark(due, failure.DEADLINE_EXCEEDED))
                 return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
             if self._ready(state, reading=reading):
@@ -100,7 +100,9 @@ class JobController:
             if state.tries in self._stopped:
                 return []
             if reason:
-                await self._halt(state, labelling.STOPPED, labelling.mark(_when(state, reason), reason))
+                await self._halt(
+                    state, labelling.STOPPED, labelling.mark(_when(state, reason, self._now()), reason)
+                )
             else:
                 await self._lose_patience(state)
         return []
@@ -141,7 +143,7 @@ class JobController:
 
     def _late(self, state: JobState) -> bool:
         due = state.deadline_at if _DEADLINE in self._ours else None
-        return due is not None and time.time() >= due
+        return due is not None and self._now() >= due
 
     def _start_by(self, state: JobState) -> float | None:
         """When the newest attempt is ended for what holds it back; None while nothing does."""
@@ -149,13 +151,13 @@ class JobController:
         if held is None or self._info.start_within_s is None:
             self._held = None
             return None
-        self._held = self._held or time.time()
+        self._held = self._held or self._now()
         return (starting.since(state, held) or self._held) + self._info.start_within_s
 
     async def _lose_patience(self, state: JobState) -> None:
         """End an attempt that was held back for too long."""
         due, held = self._start_by(state), starting.held(state)
-        if held is None or due is None or due > time.time():
+        if held is None or due is None or due > self._now():
             return
         why = labelling.mark(due, failure.NEVER_STARTED, f"{held.reason} {' '.join(held.text.split())}")
         await self._halt(state, labelling.STOPPED, why)
@@ -187,7 +189,10 @@ class JobController:
         # What failed first may be known only when all nodes have ended and their logs are read.
         waited = self._waited("end", state.tries)
         quiet = (state.all_over and not reading) or waited > _ENDED_WITHIN_S
-        return quiet and state.next is not None and time.time() >= state.next.at
+        return quiet and state.next is not None and self._now() >= state.next.at
+
+    def _now(self) -> float:
+        return self._session.client.now()
 
     def _waited(self, what: str, attempt: int) -> float:
         now = time.monotonic()
@@ -204,7 +209,7 @@ class JobController:
         except (ForbiddenError, NotFoundError):
             pass  # whoever may only look sees it end as its operator has it; what is gone has ended
         except ClusterError:
-            self._not_before = time.time() + AGAIN_S
+            self._not_before = self._now() + AGAIN_S
             return
         else:
             journal.note(self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}")
@@ -227,18 +232,18 @@ class JobController:
                 _paid(state, following),
             )
         except PayloadGoneError:
-            now = round(time.time(), 3)
+            now = round(self._now(), 3)
             await self._halt(state, labelling.STOPPED, labelling.mark(now, ABANDONED))
             return abandoned(now, state.tries)
         except ClusterError as exc:
-            self._not_before = time.time() + AGAIN_S
+            self._not_before = self._now() + AGAIN_S
             text = f"attempt {following.number} can't be started: {exc}"
-            return [ev.Waiting(time.time(), text, reason="Refused", stage=ev.Stage.PLACING)]
+            return [ev.Waiting(self._now(), text, reason="Refused", stage=ev.Stage.PLACING)]
         if not begun:
             return []
         why = f"number {following.number}; number {state.tries} ended: {_charged(state, following)}"
         journal.note(self._info, "began an attempt", why)
-        return [ev.AttemptBegan(time.time(), following.number)]
+        return [ev.AttemptBegan(self._now(), following.number)]
 
 
 def marked_only(kind: Kind, state: JobState) -> bool:
@@ -270,7 +275,7 @@ def _why(state: JobState, mark: str, text: str) -> str:
     return f"{reason}: {first.reason.line}" if first is not None else reason
 
 
-def _when(state: JobState, reason: str) -> float:
+def _when(state: JobState, reason: str, now: float) -> float:
     """When there was reason to end the newest attempt; now, if nothing says when."""
     if state.verdict is not None:
         return state.verdict.time
@@ -281,7 +286,7 @@ def _when(state: JobState, reason: str) -> float:
         return first.time
     # Of a budget that is used up it was the end of the attempt before.
     ends = [attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None]
-    return max(ends, default=time.time())
+    return max(ends, default=now)
 
 
 def _final(run: Life) -> bool:

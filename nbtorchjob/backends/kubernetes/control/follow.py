@@ -183,7 +183,7 @@ class Follower:
             async for change in changes:
                 if change.type == SYNCED:
                     self._unlisted.discard(self._kind.api.plural)
-                    await self._queue.put([] if seen else [ev.Removed(time.time())])
+                    await self._queue.put([] if seen else [ev.Removed(self._session.client.now())])
                     continue
                 seen = True
                 new = change.object["metadata"]["uid"] not in self._attempts
@@ -196,7 +196,7 @@ class Follower:
                     self._waits.append(asyncio.ensure_future(self._guarded(self._follow_workloads)))
                 newest = labelling.attempt(change.object) == self._state.tries
                 if change.type == DELETED and (newest or labelling.attempt(change.object) == 1):
-                    facts.append(ev.Removed(time.time()))
+                    facts.append(ev.Removed(self._session.client.now()))
                 await self._queue.put(facts)
                 if new:
                     strays, self._strays = self._strays, {}
@@ -290,7 +290,7 @@ class Follower:
         if unready or self._state.cancelled is None or self._seen is None:
             return []
         seen, self._seen = self._seen, None
-        return vanished(self._state, seen)
+        return vanished(self._state, seen, self._session.client.now())
 
     async def _missed(self) -> list[ev.Event]:
         """List the pods once more, where the operator has seen the end of more than are known."""
@@ -322,7 +322,7 @@ class Follower:
         facts = of_pod(self._kind, pod, node)
         if change.type == DELETED:
             self._troubles.forget_pod(pod)
-            return [*facts, lifecycle.gone(pod, node, time.time())]
+            return [*facts, lifecycle.gone(pod, node, self._session.client.now())]
         facts += self._troubles.know_pod(pod)
         if uid not in self._logs and any(isinstance(fact, ev.NodeStarted) for fact in facts):
             self._logs[uid] = asyncio.ensure_future(self._guarded(partial(self._follow_log, pod, node)))
@@ -369,7 +369,7 @@ class Follower:
                     await self._queue.put(reader.events(lines))
         except ClusterError as exc:
             text = f"the rest of node {node}'s log can't be had: {exc}"
-            await self._queue.put([ev.Notice(time.time(), text)])
+            await self._queue.put([ev.Notice(self._session.client.now(), text)])
         await self._queue.put([])  # to look whether that was all
 
     async def _tend(self) -> list[ev.Event]:

@@ -186,7 +186,7 @@ async def _ended(session: Session, kind: Kind, target: Target, until: float, las
             return  # or somebody else, who may, has deactivated it meanwhile
         if time.monotonic() > look:
             look += _AGAIN_S
-            note = {labelling.POKED: labelling.mark(time.time())}
+            note = {labelling.POKED: labelling.mark(session.client.now())}
             await session.client.patch(target, {"metadata": {"annotations": note}})
         await asyncio.sleep(_LOOK_S)
     raise UnheededError(f"{target.name}: its operator doesn't end it; try again")

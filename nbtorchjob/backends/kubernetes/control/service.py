@@ -96,7 +96,7 @@ class Lease:
         return lease is not None
 
     async def _renewed(self, version: str) -> Object:
-        return await self._write(version, {"renewTime": _now()})
+        return await self._write(version, {"renewTime": self._stamp()})
 
     async def _taken(self) -> Object | None:
         try:
@@ -121,12 +121,16 @@ class Lease:
             self._others = beat, now
         return now - self._others[1] > HOLD_S
 
+    def _stamp(self) -> str:
+        now = datetime.fromtimestamp(self._client.now(), timezone.utc)
+        return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
     def _new(self) -> Object:
         spec = {
             "holderIdentity": self._who,
             "leaseDurationSeconds": int(HOLD_S),
-            "acquireTime": _now(),
-            "renewTime": _now(),
+            "acquireTime": self._stamp(),
+            "renewTime": self._stamp(),
         }
         metadata = {"name": self._target.name, "namespace": self._target.namespace, "labels": self._labels}
         return {"apiVersion": LEASES.group_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
@@ -138,9 +142,8 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     Raises ``ClusterError``.
     """
     leases = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    seen = [
-        tender for tender in map(_read, (obj for obj in leases if _for(obj, whose))) if tender is not None
-    ]
+    read = (_read(obj, client.now()) for obj in leases if _for(obj, whose))
+    seen = [tender for tender in read if tender is not None]
     return min(seen, key=lambda tender: tender.since, default=None)
 
 
@@ -171,17 +174,13 @@ def _for(obj: Object, user_: str) -> bool:
     return str(obj["metadata"].get("name")).startswith(NAME) and whose in (None, labelling.word(user_))
 
 
-def _read(obj: Object) -> Tended | None:
+def _read(obj: Object, now: float) -> Tended | None:
     spec = obj.get("spec") or {}
     who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
     hold = spec.get("leaseDurationSeconds")
-    if not who or time.time() - beat > (hold if isinstance(hold, int) else HOLD_S):
+    if not who or now - beat > (hold if isinstance(hold, int) else HOLD_S):
         return None
     return Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 _FIND_S = 30.0  # between two looks for namespaces that jobs were newly sent to

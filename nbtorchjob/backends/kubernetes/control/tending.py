@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
@@ -192,14 +191,14 @@ class Tender:
             soon = min((kept.due for kept in self._jobs.values() if kept.due is not None), default=None)
             # Wait until something changes, or a job is due.
             when = soon if not self._unlisted else None
-            waits = None if when is None else max(0.0, when - time.time())
+            waits = None if when is None else max(0.0, when - self._session.client.now())
             alarm = None if waits is None else asyncio.get_running_loop().call_later(waits, self._woken.set)
             await self._woken.wait()
             if alarm is not None:
                 alarm.cancel()
 
     def _due(self) -> Iterator[_Key]:
-        now = time.time()
+        now = self._session.client.now()
         for key, kept in self._jobs.items():
             if key in self._changed or (kept.due is not None and kept.due <= now):
                 yield key
@@ -225,7 +224,7 @@ class Tender:
             kept.due = None
             LOG.warning("%s is left alone: %s", job.info.address, exc)
             return
-        if kept.due is not None and kept.due <= time.time():
+        if kept.due is not None and kept.due <= self._session.client.now():
             kept.due = None
             work = self._visit if state.ended is None or _untidy(job, state, kept) else self._expire
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, partial(work, job, kept)))
@@ -266,10 +265,10 @@ class Tender:
             await work()
         except NBTorchJobError as exc:
             LOG.warning("%s/%s: %s", self._scope, key[1], exc)
-            again = time.time() + AGAIN_S
+            again = self._session.client.now() + AGAIN_S
         except Exception:
             LOG.exception("%s/%s", self._scope, key[1])
-            again = time.time() + AGAIN_S
+            again = self._session.client.now() + AGAIN_S
         kept.visit, kept.due = None, again
         if again is None:
             self._changed.add(key)
@@ -304,7 +303,7 @@ class Tender:
 
 def _state(job: JobRef, kept: _Kept) -> JobState:
     """Return what the objects and pods of a job say; their logs aren't read."""
-    pods, now = kept.pods, time.time()
+    pods, now = kept.pods, job.session.client.now()
     state = briefly(job, [*pods.here.values(), *pods.gone.values()])
     numbered = [(job.kind.node(pod), pod) for pod in filter(job.owns, pods.gone.values())]
     went = [lifecycle.gone(pod, node, now) for node, pod in numbered if node is not None]

@@ -177,7 +177,7 @@ def facts(job: JobRef, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:
     return [*events, *(fact for node, pod in pods for fact in of_pod(job.kind, pod, node))]
 
 
-def vanished(state: JobState, present: Container[str]) -> list[ev.Event]:
+def vanished(state: JobState, present: Container[str], now: float) -> list[ev.Event]:
     """Report which pods of a cancelled job went while nobody here followed it: those that aren't ``present``.
 
     Its end is that of the last of them; of others a verdict tells the end, and such pods no cause.
@@ -190,7 +190,7 @@ def vanished(state: JobState, present: Container[str]) -> list[ev.Event]:
     # Of a pod that nobody here ever saw there may be a log: whoever cancels caches it.
     known = {(node.index, word.pod): False for node in state.nodes.values() for word in node.workers} | known
     lost = [(node, pod) for (node, pod), over in known.items() if pod and not over and pod not in present]
-    return [ev.NodeGone(time.time(), node, pod) for node, pod in lost]
+    return [ev.NodeGone(now, node, pod) for node, pod in lost]
 
 
 def closed(state: JobState) -> JobState:

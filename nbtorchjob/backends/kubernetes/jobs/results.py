@@ -43,7 +43,7 @@ async def facts_now(job: JobRef) -> list[ev.Event]:
     if state.cancelled is not None:
         # Listed last: a pod that is known by now and not there is gone.
         present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
-        events += (gone := vanished(state, present))
+        events += (gone := vanished(state, present, job.session.client.now()))
         state = reduce(apply, gone, state)
     end = closed(state).closed
     return events if end is None else [*events, ev.Closed(end)]

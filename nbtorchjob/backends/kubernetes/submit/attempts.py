@@ -6,7 +6,6 @@ makes it. All that it takes lies with the first attempt's object, so that any ke
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
@@ -103,7 +102,7 @@ async def begin(
         minor=await session.minor(),
         runtime=await _runtime(client, scope, kind, spec),
         attempt=following.number,
-        remaining_s=None if deadline is None else int(deadline - time.time()),
+        remaining_s=None if deadline is None else int(deadline - client.now()),
         on_demand=following.on_demand,
         owner=reference(first),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -177,6 +178,7 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         for name in [name for name in waiting if name in going or _over(name)]:
             (folder / "waiting" / name).unlink(missing_ok=True)
             del waiting[name]
+        new = [*_behind(new, waiting.values())]
         taken = map(_taken, going.values())
         starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *new], taken)]
         for entry in starts:
@@ -188,6 +190,14 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
             if entry.name not in begun:
                 _write(folder / "waiting", entry)
     return starts
+
+
+def _behind(new: Iterable[Place], waiting: Iterable[Place]) -> Iterator[Place]:
+    """Yield new places, each behind all that wait: the clock may have been set back since those came."""
+    latest = max((place.at for place in waiting), default=-math.inf)
+    for place in new:
+        latest = max(place.at, math.nextafter(latest, math.inf))
+        yield replace(place, at=latest)
 
 
 def leave(name: str) -> bool:

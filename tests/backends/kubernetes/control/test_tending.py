@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,12 +17,16 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
 from nbtorchjob.backends.kubernetes.control import service
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import SECRETS
+from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import Budget, Phase
+from nbtorchjob.state import Budget, JobInfo, Phase
 from tests.backends.kubernetes.mortal import elsewhere, made
-from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.stage import collection, until
 from tests.patience import LIMIT
 
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
@@ -239,3 +244,44 @@ def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage)
     with looked_after(stage):
         attempts(stage, job, 2)
     assert holder(stage) == []
+
+
+@pytest.fixture(params=[-3600.0, 86400.0], ids=["an hour back", "a day ahead"])
+def wrong(request, monkeypatch):
+    """Have this machine's clock be wrong for the tender, and right for the cluster, which runs here, too."""
+    now = time.time
+
+    def told():
+        caller = sys._getframe(1).f_globals["__name__"]
+        return now() + (request.param if caller.startswith("nbtorchjob.backends.kubernetes.") else 0.0)
+
+    monkeypatch.setattr(time, "time", told)
+    return request.param
+
+
+def test_a_clock_that_is_wrong_ends_and_removes_no_job_and_holds_none_up(stage, wrong):
+    short, long = (
+        Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=s, active_deadline_seconds=s))
+        for s in (2, 3600)
+    )
+    goes_on = stage.submit("begin(); wait('go'); value(1)", kind="volcano", launch=long)
+    late = stage.submit("begin(); wait('never')", kind="volcano", launch=short)
+    again = stage.submit(AGAIN, retry=OURS)
+    stays, goes = (stage.submit("value(1)", kind="trainjob", launch=launch) for launch in (long, short))
+    with looked_after(stage):
+        until(lambda: f"{again.name}-a2" in names(stage, "indexedjob"))
+        until(lambda: goes.name not in names(stage, "trainjob"))
+        until(lambda: late.name not in names(stage, "volcano"))
+
+    assert stays.name in names(stage, "trainjob")
+    assert goes_on.name in names(stage, "volcano")
+    secret = {"name": "young", "labels": labelling.labels(JobInfo("young", "kubernetes"), user())}
+    path = f"/{collection(SECRETS).format(f'namespaces/{stage.namespace}')}"
+    stage.cluster.request("POST", path, {"apiVersion": "v1", "kind": "Secret", "metadata": secret})
+    assert all(left.state is not None for _, left in api.leftovers())  # its job may be about to come
+    stage.sign("go")
+    assert goes_on.result(LIMIT) == 1
+
+
+def names(stage, kind):
+    return [obj["metadata"]["name"] for obj in stage.objects(collection(KINDS[kind].api))]

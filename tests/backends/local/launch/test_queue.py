@@ -155,10 +155,12 @@ def test_a_job_behind_one_that_hangs_says_so_and_can_be_started_beside_it(monkey
 
 
 @pytest.mark.torch
-def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder):
+def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder, monkeypatch):
     first = nbtorchjob.submit(until_there, folder / "go")
     second = nbtorchjob.submit(until_there, folder / "go")
-    third = nbtorchjob.submit(until_there, folder / "go")
+    with monkeypatch.context() as clock:  # somebody sets it back: nobody is overtaken for that
+        clock.setattr(time, "time", lambda now=time.time: now() - 3600)
+        third = nbtorchjob.submit(until_there, folder / "go")
 
     until(lambda: first.state.phase is Phase.RUNNING)
     states = {state.name: state for state in api.jobs()}
