@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -280,11 +281,14 @@ class Conversation:
             raise WireError("it isn't a message")
         self._asked = True
         self._messages.number(number)
+        own = secrets.token_hex(16)
         try:
-            return self._messages.write(dict(self._question), questions.QUESTION_BYTES)
+            said = self._messages.write({**self._question, questions.OWN: own}, questions.QUESTION_BYTES)
         except WireError as exc:
             self.end(f"the question is too long: {exc}")
             return b""
+        self._messages.number(own)
+        return said
 
     def say(self, content: Mapping[str, Any] | bytes) -> bytes:
         """Return what says it to the node; raises ``WireError`` where that is too long."""

@@ -16,7 +16,7 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api import remote
 from nbtorchjob.backends.kubernetes.jobs import asking
 from nbtorchjob.backends.talk import Conversation
-from nbtorchjob.runtime.ask.questions import RECORD_BYTES, Messages
+from nbtorchjob.runtime.ask.questions import OWN, RECORD_BYTES, Messages
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from tests.backends.test_profiles import STARTED, TOLD, TRACE, Asked, packed, take
@@ -135,8 +135,11 @@ def test_forged_words_of_the_debugger_are_left_out():
 )
 def test_what_a_node_ends_with_is_one_short_line(said, trouble):
     node, conversation = Messages(KEY), Conversation(1, KEY, {"question": "sample"})
-    conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
+    asked = conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
     node.number("1")
+    question = node.read(bytearray(asked), RECORD_BYTES)
+    assert isinstance(question, dict)
+    node.number(question[OWN])
     conversation.hear(node.write({"end": said}, RECORD_BYTES))
     assert conversation.over
     assert conversation.answer.trouble == trouble

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 from nbtorchjob.runtime.ask.questions import (
     ANSWER_BYTES,
+    OWN,
     QUESTION_BYTES,
     RECORD_BYTES,
     SOCKET,
@@ -155,6 +156,7 @@ class _Talk:
                     raise ConnectionError("no question came")
                 if isinstance(asked, bytes):
                     raise WireError("it isn't a question")
+                self._messages.number(str(asked.pop(OWN, "")))
             except WireError as exc:
                 self._say({"end": "it can't take the question: %s" % exc})
             else:

@@ -1,8 +1,8 @@
 """What is said where a node is asked: one connection, one question, and what answers it.
 
     node   {"number": …}        never the same twice: no question can be asked again by who heard it
-    asker  {"question": …, …}   signed for that number, as all that follows
-    node   {"record": …}        as many as it takes
+    asker  {"question": …, …}   signed for that number, with one of its own, for which no old answer is signed
+    node   {"record": …}        as many as it takes, signed for both, as all that follows
     asker  anything             meanwhile, where the question is one that goes on
     node   {"end": ""}          or why there is no more
 
@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
 
 from nbtorchjob.runtime.objects.wire import WireError, derived, sign
 
+OWN = "own number"  # of a question: the asker's
 SOCKET = "node.sock"  # in the node's own folder
 QUESTION_BYTES = 1 << 16
 RECORD_BYTES = 1 << 20  # as of a fact
@@ -56,8 +57,8 @@ class Messages:
         self._places: Optional[Tuple[Iterator[int], Iterator[int]]] = None  # of what is written, and read
 
     def number(self, number: str) -> None:
-        """Sign all that follows for this conversation alone."""
-        self._number = number
+        """Sign all that follows for this conversation alone: with one side's number, and then both."""
+        self._number += number
 
     def write(self, content: Content, most: int) -> bytes:
         """Return the next message; raises ``WireError`` above ``most`` bytes."""

@@ -180,6 +180,23 @@ def test_a_question_that_was_overheard_is_not_answered_again(node):
     assert len(asked) == 1
 
 
+def test_an_answer_that_was_overheard_is_not_believed_again(node):
+    connect, overheard = node(echo=echo), []
+    talk = Conversation(0, KEY, {"question": "echo", "of": 1})
+    with connect() as peer:
+        while not talk.over:
+            overheard.append(peer.recv(4096))
+            if said := talk.hear(overheard[-1]):
+                peer.sendall(said)
+    assert talk.answer.records == ({"asked": {"question": "echo", "of": 1}},)
+
+    again = Conversation(0, KEY, {"question": "echo", "of": 1})
+    for data in overheard:
+        again.hear(data)
+    assert again.answer.records == ()
+    assert again.answer.trouble.startswith("what answers isn't a node of this job")
+
+
 @pytest.mark.parametrize(
     "sent",
     [
