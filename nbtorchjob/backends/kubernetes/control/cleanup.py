@@ -214,8 +214,8 @@ async def _clear_orphan(leftover: Leftover) -> None:
         with find.asking(scope):
             jobs = [job.info for job, _ in await find.states(scope, everyone=False)]
             for kind, item, age in await _orphans(scope, jobs):
-                found = _orphan(scope, kind, item, age)
-                if (found.name, found.what) == (leftover.name, leftover.what):
+                orphan = _orphan(scope, kind, item, age)
+                if (orphan.name, orphan.what) == (leftover.name, leftover.what):
                     client = (await session(scope.context)).client
                     target = Target(_PARTS[kind], scope.namespace, orphan.name)
                     await client.delete(target, uid=item["metadata"]["uid"])

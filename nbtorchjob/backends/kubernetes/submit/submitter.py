@@ -321,7 +321,7 @@ class Submitter:
             for target, obj in left:
                 if not _made_for(draft, obj):
                     raise AlreadyExistsError(f"{target} isn't this job's, and has the name")
-            if time.monotonic() > until or await self._found(draft.job) is not None:
+            if time.monotonic() > until or await self._existing(draft.job) is not None:
                 return
             await asyncio.sleep(_LOOK_S)
 
