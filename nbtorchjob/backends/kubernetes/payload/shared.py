@@ -37,6 +37,7 @@ FOLDERS = (SHARED, stock.FOLDER)
 _USES, _GOING = "uses", ".going"
 _UNUSED_S = 30 * 24 * 3600.0  # since it was stored, or taken, before it is removed
 _YOUNG_S = 3600.0  # a use may be of a job that is just being sent
+_USE_BYTES = 1 << 21  # of what is written down of a job: digests of 20,000 files at most
 _AT_ONCE = 50  # that are about to be removed: none of them for long
 _WAIT_S = 60.0  # for one that is about to be removed to be gone
 _LOOK_S = 0.2
@@ -115,7 +116,7 @@ def use_again(storage: str, run: str, former: str) -> None:
     with submit_errors(url):
         store, path = reached(url)
         if store.exists(path):
-            use(storage, run, json.loads(store.cat_file(path))["files"])
+            use(storage, run, _read_use(store, path)[1])
 
 
 def done(storage: str, run: str) -> None:
@@ -209,16 +210,32 @@ def _listed(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
 def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
     """Return the files that jobs use; uses that were written here of jobs that are gone are taken away."""
     names: set[str] = set()
-    for path, _, age in _listed(store, f"{folder}/{_USES}"):
-        # Deleted meanwhile, or anybody's writing.
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            said = json.loads(store.cat_file(path))
+    for path, size, age in _listed(store, f"{folder}/{_USES}"):
+        if not size:  # of nothing a store of objects returns no part
+            continue
+        with suppress(FileNotFoundError, ValueError):  # deleted meanwhile, or anybody's writing
+            owner, files = _read_use(store, path)
             gone = alive is not None and path.rpartition("/")[2] not in alive
-            if gone and said["owner"] == _owner() and age > _YOUNG_S:
+            if gone and owner == _owner() and age > _YOUNG_S:
                 store.rm_file(path)
             else:
-                names.update(said["files"])
+                names.update(files)
     return names
+
+
+def _read_use(store: Any, path: str) -> tuple[str, list[str]]:
+    """Return who wrote a use, and the files that it names; raises ``ValueError`` for anything else."""
+    data = store.cat_file(path, 0, _USE_BYTES + 1)
+    if len(data) > _USE_BYTES:
+        raise ValueError(f"{path} has more than {words.size(_USE_BYTES)}, as no list of files has")
+    try:
+        said = json.loads(data)
+        owner, files = said["owner"], said["files"]
+    except (LookupError, TypeError, RecursionError) as exc:
+        raise ValueError(f"{path} is no list of files") from exc
+    if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+        raise ValueError(f"{path} is no list of files")
+    return str(owner), files
 
 
 def _drop(store: Any, path: str) -> None:

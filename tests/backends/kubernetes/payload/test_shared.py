@@ -97,6 +97,30 @@ def test_of_jobs_that_somebody_else_has_deleted_only_the_uses_from_here_are_know
     assert not (folder / "jobs/_shipped" / name(folder)).exists()
 
 
+ODD_USES = {
+    "nothing": b"",
+    "deep": b"[" * 100_000,
+    "no object": b"[1, 2]",
+    "no files": b'{"owner": "a"}',
+    "other files": b'{"owner": "a", "files": [["%b"], 5]}',
+    "no list": b'{"owner": "a", "files": "%b"}',
+    "no text": b"\xff\xfe",
+    "too long": b'{"owner": "a", "files": ["%b"], "more": "' + b"x" * shared._USE_BYTES + b'"}',
+}
+
+
+@pytest.mark.parametrize("said", ODD_USES.values(), ids=ODD_USES)
+def test_a_use_that_nobody_here_wrote_holds_nothing_and_stops_no_tidying(storage, folder, said):
+    for run in ("first", "second"):
+        shared.done(storage, run)
+    aged(folder, f"_shipped/{name(folder)}")
+    (folder / "jobs/_shipped/uses/odd").write_bytes(said.replace(b"%b", name(folder).encode()))
+
+    assert [str(each) for each in unused(storage)] == ["262 kB in 1 file that no job uses"]
+    with pytest.raises(SubmitError, match="can't be used from here"):
+        shared.use_again(storage, "again", "odd")
+
+
 def test_who_begins_to_use_a_file_as_it_is_removed_keeps_it_or_stores_it_anew(storage, folder):
     file = folder / f"jobs/_shipped/{name(folder)}"
     for run in ("first", "second"):
