@@ -7,7 +7,7 @@ from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.submit import submitter
-from nbtorchjob.errors import JobFailedError, JobStoppedError, SpecError, SubmitError
+from nbtorchjob.errors import AlreadyExistsError, JobFailedError, JobStoppedError, SpecError, SubmitError
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import Phase
@@ -147,6 +147,22 @@ def test_what_runs_share_is_left_over_only_without_them(stage, monkeypatch):
         run.delete()
     until(lambda: stage.left() == [shared])
     assert left_over() == [shared]
+
+
+def test_a_secret_of_others_that_has_the_name_of_what_runs_share_stays(stage, monkeypatch):
+    path, real = f"/api/v1/namespaces/{stage.namespace}/secrets", package.shared
+
+    def named(name, labels, payload):
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
+        stage.cluster.request("POST", path, body)
+        return real(name, labels, payload)
+
+    monkeypatch.setattr(package, "shared", named)
+    with pytest.raises(AlreadyExistsError):
+        sweep(stage, "begin(); value(lr)")
+
+    (left,) = stage.left()
+    assert left.startswith("sweep-payload-")
 
 
 def test_where_one_run_is_refused_none_is_left(stage):

@@ -389,8 +389,9 @@ async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo
         for secret in made[1:]:
             await session.client.create(SECRETS, scope.namespace, _owned(secret, first))
         yield replace(packed, shared=package.names(made))
-    except BaseException:
-        await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
+    except BaseException as exc:
+        if uid or not isinstance(exc, AlreadyExistsError):  # else it is somebody else's
+            await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
         raise
 
 
