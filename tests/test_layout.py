@@ -105,3 +105,14 @@ def anchors(file):
     """Return the anchors that GitHub makes of a page's headings."""
     heads = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.torch
+def test_the_tests_that_the_benchmark_of_trust_counts_are_there():
+    from tests.benchmarks.bench_trust import AREAS  # late: it imports torch
+
+    for file in (file for files in AREAS.values() for file in files):
+        path, _, function = file.partition("::")
+        assert (ROOT / "tests" / path).exists(), path
+        if function:
+            assert f"def {function}(" in (ROOT / "tests" / path).read_text(), file

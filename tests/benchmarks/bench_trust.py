@@ -19,30 +19,45 @@ from tests.runtime.test_ports import listens, meet, until_met
 
 ROOT = Path(__file__).resolve().parents[2]
 FORGED = ("", ""), ("frontends/cli/", "_facts"), ("frontends/server/", "_facts")
+TENDING, QUEUE = "backends/kubernetes/control/test_tending.py", "backends/local/launch/test_queue.py"
 AREAS = {
     "forged facts": tuple(f"{where}test_forged{more}.py" for where, more in FORGED),
-    "frames": ("runtime/test_frames.py", "backends/kubernetes/logs/test_decode.py"),
-    "values": ("runtime/test_codec.py", "runtime/test_wire.py", "backends/kubernetes/test_trust.py"),
-    "records, files": ("backends/local/jobdir/test_damage.py", "backends/kubernetes/test_damaged_records.py"),
-    "requests": tuple(f"frontends/server/test_{name}.py" for name in ("security", "ids", "requests")),
+    "frames": ("runtime/store/test_frames.py", "backends/kubernetes/logs/test_decode.py"),
+    "values": (
+        *(f"runtime/objects/test_{name}.py" for name in ("codec", "wire")),
+        "backends/kubernetes/test_trust.py",
+    ),
+    "records, files": (
+        "backends/local/jobdir/test_directory.py",
+        "backends/kubernetes/test_damaged_records.py",
+    ),
+    "requests": tuple(f"frontends/server/test_{name}.py" for name in ("security", "handlers", "requests")),
     "API answers": ("backends/kubernetes/api/test_wrong_answers.py", "frontends/server/test_clusters.py"),
     "terminal strings": ("frontends/cli/test_terminal.py", "text"),
     "node answers": ("backends/test_forged_answers.py",),
-    "the nodes' store": ("runtime/test_signed.py", "runtime/test_lab.py"),
+    "the nodes' store": ("runtime/rendezvous/test_signed.py", "runtime/lab/test_lab.py"),
+    "replayed messages": ("runtime/rendezvous/test_signed.py", "runtime/ask/test_answering.py"),
     "stores": (
-        *(f"runtime/test_{name}.py" for name in ("store", "checkpoints", "packages", "shipped", "boot")),
+        *("runtime/store/test_store.py", "runtime/api/test_checkpoints.py", "runtime/start/test_boot.py"),
+        *(f"runtime/install/test_{name}.py" for name in ("packages", "shipped")),
         "backends/kubernetes/payload",
     ),
-    "clocks": ("backends/local/test_clocks.py", "runtime/test_patience.py", "runtime/test_injected.py"),
-    "runs of a group": ("backends/kubernetes/test_runs.py",),
-    "trainer's status": ("runtime/test_trainerstatus.py",),
-    "objects' labels": (
-        "backends/kubernetes/control/test_belonging.py",
-        "backends/kubernetes/objects/test_admission.py",
+    "clocks": (
+        "backends/local/test_clocks.py",
+        f"{QUEUE}::test_a_job_waits_for_its_turn_and_says_so",
+        f"{TENDING}::test_a_clock_that_is_wrong_ends_and_removes_no_job_and_holds_none_up",
+        "runtime/debug/test_patience.py",
+        "runtime/facts/test_injected.py",
     ),
+    "runs of a group": ("backends/kubernetes/test_runs.py",),
+    "trainer's status": ("runtime/api/test_trainerstatus.py",),
+    "objects' labels": ("backends/kubernetes/control/test_belonging.py",),
+    "objects' names": ("backends/kubernetes/test_names.py",),
+    "admission policy": ("backends/kubernetes/objects/test_admission.py",),
+    "a tender's Role": ("backends/kubernetes/control/test_role.py",),
     "secrets": ("spec/test_secret_env.py", "backends/kubernetes/test_secret_env.py"),
     "repositories": ("environment/test_git.py",),
-    "compilers' caches": ("runtime/test_compilers.py", "backends/local/launch/test_compilers.py"),
+    "compilers' caches": ("runtime/start/test_compilers.py", "backends/local/launch/test_compilers.py"),
 }
 LAUNCHES: dict[str, Launch] = {
     "one node of two ranks": Elastic(nproc_per_node=2),
