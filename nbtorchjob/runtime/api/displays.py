@@ -155,6 +155,17 @@ def _figures_in_the_cell(module: Any) -> None:
     module.show = show_figures
 
 
+def end_of_cell() -> None:
+    """Show the figures that a cell has left open, and close them, as matplotlib does in a notebook."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None and pyplot.get_fignums() and pyplot.get_backend().lower() == "agg":
+        try:
+            pyplot.show()
+        except Exception as exc:  # the cell has done what it should
+            _say("a figure can't be drawn: %s" % exc)
+        pyplot.close("all")
+
+
 def _display_in_the_cell(module: Any) -> None:
     inner = module.display
 

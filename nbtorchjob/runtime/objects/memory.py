@@ -245,3 +245,22 @@ def make_tensor(
 
 def _set(tensor: Any, attributes: Dict[str, Any]) -> None:
     tensor.__dict__.update(attributes)
+
+
+def reduce_view(view: memoryview) -> Any:
+    """Reduce a ``memoryview``: with what it is of where it shows all of that, else with what it shows."""
+    held: Any = view.obj
+    if type(held).__name__ not in _HOLDERS or not view.c_contiguous or memoryview(held).nbytes != view.nbytes:
+        held = bytes(view) if view.readonly else bytearray(view)
+    return make_view, (held, view.format, view.shape, view.readonly)
+
+
+_HOLDERS = ("bytes", "bytearray", "array", "ndarray")  # that can be pickled
+
+
+def make_view(held: Any, form: str, shape: Any, readonly: bool) -> memoryview:
+    """Return a view of memory as :func:`reduce_view` found it."""
+    view = memoryview(held)
+    if (view.format, view.shape) != (form, shape):
+        view = view.cast("B").cast(form, shape)  # type: ignore[call-overload]
+    return view.toreadonly() if readonly else view

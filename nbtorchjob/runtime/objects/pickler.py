@@ -655,6 +655,7 @@ _OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
     dataclasses._DataclassParams: generated.reduce_params,  # type: ignore[attr-defined]
     datetime.timezone: _leave,  # `datetime.UTC` is a constant since Python 3.11 alone
     functools.partialmethod: generated.reduce_partialmethod,
+    memoryview: memory.reduce_view,
     functools.singledispatchmethod: generated.reduce_dispatched_method,
     **dict.fromkeys(generated.SENTINELS, generated.reduce_sentinel),
 }

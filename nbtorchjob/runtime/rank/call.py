@@ -15,6 +15,8 @@ import sys
 import types
 from typing import Any
 
+from nbtorchjob.runtime.api import displays
+
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
 
@@ -50,9 +52,12 @@ def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
         for cell in call["cells"]:
             mine = not cell["ranks"] or int(os.environ["RANK"]) in cell["ranks"]
             value = _cell(cell, namespace) if mine else None
+        displays.end_of_cell()
         return value
     if "cell" in call:
-        return _cell(call, namespace)
+        value = _cell(call, namespace)
+        displays.end_of_cell()
+        return value
     return _finished(call["function"](*call["args"], **call["kwargs"]))
 
 

@@ -84,6 +84,23 @@ def test_rank_0_has_its_cell_draw_figures(folder):
     assert said == ("[1]\n", "")  # as in a script, which may save it afterwards
 
 
+def test_figures_that_a_cell_leaves_open_are_drawn_at_its_end_and_closed(folder):
+    pytest.importorskip("matplotlib")
+    code = (
+        "import matplotlib.pyplot as plt\n"
+        "from nbtorchjob.runtime.rank import call\n"
+        "draws = 'plt.plot([1, 2]); plt.show(); plt.figure(); plt.plot([3]); None'\n"
+        "for cell in (draws, 'plt.figure().savefig = None; 7'):\n"
+        "    cell = {'cell': cell, 'filename': '<cell>', 'flags': 0, 'entry': None}\n"
+        "    print(call.act(cell, globals()), plt.get_fignums())"
+    )
+    bundles, (out, err) = shown(code, folder)
+
+    assert ["image/png" in bundle for bundle in bundles] == [True, True]
+    assert out == "None []\n7 []\n"
+    assert "a figure can't be drawn" in err
+
+
 def test_what_only_looks_like_a_figure_is_written(folder):
     code = (
         "from IPython.display import display\n"

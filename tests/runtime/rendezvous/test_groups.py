@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from nbtorchjob import Elastic, JobSpec, PyTorch, Worker, submit
+from nbtorchjob.runtime import torch_versions
 from tests.patience import LIMIT
 from tests.ports import free_port
 
@@ -167,6 +168,10 @@ def return_first_on_rank_0():
     return total.item(), "rank 0 is there"
 
 
+@pytest.mark.skipif(
+    (torch_versions.release(torch.__version__) or (9, 9)) < (2, 5),
+    reason="torch 2.4 may wait for ever as it leaves a group with an unfinished operation",
+)
 @pytest.mark.parametrize("launch", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
 def test_a_rank_that_returns_ends_what_it_has_begun_and_is_not_waited_for(launch):
     assert results(return_first_on_rank_0, launch=launch) == [None, (2.0, "rank 0 has left")]
