@@ -24,6 +24,7 @@ from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec, job_name
 from nbtorchjob.state import JobInfo, JobState, turns
+from nbtorchjob.tables import Jobs
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -168,15 +169,16 @@ def job_names() -> list[str]:
     return names
 
 
-def jobs(*, everyone: bool = False) -> list[JobState]:
+def jobs(*, everyone: bool = False) -> Jobs:
     """Return what is known of every job now, oldest first; with ``everyone`` other users' too.
 
-    A cluster that doesn't answer is a warning: what is known of the rest is given all the same.
+    The list shows as a table, and ``jobs().frame()`` is a data frame. A cluster that doesn't answer is a
+    warning: what is known of the rest is given all the same.
     """
     states: list[JobState] = []
     for candidate in backends.used():
         states += _asked(candidate.jobs, everyone=everyone)
-    return sorted(states, key=lambda state: state.info.created)
+    return Jobs(sorted(states, key=lambda state: state.info.created))
 
 
 def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = False) -> list[Summary]:
@@ -349,6 +351,9 @@ class TorchJobFunction(Generic[P, T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (self.fn,)
+
+    def __repr__(self) -> str:
+        return f"<torchjob {self.fn.__name__} as {self.spec!r}>"
 
 
 class Decorator(Protocol):

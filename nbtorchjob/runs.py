@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
+from nbtorchjob import tables
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     DamagedError,
@@ -25,6 +26,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobState, Phase, runs
 from nbtorchjob.state.early import Judge
 from nbtorchjob.text.hints import hint
+from nbtorchjob.text.terminal import safe
 
 T = TypeVar("T")  # of a run's value
 
@@ -50,6 +52,7 @@ class Runs(Sequence[Job[T]]):
         self._judge = self._judged_by()
         self._asked_to_end: dict[str, float] = {}  # by address, when that was
         self._unheard: str | None = None  # metrics that stop no run, as none reports them, once that is known
+        self.drawn = False  # their card stands in the cell already, whose value they are
 
     def _judged_by(self) -> Judge | None:
         try:
@@ -237,20 +240,23 @@ class Runs(Sequence[Job[T]]):
         ] or reporting
         return self._jobs[(max if largest else min)(well, key=lambda at: metrics[at][metric])]
 
-    def table(self) -> Any:
+    def rows(self) -> list[dict[str, Any]]:
         """Return a row for each run: its parameters, phase, last metrics, value, seconds and attempts.
 
-        It is a ``DataFrame`` where pandas is installed, else a list of dicts. A value is there where it is
-        plain data.
+        A value is there where it is plain data.
         """
-        now, rows = time.time(), []
-        for job, state in zip(self._jobs, self.states(), strict=True):
-            rows.append(runs.row(state, now, self._value(job, state)))
-        if find_spec("pandas") is None:
-            return rows
-        import pandas  # the user's own, and slow to import
+        now, states = time.time(), self.states()
+        return [
+            runs.row(state, now, self._value(job, state))
+            for job, state in zip(self._jobs, states, strict=True)
+        ]
 
-        return pandas.DataFrame(rows)
+    def frame(self) -> Any:
+        """Return :meth:`rows` as a pandas or polars ``DataFrame``.
+
+        Raises ``NotInstalledError`` where neither is installed.
+        """
+        return tables.frame(self.rows())
 
     def plot(self, metric: str) -> Any:
         """Draw the runs' curves of ``metric`` over each other with matplotlib; return its ``Axes``.
@@ -299,6 +305,25 @@ class Runs(Sequence[Job[T]]):
 
     def __repr__(self) -> str:
         return f"<Runs {self.name}: {len(self)} on {self._backend.where}>"
+
+    def __str__(self) -> str:
+        from nbtorchjob.ui.runs import render  # late: only runs that are shown are drawn
+
+        return safe(render.text(self.name, self.states(), time.time()))
+
+    def _repr_html_(self) -> str:
+        from nbtorchjob.ui.runs import render  # late, as above
+
+        return render.html(self.name, self.states(), time.time())
+
+    def _ipython_display_(self) -> None:
+        """Show nothing below a card that is there; IPython takes the error as "as always"."""
+        if not self.drawn:
+            raise NotImplementedError
+        self.drawn = False
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterator[Job[T]]:

@@ -57,8 +57,10 @@ def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
     assert runs.results(LIMIT) == [(0.5, 7), (0.0, 7), (0.25, 7)]
     elsewhere = nbtorchjob.group("rates")
     assert [job.name for job in elsewhere] == ["rates-r1", "rates-r2-2", "rates-r3"]
-    table = elsewhere.table()
-    rows = table if isinstance(table, list) else table.to_dict("records")
+    rows = elsewhere.rows()
+    assert [line.split()[:2] for line in str(elsewhere).splitlines() if "best" in line] == [["2", "0"]]
+    assert "best" in elsewhere._repr_html_()
+    assert repr(elsewhere) == "<Runs rates: 3 on this machine>"
     told = [(row["run"], row["lr"], row["phase"], row["loss"], row["attempts"], row["job"]) for row in rows]
     assert told == [
         (1, 0.5, "SUCCEEDED", 1.0, 1, "rates-r1"),
@@ -102,9 +104,7 @@ def test_a_run_of_which_the_condition_holds_is_stopped_by_whoever_waits():
     assert stopped.metrics == {"epoch": 0, "loss": 5}
     assert "stopped early: loss > 2 * best_loss (loss=5, best_loss=1)" in str(stopped)
     assert runs.best("loss", largest=True) is runs[0]
-    table = runs.table()
-    rows = table if isinstance(table, list) else table.to_dict("records")
-    assert [(row["phase"], row["loss"]) for row in rows] == [("SUCCEEDED", 1), ("STOPPED", 5)]
+    assert [(row["phase"], row["loss"]) for row in runs.rows()] == [("SUCCEEDED", 1), ("STOPPED", 5)]
     assert runs.retry_failed() == []
     assert runs.unattended
 

@@ -1,10 +1,20 @@
 """What a type checker knows of the public names: the assertions are mypy's, which reads this file too."""
 
 import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import nbtorchjob
+
+ROOT = Path(__file__).parents[1]
+CONSUMER = ROOT / "tests" / "programs" / "consumer.py"
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -14,6 +24,7 @@ if TYPE_CHECKING:
 
     from nbtorchjob import Elastic, Job, attach, jobs, submit, torchjob
     from nbtorchjob.state import JobState
+    from nbtorchjob.tables import Jobs
 
     def mean(values: list[float], lr: float = 0.1) -> float: ...
     async def counted(text: str) -> int: ...
@@ -25,7 +36,8 @@ if TYPE_CHECKING:
     assert_type(submit(counted, "a").result(), int)
     assert_type(submit(mean, [1.0]).__await__(), Generator[Any, None, float])
     assert_type(attach("mean-2222").result(), Any)
-    assert_type(jobs(), list[JobState])
+    assert_type(jobs(), Jobs)
+    assert_type(jobs()[0], JobState)
 
     as_job = torchjob(Elastic(nnodes=2))(mean)
     assert_type(as_job([1.0], lr=3.0), float)
@@ -55,3 +67,32 @@ def test_a_type_checker_sees_each_public_name_where_it_is_taken_from():
     assert shown == nbtorchjob._LATE
     hooks = {"load_ipython_extension", "unload_ipython_extension"}
     assert {*shown, *hooks} == {*nbtorchjob.__all__}
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Return a user's module outside the checkout: there only ``py.typed`` says that there are types."""
+    return Path(shutil.copy(CONSUMER, tmp_path))
+
+
+def test_mypy_understands_the_code_of_a_user(elsewhere):
+    # What `make types` has read is read already: else this takes a minute.
+    known = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    command = [sys.executable, "-m", "mypy", *known, elsewhere.name]
+    done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_pyright_understands_it_too(elsewhere):
+    pyright = shutil.which("basedpyright", path=Path(sys.executable).parent) or shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("neither basedpyright nor pyright is installed")
+    # With pyright's own defaults those comments hold, so that there would be nothing to see.
+    elsewhere.write_text(re.sub(r"  # type: ignore.*", "", elsewhere.read_text()))
+    command = [pyright, "--outputjson", "--level", "error", "--pythonpath", sys.executable, elsewhere.name]
+    done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)
+    lines = CONSUMER.read_text().splitlines()
+    errors = {each["range"]["start"]["line"] for each in json.loads(done.stdout)["generalDiagnostics"]}
+
+    assert errors == {number for number, line in enumerate(lines) if "type: ignore" in line}

@@ -18,6 +18,7 @@ from nbtorchjob.spec.cluster.grammars import quantities
 from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 from nbtorchjob.spec.validation import (
     Frozen,
+    brief,
     digits,
     instance,
     member_or_none,
@@ -67,6 +68,8 @@ class Elastic:
     increase_shared_mem: bool | None = None
     run_policy: RunPolicy | None = None
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         fewest, most = _node_range(self.nnodes)
         object.__setattr__(self, "nnodes", fewest if fewest == most else f"{fewest}:{most}")
@@ -106,6 +109,8 @@ class Master:
     limits: Mapping[str, str] | None = None
     restart_policy: RestartPolicy | None = None
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         _check_replica(self)
 
@@ -121,6 +126,8 @@ class Worker:
     requests: Mapping[str, str] | None = None
     limits: Mapping[str, str] | None = None
     restart_policy: RestartPolicy | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         whole_or_none("replicas", self.replicas, 0)
@@ -140,6 +147,8 @@ class PyTorch:
     run_policy: RunPolicy | None = None
     num_workers: InitVar[int | None] = None
     increase_shared_mem: bool | None = None
+
+    __repr__ = brief
 
     def __post_init__(self, num_workers: int | None) -> None:
         instance(Master, "master", self.master)

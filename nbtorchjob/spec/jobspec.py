@@ -20,6 +20,7 @@ from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, 
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import (
     Frozen,
+    brief,
     instance,
     one_of,
     seconds,
@@ -128,6 +129,8 @@ class JobSpec:
     idle: float | str = setting(
         "--idle DURATION", "idle time that ends a lab; 0 disables it", 7200, unit="90s, 10m, 2h"
     )
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if not isinstance(self.launch, Elastic | PyTorch):

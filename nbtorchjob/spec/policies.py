@@ -9,6 +9,7 @@ from enum import Enum
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.validation import (
+    brief,
     digits,
     member_or_none,
     seconds,
@@ -73,6 +74,8 @@ class RunPolicy:
         "--leave-before S", "time before the deadline to start saving", takes="int", unit="seconds"
     )
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         clean = member_or_none("clean_pod_policy", self.clean_pod_policy, CleanPodPolicy)
         object.__setattr__(self, "clean_pod_policy", clean)
@@ -117,6 +120,8 @@ class Retry:
     )
     retry_on: Sequence[str] = setting("--retry-on TYPE", "an exception type to retry", takes="texts")
     on_demand_last: bool = setting("--on-demand-last", "run the last attempt on non-preemptible hosts")
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, 0)

@@ -6,7 +6,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, field, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -274,3 +274,14 @@ def fits(value: object, hint: Any) -> bool:
     if isinstance(value, Mapping) and inner:
         return all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
     return True
+
+
+def brief(spec: Any) -> str:
+    """Return a dataclass as the call that makes it: the fields that differ from their defaults."""
+    shown = []
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        if item.repr and value != default:
+            shown.append(f"{item.name}={value if isinstance(value, Enum) else repr(value)}")
+    return f"{type(spec).__name__}({', '.join(shown)})"

@@ -107,6 +107,9 @@ class JobInfo(FrozenDataclass):
     at_once: int | None = None  # of a run: how many of its group may run at a time
     early: Mapping[str, Any] = field(default_factory=dict)  # of a run: what stops its group's runs early
 
+    def __repr__(self) -> str:
+        return f"<JobInfo {self.name} on {self.backend}: {self.label or 'no label'}>"
+
     @property
     def what(self) -> str:
         """What runs, behind the name as it was given where the job's own is made to fit."""

@@ -43,6 +43,9 @@ class JobState(Known):
         """The job's name."""
         return self.info.name
 
+    def __repr__(self) -> str:
+        return f"<JobState {self.name} {self.phase.value} on {self.info.backend}>"
+
     @cached_property
     def phase(self) -> Phase:
         """Where the job stands."""

@@ -238,6 +238,7 @@ class TorchJobMagics:
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:
         """Return the runs, or None where they go to the variable ``out``."""
         if out is None:
+            runs.drawn = ended
             return runs
         if not ended:
             view.say(f"Not waiting for {runs.name}: {hint('attach', runs.name)} follows it.")

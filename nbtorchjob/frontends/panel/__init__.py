@@ -48,3 +48,6 @@ class ConfigPanel:
         bundle: dict[str, Any] = self._window.box._repr_mimebundle_(**options)
         # Where no widget shows, the reader of a saved notebook sees what was set.
         return {**bundle, "text/plain": self._window.line.text}
+
+    def __repr__(self) -> str:
+        return f"<ConfigPanel {self.spec!r}>"

@@ -15,7 +15,7 @@ from nbtorchjob.spec.cluster import names
 from nbtorchjob.spec.cluster.grammars import User, patch, quantities, quantity, resource, tolerations, user
 from nbtorchjob.spec.cluster.grammars import parse as parse_user
 from nbtorchjob.spec.cluster.mounts import Mount, mounts, parse
-from nbtorchjob.spec.validation import one_of, sequence, setting, switch, whole
+from nbtorchjob.spec.validation import brief, one_of, sequence, setting, switch, whole
 
 # The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list
 # of them is here, as options are made from it and may import no backend; ``kinds`` follows it.
@@ -142,6 +142,8 @@ class Cluster:
     runtime: str | None = setting(
         "--runtime NAME", "the TrainJob's runtime; torch-distributed by default", check=names.subdomain
     )
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -68,8 +68,11 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
     shown = _chosen(states, _MOST_LINES)
     left = len(states) - len(shown)
     columns = _columns(states)
+    best = _best(states)
     rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
-    rows += [_cells(row, columns, now) for row in shown]
+    for state in shown:
+        rows.append(_cells(state, columns, now))
+        rows[-1][-2] += BEST if state is best else ""
     head = DOT.join((took, count(len(states), "run"), counted(phases)))
     titles, *cells = words.columns(rows)
     lines = [f"torchjob {name} {head}", titles]
@@ -194,7 +197,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
 
 
 _CELL, _RIGHT = "text-align:left", "text-align:right"
-BEST = f" {DOT} \u2605 best"
+BEST = f"{DOT}\u2605 best"
 # In the names of metrics: of which the largest is the best, and of which the smallest.
 _LARGEST = ("acc", "f1", "auc", "score", "bleu", "reward")
 _SMALLEST = ("loss", "err", "perplexity", "ppl", "mse", "mae")
@@ -219,7 +222,7 @@ def _swatch(number: int | None) -> str:
 
 def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
     left = len(states) - min(len(states), _MOST_ROWS)
-    said = [f"and {count(left, 'more run')}: runs.table() has all of them"] if left else []
+    said = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
     if not live and any(not state.phase.terminal for state in states):
         stops = " and stops some early" if states[0].info.early else ""
         said.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")

@@ -51,7 +51,7 @@ def test_the_text_has_a_line_a_run_below_its_head():
     assert render.text("sweep", RUNS, NOW).splitlines() == [
         "torchjob sweep RUNNING for 10 s · 4 runs · 1 done, 1 running, 1 failed, 1 waiting",
         "run  lr    seed  loss  phase                  seconds",
-        "1    0.1   0     0.5   SUCCEEDED              8.0",
+        "1    0.1   0     0.5   SUCCEEDED · ★ best     8.0",
         "2    3     0     2     FAILED                 4.0",
         "     rank 0: ValueError: no <rate>",
         "3    <b>   0     1     RUNNING                9.0",
@@ -157,7 +157,7 @@ def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
     card = render.html("sweep", many, NOW)
 
     assert len(card) < 100_000
-    assert "and 940 more runs: runs.table() has all of them" in card
+    assert "and 940 more runs: runs.frame() has all of them" in card
     assert "6 of 1,000 runs" in card
     assert "and 970 more runs" in render.text("sweep", many, NOW)
 

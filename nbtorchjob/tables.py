@@ -1,0 +1,115 @@
+"""Jobs and runs as tables: what a notebook shows of them, and data frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from typing import Any, SupportsIndex, overload
+
+from nbtorchjob.errors import NotInstalledError
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state.text import facts
+from nbtorchjob.text.terminal import safe
+
+_FRAMES = ("pandas", "polars")  # the first that is installed makes the frames
+_DONE = {Phase.SUCCEEDED: "succeeded", Phase.FAILED: "failed", Phase.CANCELLED: "cancelled"}
+
+
+class Jobs(list[JobState]):
+    """The states of jobs: a list that a notebook shows as a table.
+
+    The states are those of the moment when the list was made.
+    """
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each job: its name, phase, size, times and where it ran."""
+        now = time.time()
+        return [_row(state, now) for state in self]
+
+    def frame(self) -> Any:
+        """Return :meth:`rows` as a pandas or polars ``DataFrame``.
+
+        Raises ``NotInstalledError`` where neither is installed.
+        """
+        return frame(self.rows())
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> JobState: ...
+    @overload
+    def __getitem__(self, at: slice) -> Jobs: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> JobState | Jobs:
+        """Return one job's state, or some jobs as a table of their own."""
+        return Jobs(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
+
+    def __str__(self) -> str:
+        from nbtorchjob.ui import jobs_table  # late: only a table that is shown is drawn
+
+        return safe(jobs_table.text(self._records()))
+
+    def __repr__(self) -> str:
+        return f"<Jobs {', '.join(self._counted()) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        from nbtorchjob.ui import jobs_table  # late, as above
+
+        return jobs_table.html(self._records())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def _records(self) -> list[dict[str, Any]]:
+        from nbtorchjob.ui.record import record  # late, as above
+
+        now = time.time()
+        return [record(state, now) for state in self]
+
+    def _counted(self) -> Iterator[str]:
+        for phase in Phase:
+            if count := sum(state.phase is phase for state in self):
+                yield f"{count:,} {_DONE.get(phase, phase.value.lower())}"
+
+
+def _row(state: JobState, now: float) -> dict[str, Any]:
+    info = state.info
+    return {
+        "name": info.name,
+        "phase": state.phase.value,
+        "what": info.what,
+        "created": datetime.fromtimestamp(info.created, timezone.utc),
+        "seconds": state.elapsed(now),
+        "nodes": info.nodes[1],
+        "ranks": info.nodes[1] * info.nproc_per_node,
+        "attempts": len(state.attempts),
+        "where": facts.where(info),
+        "group": info.group,
+        "id": info.id,
+    }
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a ``DataFrame`` of pandas, or of polars where only that is installed.
+
+    Raises ``NotInstalledError`` where neither is.
+    """
+    installed = next((name for name in _FRAMES if find_spec(name) is not None), None)
+    if installed is None:
+        raise NotInstalledError("frame() needs pandas or polars: pip install pandas; rows() needs neither")
+    if installed == "pandas":
+        import pandas  # the user's own, and slow to import
+
+        return pandas.DataFrame(rows)
+    import polars  # as above
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    # polars would turn values of several types into texts, or drop some (2.1).
+    mixed = {name: polars.Object for name, values in columns.items() if _is_mixed(values)}
+    return polars.DataFrame(columns, schema_overrides=mixed, strict=False)
+
+
+def _is_mixed(values: Sequence[Any]) -> bool:
+    """Whether values are of several types; numbers count as one, and None as any."""
+    types = {type(value) for value in values if value is not None}
+    return len(types) > 1 and not types <= {int, float}
