@@ -13,7 +13,7 @@ from nbtorchjob.errors import AskError, LineError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.state.events import FAILURE, STEPS
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import safe
+from nbtorchjob.text.terminal import coloured
 from nbtorchjob.text.words import ranks
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
             text = str(message["out"])
             for file, label in labels.items():
                 text = text.replace(file, label)
-            sys.stdout.write(safe(text))
+            sys.stdout.write(coloured(text, sys.stdout))
             sys.stdout.flush()
         elif "prompt" in message:
             with session.kept(), _completing(session):
-                line = _read(safe(str(message["prompt"])))
+                line = _read(coloured(str(message["prompt"]), sys.stdout))
             if line is None:
                 return f"Left the debugger: {stays}."
             session.say(line)

@@ -87,6 +87,11 @@ def shown(text: str, stream: TextIO) -> str:
     return safe(text) if shows(stream) else text
 
 
+def coloured(text: str, stream: TextIO) -> str:
+    """Return a whole text as a program writes it to ``stream``: safe, in colours for a terminal alone."""
+    return safe(text) if shows(stream) else _COLOURS.sub("", safe(text))
+
+
 def shows(stream: TextIO) -> bool:
     """Whether a terminal shows what is written to ``stream``, directly or as the frontend of a kernel."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")

@@ -108,6 +108,13 @@ def test_only_a_terminal_is_given_less_than_all():
     assert terminal.shown(hostile, Screen()) == seen
 
 
+def test_only_a_terminal_is_given_colours():
+    text, bare = "\x1b[32mgreen\x1b[39m \x1b[38;5;28;01mbold\x1b[39;00m\x1b[0m\x07\n", "green bold^G\n"
+
+    assert terminal.coloured(text, io.StringIO()) == bare
+    assert terminal.coloured(text, Screen()) == text.replace("\x07", "^G")
+
+
 def test_an_error_that_ipython_draws_is_safe():
     assert NBTorchJobError("no: \x1b]0;title\x07")._render_traceback_() == [
         "NBTorchJobError: no: ^[]0;title^G"
