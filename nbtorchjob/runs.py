@@ -21,6 +21,7 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
+from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobState, Phase, runs
@@ -109,7 +110,13 @@ class Runs(Sequence[Job[T]]):
         for address, state in now.items():
             if state.phase.terminal:
                 whole = self._backend.snapshot(address)
-                self._ended[address] = replace(whole, logs={}, uses={}, samples={}, displays=())
+                self._ended[address] = replace(
+                    whole,
+                    logs=NumberedMapping(),
+                    uses=NumberedMapping(),
+                    samples=NumberedMapping(),
+                    displays=(),
+                )
         return [self._ended.get(job.info.address) or now[job.info.address] for job in self._jobs]
 
     def wait(self, timeout: float | None = None, *, first_failed: bool = False) -> bool:
@@ -155,7 +162,13 @@ class Runs(Sequence[Job[T]]):
                 job.done()  # begins to follow it
                 state = known if job.state.phase is Phase.SUBMITTED else job.state
                 if state.phase.terminal:
-                    self._ended[job.info.address] = replace(state, logs={}, uses={}, samples={}, displays=())
+                    self._ended[job.info.address] = replace(
+                        state,
+                        logs=NumberedMapping(),
+                        uses=NumberedMapping(),
+                        samples=NumberedMapping(),
+                        displays=(),
+                    )
             states.append(self._ended.get(job.info.address) or state)
         return states
 

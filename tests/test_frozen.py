@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, i
 
 import pytest
 
-from nbtorchjob.frozen import FrozenDataclass, make_all
+from nbtorchjob.frozen import FrozenDataclass, NumberedMapping, make_all
 from nbtorchjob.state.events import Event
 
 
@@ -148,3 +148,25 @@ def test_it_can_not_be_changed():
 def test_what_is_lacking_or_unknown_is_refused(args, given, wrong):
     with pytest.raises(TypeError, match=wrong):
         Told(*args, **given)
+
+
+def test_a_numbered_mapping_is_one_in_order_whatever_came_first():
+    mapping: NumberedMapping[str] = NumberedMapping()
+    for number in (900, 3, 128, 127, 3):
+        mapping = mapping.with_item(number, str(number), most=9)
+
+    assert dict(mapping) == mapping == {3: "3", 127: "127", 128: "128", 900: "900"}
+    assert [*mapping] == [*mapping.keys()] == sorted(mapping)
+    assert [*mapping.values()] == ["3", "127", "128", "900"]
+    assert (len(mapping), 128 in mapping, 129 in mapping, None in mapping) == (4, True, False, False)
+    assert mapping.get(4) is None
+    assert mapping == NumberedMapping((n, str(n)) for n in (128, 900, 127, 3))
+    assert pickle.loads(pickle.dumps(mapping)) == mapping
+
+
+def test_a_numbered_mapping_keeps_the_lowest_and_changes_only_in_a_copy():
+    full = NumberedMapping((n, n) for n in (1, 2, 500))
+    assert full.with_item(3, 3, most=3) == {1: 1, 2: 2, 3: 3}
+    assert full.with_item(501, 1, most=3) == full
+    assert full.with_item(500, 0, most=3) == {1: 1, 2: 2, 500: 0}
+    assert full == {1: 1, 2: 2, 500: 500}

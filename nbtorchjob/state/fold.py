@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
 
 from nbtorchjob.errors import DamagedError
+from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
@@ -25,18 +26,20 @@ from nbtorchjob.state import failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.known import described
-from nbtorchjob.state.logs import LogTail
+from nbtorchjob.state.logs import LogTail, tail_bytes
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import MAX_POINTS, Point, Series, Use
+from nbtorchjob.state.series import MAX_POINTS, Point, Series, Use, points_each
 
 K = TypeVar("K")
 V = TypeVar("V")
+Kept = TypeVar("Kept", Series, LogTail)
 
 _OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)
 # Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
 _OUTPUT_LINES = 40
 # Of anything that a job has one of a node or a rank, and of what one of those does again and again.
 _MOST = 8192
+_MOST_RANKS = 1 << 16
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_WHY = 160  # characters of why a fact doesn't fit
@@ -94,6 +97,8 @@ def merged(
 
 def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
     """Return the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
+    if isinstance(mapping, NumberedMapping):
+        return cast(Mapping[K, V], mapping.with_item(cast(int, key), value, most))
     larger: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
     if len(larger) > most:
         del larger[max(larger)]  # type: ignore[type-var]
@@ -203,7 +208,7 @@ def _turn_taken(state: JobState, event: ev.TurnTaken) -> JobState:
     nodes = state.nodes
     if event.base != event.round:  # as above: a turn's beginning may be heard of before it
         others = {index: _without(node, event.round) for index, node in nodes.items()}
-        nodes = MappingProxyType({i: node for i, node in others.items() if node.lives or node.workers})
+        nodes = NumberedMapping((i, node) for i, node in others.items() if node.lives or node.workers)
     return replace(state, turns=turns, nodes=nodes)
 
 
@@ -245,10 +250,26 @@ def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
     return replace(state, agents=agents)
 
 
+def _with_rank(
+    known: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Kept, speaker: int
+) -> tuple[Mapping[int, Kept], Kept]:
+    """Return what is kept of ranks, and of one that may be new, each cut to what so many ranks have room for.
+
+    The rank that stands for all has all the room that a lone one has.
+    """
+    many = min(len(known) + (rank not in known), _MOST_RANKS)
+    most = room(many)
+    if most < room(len(known)):
+        known = NumberedMapping(
+            (other, kept if other == speaker else kept.within(most)) for other, kept in known.items()
+        )
+    return known, known.get(rank) or (new if rank == speaker else new.within(most))
+
+
 def _reported(state: JobState, event: ev.Reported) -> JobState:
-    series = state.series.get(event.rank, Series())
+    known, series = _with_rank(state.series, event.rank, points_each, Series(), state.info.speaker)
     series = series.add(event.round, Point(event.seq, event.time, event.metrics))
-    return replace(state, series=bounded(state.series, event.rank, series))
+    return replace(state, series=bounded(known, event.rank, series, _MOST_RANKS))
 
 
 def _used(state: JobState, event: ev.Used) -> JobState:
@@ -257,8 +278,9 @@ def _used(state: JobState, event: ev.Used) -> JobState:
 
 
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
-    tail = state.logs.get(event.rank, LogTail()).add(event.round, event.offset, event.data)
-    return replace(state, logs=bounded(state.logs, event.rank, tail))
+    known, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail(), state.info.speaker)
+    tail = tail.add(event.round, event.offset, event.data)
+    return replace(state, logs=bounded(known, event.rank, tail, _MOST_RANKS))
 
 
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
@@ -375,17 +397,19 @@ _APPLY: dict[type, _Rule] = {
     ev.Used: _used,
     # What ranks do.
     ev.WorkersStarted: _workers_started,
-    ev.RankBegan: _one_each("began", _rank, _round_and_time),
+    ev.RankBegan: _one_each("began", _rank, _round_and_time, _MOST_RANKS),
     # Of frameworks only rank 0 reports.
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
     ev.RankFailed: _rank_failed,
-    ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
+    ev.RankStops: _cut(
+        _one_each("stops", _rank, _round_and_time, _MOST_RANKS), function=_MAX_NAME, filename=_MAX_PATH
+    ),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
     ev.RankExited: _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST),
     ev.Reported: _reported,
     ev.LogChunk: _log,
     ev.Wrote: _time("wrote", max),
-    ev.ValueReady: _one_each("values", _rank, _round),
+    ev.ValueReady: _one_each("values", _rank, _round, _MOST_RANKS),
     ev.ArtifactsReady: _one_each("artifacts", lambda e: (e.attempt, e.node), _time_of),
     ev.Displayed: _of_rank_0(_sorted("displays", lambda e: (e.round, e.seq), _first, displays.MOST)),
     # A lab's turns.

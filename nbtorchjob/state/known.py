@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, NumberedMapping
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo
@@ -29,28 +29,36 @@ class Known(FrozenDataclass):
     """The facts of one job. ``apply`` adds to them; nothing else does."""
 
     info: JobInfo
-    nodes: Mapping[int, Node] = field(default_factory=dict)
+    nodes: Mapping[int, Node] = field(default_factory=NumberedMapping)
     errors: tuple[ev.RankFailed, ...] = ()  # by time, without variables
     exits: tuple[ev.RankExited, ...] = ()  # by time
     variables: Mapping[Described, Error] = field(default_factory=dict)  # of some errors, with their variables
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
-    values: Mapping[int, ev.ValueReady] = field(default_factory=dict)  # by rank
+    values: Mapping[int, ev.ValueReady] = field(default_factory=NumberedMapping)  # by rank
     artifacts: Mapping[tuple[int, int], ev.ArtifactsReady] = field(default_factory=dict)  # by attempt, node
-    series: Mapping[int, Series] = field(default_factory=dict)  # by rank
+    series: Mapping[int, Series] = field(default_factory=NumberedMapping)  # by rank
     trainer_told: tuple[ev.TrainerStatus, ...] = ()  # the newest, by attempt and time
     displays: tuple[ev.Displayed, ...] = ()  # rank 0's newest, by round and number
-    samples: Mapping[int, ev.Sampled] = field(default_factory=dict)  # the newest of a node, by node
-    uses: Mapping[int, Use] = field(default_factory=dict)  # by node
-    logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
-    installs: Mapping[int, ev.Installing | ev.Installed] = field(default_factory=dict)  # by node, the newest
-    met: Mapping[int, float] = field(default_factory=dict)  # when a node last began to look for the others
+    samples: Mapping[int, ev.Sampled] = field(
+        default_factory=NumberedMapping
+    )  # the newest of a node, by node
+    uses: Mapping[int, Use] = field(default_factory=NumberedMapping)  # by node
+    logs: Mapping[int, LogTail] = field(default_factory=NumberedMapping)  # by rank
+    installs: Mapping[int, ev.Installing | ev.Installed] = field(
+        default_factory=NumberedMapping
+    )  # by node, the newest
+    met: Mapping[int, float] = field(
+        default_factory=NumberedMapping
+    )  # when a node last began to look for the others
     checkout: ev.CheckoutTold | None = None
-    environments: Mapping[int, ev.EnvironmentTold] = field(default_factory=dict)  # the newest, by node
-    began: Mapping[int, ev.RankBegan] = field(default_factory=dict)  # by rank, in its newest round
+    environments: Mapping[int, ev.EnvironmentTold] = field(
+        default_factory=NumberedMapping
+    )  # the newest, by node
+    began: Mapping[int, ev.RankBegan] = field(default_factory=NumberedMapping)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
-    stops: Mapping[int, ev.RankStops] = field(default_factory=dict)  # by rank, the newest
-    goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=dict)  # by rank, the newest
+    stops: Mapping[int, ev.RankStops] = field(default_factory=NumberedMapping)  # by rank, the newest
+    goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=NumberedMapping)  # by rank, the newest
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     turns: tuple[ev.TurnTaken, ...] = ()  # the newest of a lab, by round

@@ -146,10 +146,16 @@ def merged(logs: Iterable[Iterator[LogLine]]) -> Iterator[LogLine]:
 
 # What a card can show; the whole log stays with the job.
 TAIL_BYTES = 32_768
+_ALL_TAILS = 1 << 26  # bytes, of all ranks together, but for the one that stands for all
 # Of a round before: its last words, for a bounded number of rounds.
-_END_BYTES = 1_024
+_END_SHARE = 32
 _ENDS = 16
 _PIECES = 256  # with gaps between them
+
+
+def tail_bytes(ranks: int) -> int:
+    """Return how many bytes are kept of each of so many ranks' logs: a power of two."""
+    return min(TAIL_BYTES, 1 << max(10, (_ALL_TAILS // max(1, ranks)).bit_length() - 1))
 
 
 class Piece(FrozenDataclass):
@@ -183,13 +189,17 @@ class LogTail(FrozenDataclass):
         ordered = sorted([*others, *mine], key=lambda p: (p.round, p.offset))
         return LogTail(self._trim(ordered), self.cap)
 
+    def within(self, most: int) -> LogTail:
+        """Return the tail that the same chunks make where fewer bytes are kept."""
+        return LogTail(LogTail(cap=most)._trim([*self.pieces]), most)
+
     def _trim(self, pieces: list[Piece]) -> tuple[Piece, ...]:
         room = self.cap
         kept: list[Piece] = []
         rounds: set[int] = set()
         for piece in reversed(pieces[-_PIECES:]):
             first = piece.round not in rounds and 0 < len(rounds) <= _ENDS
-            most = max(room, min(_END_BYTES, self.cap) if first else 0)
+            most = max(room, self.cap // _END_SHARE if first else 0)
             if most <= 0:
                 continue
             cut = max(0, len(piece.data) - most)

@@ -222,6 +222,22 @@ def test_thinned_reports_do_not_depend_on_their_order(seed):
     assert points[-1].seq == 3 * MAX_POINTS - 1
 
 
+def test_what_is_kept_of_each_of_many_ranks_does_not_depend_on_their_order():
+    facts: list[ev.Event] = []
+    facts += [ev.Reported(float(n), rank, 0, n, {"loss": n}) for rank in range(4) for n in range(700)]
+    facts += [ev.Reported(float(n), 3, 1, n, {"loss": n}) for n in range(9)]
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(4, 600)]
+    facts += [ev.LogChunk(rank, 0, 0, b"x" * 40_000) for rank in range(4)]
+    facts += [ev.LogChunk(rank, 0, 0, b"x") for rank in range(4, 2200)]
+    state = fold(*facts)
+
+    assert state == fold(*reversed(facts))
+    assert state == fold(*random.Random(7).sample(facts, k=len(facts)))
+    assert len(state.series[1].points) < len(state.series[0].points) * 0.6
+    assert len(state.logs[1].pieces[0].data) == len(state.logs[0].pieces[0].data) // 2
+    assert list(state.series) == list(range(600))
+
+
 def test_phases_of_a_job_that_goes_well():
     phases = [fold(*WELL[:n]).phase for n in (0, 1, 2, 7, 8)]
 

@@ -33,6 +33,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
+from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -306,7 +307,7 @@ class Listed:
             waits = None if state.nodes else waiting(self.folder)
             return self._heard(state) if waits is None else apply(state, waits)
         self._begun = None
-        return replace(state, series={}, variables={}, uses={})
+        return replace(state, series=NumberedMapping(), variables={}, uses=NumberedMapping())
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""

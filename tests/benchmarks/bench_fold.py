@@ -1,0 +1,55 @@
+"""What it costs to fold a report with the number of ranks, each of which has reported before.
+
+The yardstick is a job of two ranks.
+"""
+
+import time
+from statistics import median
+
+from nbtorchjob import capture, submission
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobState
+from nbtorchjob.state import events as ev
+from nbtorchjob.state.fold import apply
+from tests.benchmarks.measure import Row, show
+
+RANKS = (2, 32, 512, 8_192, 65_536)
+ROUNDS, REPORTS = 7, 400
+GOAL_US = 10.0  # of 8,192 ranks
+
+
+def reported(state: JobState, ranks: range, number: int) -> JobState:
+    """Return the job after one more report of each of these ranks."""
+    at, metrics = state.info.created + number, {"step": number + 1, "loss": 1 / (number + 1)}
+    for rank in ranks:
+        state = apply(state, ev.Reported(at, rank, 0, number, metrics))
+    return state
+
+
+def seconds(state: JobState, ranks: int) -> float:
+    """Take the CPU seconds of folding one report."""
+    some, rounds = range(0, ranks, max(1, ranks // REPORTS)), []
+    for number in range(2, 2 + ROUNDS):
+        facts = [ev.Reported(state.info.created + number, rank, 0, number, {"loss": 1.0}) for rank in some]
+        facts *= max(1, REPORTS // len(facts))
+        began = time.process_time()
+        for fact in facts:
+            state = apply(state, fact)
+        rounds.append((time.process_time() - began) / len(facts))
+    return median(rounds)
+
+
+def main() -> None:
+    info = submission.describe(capture.from_cell("1", {}), JobSpec(name="wide"))
+    took: dict[int, float] = {}
+    for ranks in RANKS:
+        state = reported(reported(JobState(info), range(ranks), 0), range(ranks), 1)
+        took[ranks] = seconds(state, ranks)
+    rows = [Row(f"{ranks} ranks", took[ranks], took[RANKS[0]]) for ranks in RANKS]
+    show("Folding a report", "two ranks", rows)
+    rows = [Row("8192 ranks", took[8_192] * 1e6, 1.0, GOAL_US, "us")]
+    show("The same, in microseconds", "a microsecond", rows)
+
+
+if __name__ == "__main__":
+    main()
