@@ -8,10 +8,10 @@ took a third of the time of ``nbtorchjob list``. So a class gets its methods whe
 from __future__ import annotations
 
 import threading
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -52,6 +52,28 @@ class FrozenDataclass(metaclass=_Kind):
 
 
 V = TypeVar("V")
+Held = TypeVar("Held", bound=FrozenDataclass)
+Rest = ParamSpec("Rest")
+
+
+def remembered(
+    function: Callable[Concatenate[Held, Rest], V],
+) -> Callable[Concatenate[Held, Rest], V]:
+    """Keep a pure function's newest result beside its first argument's fields, as ``cached_property`` does.
+
+    It is computed anew for other arguments beside that one.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def call(held: Held, /, *rest: Rest.args, **named: Rest.kwargs) -> V:
+        known = vars(held).get(name)
+        if known is None or known[0] != (rest, named):
+            known = vars(held)[name] = (rest, named), function(held, *rest, **named)
+        value: V = known[1]
+        return value
+
+    return call
 
 
 class NumberedMapping(Mapping[int, V]):

@@ -11,10 +11,10 @@ which nothing at all is heard is *quiet* after ``QUIET_S``: that may just comput
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.series import UNITS, Point, Series, as_float
@@ -73,6 +73,7 @@ class Stillness(FrozenDataclass):
     stalled: bool
 
 
+@remembered
 def progress(state: JobState) -> Progress | None:
     """Return how far the job is, in reports where they count nothing; None before the first.
 
@@ -83,7 +84,7 @@ def progress(state: JobState) -> Progress | None:
     if round_ == state.round and state.world_size:
         known = {rank: item for rank, item in known.items() if rank < state.world_size}
     candidates = [
-        item for item in (_progress(series, state) for series in known.values()) if item is not None
+        item for series in known.values() if (item := _progress(series, state.counted_from_zero)) is not None
     ]
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
     alike = [item for item in candidates if item.unit == units[0]]
@@ -138,12 +139,12 @@ def heard(state: JobState) -> float:
     return max([state.info.created, *newest, *began, *ended, *([] if state.wrote is None else [state.wrote])])
 
 
-def done(series: Series, unit: str, state: JobState) -> float | None:
-    """Return how many steps, say, a rank has done: who counts from 0 has done one more than it reported."""
+def done(series: Series, unit: str, from_zero: Collection[str]) -> float | None:
+    """Return how many steps, say, a rank has done: one more than it reported where they count from 0."""
     counted = counts(series.points[-1:], unit) or counts(series.points, unit)
     if not counted:
         return None
-    return counted[-1][1] + (unit in state.counted_from_zero)
+    return counted[-1][1] + (unit in from_zero)
 
 
 def unit_of(series: Series) -> str:
@@ -171,13 +172,14 @@ def latest(series: Series) -> dict[str, float]:
     return {name: as_float(value) for name, value in series.newest.items()}
 
 
-def _progress(series: Series, state: JobState) -> Progress | None:
+@remembered
+def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     values = latest(series)
     unit, total = next(
         ((unit, total) for unit in TOTALS if (total := _total(unit, values)) is not None),
         (unit_of(series), None),
     )
-    reached = done(series, unit, state)
+    reached = done(series, unit, from_zero)
     if reached is None or not math.isfinite(reached):
         return None
     recent = series.points[-RECENT:]

@@ -18,8 +18,8 @@ MAX_POINTS = 512
 # Of rounds before the newest: enough for the curve that they left.
 _EARLIER_POINTS = 64
 _EARLIER = 8
-# Of all ranks together, but for the one that stands for all: some 100 MB.
-_ALL_POINTS = 1 << 18
+# Of all ranks together, apart from the one that stands for all: each drawing reads all of them.
+_ALL_POINTS = 1 << 15
 UNITS = ("step", "epoch")  # what counts a rank's progress, the finer first
 
 

@@ -11,7 +11,7 @@ from html import escape
 from math import ceil
 from statistics import median, median_high, median_low
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.state import JobState, Node, Phase, Series
 from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
 from nbtorchjob.state.text import facts
@@ -178,6 +178,7 @@ def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
     return fold(summary, tag("div", body, f"{SMALL};padding-left:14px"))
 
 
+@remembered
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
         return [], ""
@@ -214,7 +215,7 @@ def _pulse(rank: int, series: Series, state: JobState, unit: str, now: float) ->
     if series.round != state.round or not counted:
         return Pulse(rank)
     every = pace(counts(recent, REPORT))
-    reached = done(series, unit, state)
+    reached = done(series, unit, state.counted_from_zero)
     return Pulse(rank, reached, pace(counted), every, max(0.0, now - recent[-1].time))
 
 
