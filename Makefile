@@ -51,7 +51,7 @@ pure: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not torch and not kernel and not pods"
 
 # More workers than cores: half of the time tests wait, for processes and for clocks. Not loadfile: xdist 3.8 then
-# gives the test that crashed a worker to the next one, and so on.
+# gives the test that crashed a worker to the next one, and so on. In which order: tests/distribution.py.
 unit: $(STAMP)
 	$(BIN)/pytest -n 4 --dist worksteal --look-twice
 

@@ -19,7 +19,10 @@ from nbtorchjob.runtime.rank import carried
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 
-pytest_plugins = ["tests.flakes.hangs", "tests.flakes.twice", "tests.flakes.shuffle"]
+pytest_plugins = [
+    *("tests.flakes.hangs", "tests.flakes.twice", "tests.flakes.shuffle"),
+    "tests.distribution",
+]
 
 # The same examples each time, and no deadline: how long one takes says how busy the machine is.
 settings.load_profile("ci")
@@ -123,7 +126,7 @@ def no_more_builtins():
 @pytest.fixture(autouse=True)
 def clean_environment(no_more_builtins, monkeypatch, tmp_path):
     """Take a developer's own settings away, and give each test a folder to stand in."""
-    for name in list(os.environ):
+    for name in [*os.environ]:
         if name.startswith(("NBTORCHJOB_", "PET_")) and name != folders.STATE:
             monkeypatch.delenv(name)
     monkeypatch.setenv("NBTORCHJOB_RANKS_AT_ONCE", "0")  # what tests start mustn't wait for each other
@@ -137,8 +140,9 @@ def clean_environment(no_more_builtins, monkeypatch, tmp_path):
     before, modules = dict(os.environ), {*sys.modules}
     yield
     # What code under test sets of itself: with a variable for torch, each job after it would start cold.
-    os.environ.clear()
-    os.environ.update(before)
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
     # What was imported from that folder: another test may make a module of the same name.
     for name in sys.modules.keys() - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
