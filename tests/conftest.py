@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,9 @@ from traitlets.config import Config
 
 import nbtorchjob
 from nbtorchjob.machine import folders
+from nbtorchjob.payload import program
 from nbtorchjob.runtime.rank import carried
+from tests import packed
 from tests.backends.kubernetes import warm
 from tests.pools import end_pool
 
@@ -30,6 +33,16 @@ settings.load_profile("ci")
 # As in the Makefile: else each of hundreds of interpreters would compile anew what it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def proxies():
+    """Return what urllib finds in the environment, where there is any; of each request it asks twice."""
+    return _proxies() if any(name.lower().endswith(b"_proxy") for name in os.environb) else {}
+
+
+# Before aiohttp takes it from there.
+_proxies = urllib.request.getproxies_environment
+urllib.request.getproxies = urllib.request.getproxies_environment = proxies
 
 # jsonschema imports it where it can, for a format that no schema here has: forty parsers, 2 s in each worker.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
@@ -78,6 +91,14 @@ def state_dir(tmp_path_factory):
     end_pool()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def packed_once():
+    """Have no state folder of a test make anew what takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "cache", packed)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def process_as_it_was(request):
     """Find a file that leaves something set in this process: in another order it would be another file's."""
@@ -109,6 +130,7 @@ def greenwich():
 @pytest.fixture(scope="module", autouse=True)
 def no_older_jobs(state_dir):
     """Leave the next file no jobs, and no cluster to ask for some."""
+    packed.lend(state_dir)
     yield
     for kept in ("jobs", "kubernetes"):
         shutil.rmtree(state_dir / kept, ignore_errors=True)

@@ -9,7 +9,7 @@ import re
 import sys
 import tokenize
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -22,6 +22,7 @@ _HERE = Path(runtime.__file__).parent
 _TOGETHER = Path(together.__file__)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
+_Documented: TypeAlias = "ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
 # Where something begins and ends, as line and byte in it, and what is to stand there.
 _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
@@ -50,7 +51,7 @@ _ROOM = "nbtorchjob/runtime/"
 _PACKAGE = f"{_ROOM}__init__.py"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
@@ -135,48 +136,41 @@ def bare(source: bytes) -> bytes:
     Each line stays in its place: tracebacks show the lines as they were written.
     """
     tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
-    lines = source.splitlines(keepends=True)
-    edits = [*_docstrings(source), *_annotations(source, tokens), *_comments(tokens)]
-    for (first, start), (last, stop), instead in sorted(edits, reverse=True):
-        rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
-        lines[first - 1 : last] = rest.splitlines(keepends=True)
-    depths = _depths(tokens)
-    for number, depth in depths.items():
-        lines[number - 1] = b" " * depth + lines[number - 1].lstrip()
-    return b"".join(line.rstrip() + b"\n" for line in lines)
-
-
-def _docstrings(source: bytes) -> Iterator[_Edit]:
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, DOCUMENTED) or not (text := ast.get_docstring(node)) or _is_license(text):
-            continue
-        docstring, *others = node.body
-        assert docstring.end_lineno is not None
-        assert docstring.end_col_offset is not None
-        # A body, and a line that goes on behind the docstring, needs something in its place.
-        alone = not others or others[0].lineno == docstring.end_lineno
-        end = docstring.end_lineno, docstring.end_col_offset
-        yield (docstring.lineno, docstring.col_offset), end, b'""' if alone else b""
-
-
-def _annotations(source: bytes, tokens: Sequence[tokenize.TokenInfo]) -> Iterator[_Edit]:
-    """Yield those of functions alone: those of classes make dataclasses."""
     arrows = [
         (token.start[0], len(token.line[: token.start[1]].rstrip().encode()))
         for token in tokens
         if token.string == "->"
     ]
+    edits = [*_comments(tokens)]
     for node in ast.walk(ast.parse(source)):
-        annotation = getattr(node, "returns", getattr(node, "annotation", None))
-        if not isinstance(annotation, ast.expr) or isinstance(node, ast.AnnAssign):
-            continue
-        assert annotation.end_lineno is not None
-        assert annotation.end_col_offset is not None
-        if isinstance(node, ast.arg):
-            start = node.lineno, node.col_offset + len(node.arg.encode())
-        else:
-            start = max(arrow for arrow in arrows if arrow < (annotation.lineno, annotation.col_offset))
-        yield start, (annotation.end_lineno, annotation.end_col_offset), b""
+        if isinstance(node, DOCUMENTED):
+            edits += _docstring(node)
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            edits += _removed((node.lineno, node.col_offset + len(node.arg.encode())), node.annotation)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
+            place = node.returns.lineno, node.returns.col_offset
+            edits += _removed(max(arrow for arrow in arrows if arrow < place), node.returns)
+    lines = source.splitlines(keepends=True)
+    for (first, start), (last, stop), instead in sorted(edits, reverse=True):
+        rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
+        lines[first - 1 : last] = rest.splitlines(keepends=True)
+    for number, depth in _depths(tokens).items():
+        lines[number - 1] = b" " * depth + lines[number - 1].lstrip()
+    return b"".join(line.rstrip() + b"\n" for line in lines)
+
+
+def _docstring(node: _Documented) -> Iterator[_Edit]:
+    if (text := ast.get_docstring(node)) and not _is_license(text):
+        docstring, *others = node.body
+        # A body, and a line that goes on behind the docstring, needs something in its place.
+        alone = not others or others[0].lineno == docstring.end_lineno
+        yield from _removed((docstring.lineno, docstring.col_offset), docstring, b'""' if alone else b"")
+
+
+def _removed(start: tuple[int, int], node: ast.stmt | ast.expr, instead: bytes = b"") -> Iterator[_Edit]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    yield start, (node.end_lineno, node.end_col_offset), instead
 
 
 def _comments(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[_Edit]:

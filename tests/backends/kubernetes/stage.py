@@ -23,6 +23,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
+from tests import packed
 from tests.patience import LIMIT
 
 IMAGE = "localhost/python:3.11"
@@ -54,6 +55,7 @@ class Stage:
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         monkeypatch.setenv(folders.STATE, str(folder / "state"))
+        packed.lend(folder / "state")
         self.signs = folder / "signs"
         self.signs.mkdir()
         self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)

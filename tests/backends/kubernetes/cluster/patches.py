@@ -1,11 +1,10 @@
 """The three kinds of PATCH that clients send."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from tests.backends.kubernetes.cluster.refusals import Refusal
-from tests.backends.kubernetes.cluster.resources import Object, Resource
+from tests.backends.kubernetes.cluster.resources import Object, Resource, copied
 
 # Lists of objects that a strategic merge joins by a key, by the list's name; others are replaced whole.
 MERGE_KEYS = {
@@ -111,5 +110,5 @@ def apply(resource: Resource, target: Object, patch: Any, content_type: str) -> 
             "the body of the request was in an unknown format - accepted media types include: "
             + ", ".join(accepted),
         )
-    result: Object = KINDS[kind](copy.deepcopy(target), patch)
+    result: Object = KINDS[kind](copied(target), patch)
     return result

@@ -1,13 +1,12 @@
 """Structural schemas: types, limits, defaults and pruning, and those CEL rules of the CRDs that matter here."""
 
-import copy
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.backends.kubernetes.cluster.resources import JOBS, Object, Resource, job_schema
+from tests.backends.kubernetes.cluster.resources import JOBS, Object, Resource, copied, job_schema
 
 Cause = tuple[str, str, str]
 
@@ -65,7 +64,7 @@ class _Fit:
             if value.get(name, "") is None and not inner.get("nullable"):
                 del value[name]
             if name not in value and "default" in inner:
-                value[name] = copy.deepcopy(inner["default"])
+                value[name] = copied(inner["default"])
         for name in schema.get("required", ()):
             if name not in value:
                 self.causes.append(("FieldValueRequired", "Required value", _at(path, name)))
@@ -116,7 +115,7 @@ def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
 def fit(schema: Object, obj: Object) -> tuple[Object, list[str], list[Cause]]:
     """Return the object with defaults and without unknown fields, the paths of those, and what is wrong with it."""
     found = _Fit()
-    fitted = copy.deepcopy(obj)
+    fitted = copied(obj)
     found.walk(schema, fitted, "")
     causes = found.causes
     if any(reason in ("FieldValueRequired", "FieldValueTypeInvalid") for reason, _, _ in causes):

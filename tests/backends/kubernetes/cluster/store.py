@@ -5,7 +5,6 @@ to the server's event loop.
 """
 
 import asyncio
-import copy
 import datetime
 import json
 import random
@@ -17,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from tests.backends.kubernetes.cluster.refusals import already_exists, conflict, not_found
-from tests.backends.kubernetes.cluster.resources import PODS, Object, Resource
+from tests.backends.kubernetes.cluster.resources import PODS, Object, Resource, copied
 
 Key = tuple[str, str]
 
@@ -103,7 +102,7 @@ class Store:
 
     def prepare(self, resource: Resource, given: Object) -> Object:
         """Return the object as it would be stored: named, dated, with a uid."""
-        obj = copy.deepcopy(given)
+        obj: Object = copied(given)
         meta = obj.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
             # The server cuts the prefix so that the whole stays a label of 63.
@@ -129,7 +128,7 @@ class Store:
         """
         before = self.get(resource, *key_of(given))
         check_version(resource, given, before)
-        after = merged(resource, copy.deepcopy(given), before, status=status)
+        after = merged(resource, copied(given), before, status=status)
         if after == before:
             return before
         written = self._write(resource, "MODIFIED", after, before)
