@@ -12,12 +12,13 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.rendezvous import endpoint
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.rendezvous import endpoint, rendezvous
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.peers import END, PREFIX
 from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
+from nbtorchjob.runtime.start import node as start
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 STATE = "torch.rendezvous.job"  # torch's own name for it
@@ -75,6 +76,31 @@ def test_what_no_agent_of_the_job_wrote_is_an_error(forge, read, shared):
     with pytest.raises(PeersEnded, match="word isn't signed") as caught:
         read(SignedStore(shared, KEY))
     assert caught.value.code == exits.INFRASTRUCTURE_ERROR
+
+
+HERE = {injected.RUN: "run", injected.ATTEMPT: "1"}
+ELSEWHERE = {
+    "another job of the payload": ({**HERE, injected.RUN: "retry"}, "id", KEY),
+    "another attempt": ({**HERE, injected.ATTEMPT: "2"}, "id", KEY),
+    "another rendezvous": (HERE, "other", KEY),
+    "another payload": (HERE, "id", OTHER),
+}
+
+
+@pytest.mark.parametrize(("env", "run_id", "key"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_nodes_wrote_elsewhere_passes_for_nothing_here(env, run_id, key, shared, monkeypatch):
+    keys: list[bytes] = []
+    monkeypatch.setattr(rendezvous, "dynamic", lambda *asked: keys.append(asked[-1]))
+    launch = {"nodes": (2, 2), "endpoint": "127.0.0.1:1", "conf": {}}
+    for there, *rest in ((HERE, "id", KEY), (env, run_id, key)):
+        for name, value in there.items():
+            monkeypatch.setenv(name, value)
+        start._rendezvous({**launch, "run_id": rest[0]}, 0, rest[1])
+    here, elsewhere = (SignedStore(shared, key) for key in keys)
+    elsewhere.set("word", "1")
+
+    with pytest.raises(PeersEnded, match="word isn't signed"):
+        here.get("word")
 
 
 @pytest.mark.parametrize("data", [b"", b"train.py: step() ", b"train.py: step()" * 5000])
