@@ -27,6 +27,7 @@ from nbtorchjob.runtime.rendezvous.signed import SignedStore
 
 _QUIET_S = 5.0  # of waiting, before it is told
 _AGAIN_S = 1.0  # between two looks for a new node 0
+_FORMER_S = 120.0  # for the pods of a job that had the name before to end
 
 _Met = TypeVar("_Met")
 
@@ -57,19 +58,21 @@ class Endpoint:
     def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
         """Return what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
 
-        So is one that goes away meanwhile. All other connections of this node go to the address that has
+        So is one that goes away meanwhile, and for a while one that isn't signed by this job: a name may lead
+        to pods of the job that had it before as long as those end (a Service of JobSet's 0.12 selects them, a
+        resolver remembers them). All other connections of this node go to the address that has
         answered. Its name may be unknown for a while again: Volcano deletes the Service of a job that is
         suspended, and makes a new one when it is resumed (1.15).
 
         Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
         """
-        until = time.monotonic() + limit
+        began = time.monotonic()
+        until = began + limit
         while True:
             self._found, self.address = _await(*self._where, until - time.monotonic())
             try:
                 store = self.connect()
-                words = store.below(PREFIX)
-                code = exits.of_peer(int(words.get(END))) if words.check([END]) else None
+                code = self._ended(store.below(PREFIX), wait=time.monotonic() < began + _FORMER_S)
                 if code is None:
                     return enter(store)
             except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
@@ -79,6 +82,19 @@ class Endpoint:
             if time.monotonic() > until:
                 raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *self._where))
             time.sleep(_AGAIN_S)
+
+    def _ended(self, words: SignedStore, *, wait: bool) -> Optional[int]:
+        """Return the code with which the job of a store has ended for this node; None where it goes on.
+
+        Where what is there isn't this job's: the code to ``wait`` for another node 0, or ``PeersEnded``.
+        """
+        try:
+            words.check(["was/0"])
+            return exits.of_peer(int(words.get(END))) if words.check([END]) else None
+        except PeersEnded:
+            if not wait:
+                raise
+            return exits.INFRASTRUCTURE_ERROR
 
     def connect(self) -> SignedStore:
         """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 
 import cloudpickle
@@ -23,7 +24,9 @@ from torch.distributed import TCPStore
 from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import emit, exits
+from nbtorchjob.runtime.rendezvous import endpoint
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+from nbtorchjob.runtime.rendezvous.endpoint import Endpoint
 from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
@@ -574,6 +577,19 @@ def test_who_comes_to_a_job_that_is_over_ends_as_it_did(word, code, store):
     with pytest.raises(PeersEnded) as caught:
         meet(store.port)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("name", ["was/0", END])
+def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, store, monkeypatch):
+    former = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    SignedStore(former, b"o" * 32).below(PREFIX).set(name, "0")
+    places = [former.port, former.port, store.port]  # as a name may lead to pods of both
+    monkeypatch.setattr(endpoint, "_await", lambda *_: (("127.0.0.1", places.pop(0)), "127.0.0.1"))
+    monkeypatch.setattr(endpoint, "_AGAIN_S", 0.0)
+
+    met = Endpoint("node-0.same:29400", timedelta(seconds=LIMIT), KEY).join(LIMIT, lambda found: found)
+    met.set("word", "1")
+    assert (places, store.check(["word"]), former.check(["word"])) == ([], True, False)
 
 
 def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, monkeypatch):
