@@ -92,11 +92,11 @@ def test_what_nodes_wrote_elsewhere_passes_for_nothing_here(env, run_id, key, sh
     keys: list[bytes] = []
     monkeypatch.setattr(rendezvous, "dynamic", lambda *asked: keys.append(asked[-1]))
     launch = {"nodes": (2, 2), "endpoint": "127.0.0.1:1", "conf": {}}
-    for there, *rest in ((HERE, "id", KEY), (env, run_id, key)):
-        for name, value in there.items():
+    for where, id_, own in ((HERE, "id", KEY), (env, run_id, key)):
+        for name, value in where.items():
             monkeypatch.setenv(name, value)
-        start._rendezvous({**launch, "run_id": rest[0]}, 0, rest[1])
-    here, elsewhere = (SignedStore(shared, key) for key in keys)
+        start._rendezvous({**launch, "run_id": id_}, 0, own)
+    here, elsewhere = (SignedStore(shared, derived) for derived in keys)
     elsewhere.set("word", "1")
 
     with pytest.raises(PeersEnded, match="word isn't signed"):
