@@ -24,7 +24,7 @@ SAYING_BIG = { $(1) 2>&1 | tee $(VENV)/pip.log | $(BIG) || { cat $(VENV)/pip.log
 QUIETLY = said=$$($(1) 2>&1) || { status=$$?; echo "$$said" >&2; exit $$status; }
 COMMA := ,
 
-.PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev browser flakes frameworks \
+.PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev browser pictures flakes frameworks \
   pythons tried test-torch bench clean
 
 demo: $(STAMP)
@@ -106,6 +106,11 @@ CHROMIUM_PATH ?= $(shell command -v chromium || command -v google-chrome)
 browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/pytest tests/browser
+
+# Takes docs/pictures/ anew: the card in each state, light and dark, at three widths. `make browser` compares them.
+pictures: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	CHROMIUM_PATH=$(CHROMIUM_PATH) $(BIN)/python -m tests.browser.pictures
 
 # Looks for flakes: tests of processes, pods and browsers in random order, over and over, on a machine kept busy.
 MINUTES ?= 60

@@ -33,7 +33,7 @@ BOX = "margin:4px 0;padding:6px 8px;background-color:rgba(128,128,128,0.12)"
 # Laid out from its end, so that a box that is too small shows the newest lines.
 _SCREEN = (
     f"margin:4px 0;padding:6px 8px;background-color:{GROUND};border-radius:3px;"
-    "display:flex;flex-direction:column-reverse;max-height:260px;overflow:auto"
+    "display:flex;flex-direction:column-reverse;max-height:136px;overflow:auto"
 )
 # nbconvert's page shows a pre in its text font, with a log's columns out of line.
 MONO = "font:12px monospace"

@@ -18,6 +18,7 @@ import pytest
 from tests.browser.sidebar import Sidebar
 
 TOKEN = "browser"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 BUILT = Path(__file__).parents[2] / "nbtorchjob" / "labextension"
 _QUIET = '{"fetchNews": "false", "checkForUpdates": false}'
 _NEWS = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
@@ -131,9 +132,8 @@ def chromium():
     if not path:
         pytest.skip("CHROMIUM_PATH doesn't name a Chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=flags)
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
 

@@ -63,7 +63,7 @@ def of_phase(phase: Phase) -> Tone:
 
 def card(tone: Tone, *parts: str) -> str:
     """Return a whole card, with the style that its parts share."""
-    box = "border:1px solid rgba(128,128,128,0.4);border-radius:6px;max-width:960px;overflow:hidden"
+    box = "border:1px solid rgba(128,128,128,0.4);border-radius:6px;max-width:1400px;overflow:hidden"
     style = tag("style", _style())
     return tag("div", "\n".join(filter(None, (style, *parts))), box, cls=f"nbtorchjob {tone.value}")
 

@@ -148,11 +148,11 @@
       line.querySelector("span")?.remove();
       host.querySelector(".nbt-tools").append(bar);
     }
-    // What is drawn each second needn't say when; once no drawing comes, it does.
+    // What is drawn every few seconds needn't say when; once no drawing comes, it does.
     if (line) {
-      line.hidden = waitedFor() && !line.querySelector("span");
+      line.hidden = (waitedFor() || served) && !line.querySelector("span");
       clearTimeout(aging);
-      aging = setTimeout(() => { line.hidden = false; }, STALE_MS);
+      aging = setTimeout(() => { line.hidden = false; }, 3 * STALE_MS);
     }
     host.querySelectorAll("details").forEach(restore);
     refocus();

@@ -114,7 +114,8 @@ def plain(charts: Sequence[tuple[Chart, Curve]]) -> str:
 
 def _beside(charts: Sequence[str]) -> str:
     style = f"position:relative;flex:1 1 {_BASIS[len(charts)]}px"
-    boxes = [tag("div", box, style + (";max-width:480px" if len(charts) > 1 else "")) for box in charts]
+    style += f";max-width:{620 if len(charts) > 1 else 760}px"
+    boxes = [tag("div", box, style) for box in charts]
     return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px")
 
 

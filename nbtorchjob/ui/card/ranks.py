@@ -5,6 +5,7 @@ Each rank's reports of the newest round are compared with what is usual among al
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -13,6 +14,7 @@ from statistics import median, median_high, median_low
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.state import JobState, Node, Phase, Series
+from nbtorchjob.state.hanging import hang
 from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.colours import of_rank, shade
@@ -71,6 +73,9 @@ def node_table(state: JobState) -> str:
 
 
 _MOST_RANKS = 8192
+_BY_NODE = 32  # of more ranks those of each node have a row
+_MOST_NODES, _FEW_NODES = 64, 10
+_MOST_SMALL = 256  # cells in these rows
 _MOST_CELLS = 64  # where there are more ranks, a cell stands for some of them and shows the worst
 _SLOW = 1.5  # times the usual pace
 _LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
@@ -82,11 +87,13 @@ _MOST_TOLD = 16  # ranks, or groups of them, of which the legend tells
 
 # The worst first: a cell's sign and ground.
 _LOOKS = {
+    "awaited": ("?", shade(PHASES[Phase.FAILED], 0.85)),
     "failed": ("×", shade(PHASES[Phase.FAILED], 0.45)),
     "lost": ("∅", shade(PHASES[Phase.FAILED], 0.45)),
     "behind": ("↓", shade(PHASES[Phase.PENDING], 0.45)),
-    "silent": ("?", "rgba(130,80,223,0.45)"),
+    "silent": ("…", "rgba(130,80,223,0.45)"),
     "slow": ("!", shade(PHASES[Phase.PENDING], 0.45)),
+    "waiting": ("…", shade(PHASES[Phase.PENDING], 0.25)),
     "ended": ("–", "rgba(128,128,128,0.2)"),
 }
 _WORST = [*_LOOKS, ""]
@@ -128,20 +135,48 @@ def words(state: JobState, now: float) -> str:
 def html(state: JobState, now: float) -> str:
     """Return the ranks as a strip of tiles, whose titles describe them, with what stands out in words.
 
-    Where there are many ranks a tile stands for some of them.
+    Where there are many ranks a tile stands for some of them; those of several nodes have a row for each.
     """
     pulses, unit = _pulses(state, now)
     if not pulses:
         return ""
     usual, per = _usual(pulses), ceil(len(pulses) / _MOST_CELLS)
-    groups = [pulses[first : first + per] for first in range(0, len(pulses), per)]
-    # Spaces between them let the strip wrap.
-    tiles = " ".join(_cell(group, usual, unit) for group in groups)
+    groups = _groups(pulses, per)
     outliers = _outliers(pulses, unit)
     said = tag("b", escape("; ".join(outliers))) if outliers else escape(_usually(pulses, usual, unit))
-    strip = tag("span", tiles, "font:12px monospace;line-height:1.7", cls="nbt-ranks")
-    row = tag("div", f"{strip} {tag('span', said)}", _ROW)
+    if len(pulses) > _BY_NODE and len(state.members) > 1:
+        row = _by_node(pulses, usual, state) + tag("div", said, PLAIN)
+    else:
+        # Spaces between them let the strip wrap.
+        tiles = " ".join(_cell(group, usual, unit) for group in groups)
+        strip = tag("span", tiles, "font:12px monospace;line-height:1.7", cls="nbt-ranks")
+        row = tag("div", f"{strip} {tag('span', said)}", _ROW)
     return row + _legend(groups, unit, _summary(pulses, unit))
+
+
+def _groups(pulses: Sequence[Pulse], per: int) -> list[Sequence[Pulse]]:
+    return [pulses[first : first + per] for first in range(0, len(pulses), per)]
+
+
+def _by_node(pulses: Sequence[Pulse], usual: _Usual, state: JobState) -> str:
+    """Return a row for each node, the worst first; of very many nodes the worst ten."""
+    known = {pulse.rank: pulse for pulse in pulses}
+    nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
+    told = [(node, mine) for node, mine in nodes if mine]
+    told.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
+    shown = told if len(told) <= _MOST_NODES else told[:_FEW_NODES]
+    per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
+    rows = []
+    for node, mine in shown:
+        odd = Counter(pulse.word for pulse in mine if pulse.word not in ("", "waiting"))
+        label = DOT.join([f"node {node.index}", *(f"{many} {word}" for word, many in odd.items())])
+        cells = "".join(
+            f'<b style="background-color:{_look(group, usual)[1]}"></b>' for group in _groups(mine, per)
+        )
+        row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
+        rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
+    more = len(told) - len(shown)
+    return tag("div", "".join(rows), PLAIN) + text_line(f"{more} more nodes as usual" if more else "")
 
 
 def _usually(pulses: Sequence[Pulse], usual: _Usual, unit: str) -> str:
@@ -157,7 +192,7 @@ def _usually(pulses: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 def unusual(state: JobState, now: float) -> list[int]:
     """Return the ranks that stand out."""
-    return [pulse.rank for pulse in _pulses(state, now)[0] if pulse.word]
+    return [pulse.rank for pulse in _pulses(state, now)[0] if pulse.word not in ("", "waiting")]
 
 
 def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
@@ -189,7 +224,12 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     series = state.series.get
     pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
     usual, ends = _usual(pulses), _ends(state)
-    return [replace(pulse, word=_word(pulse, usual, ends)) for pulse in pulses], unit
+    found = hang(state, now)
+    awaited = {*found.ranks} if found is not None and not found.slow else set()
+    words = {pulse.rank: _word(pulse, usual, ends) for pulse in pulses}
+    if awaited:  # all others wait for those, whatever they have reported
+        words |= {rank: "awaited" if rank in awaited else "waiting" for rank in words if rank not in ends}
+    return [replace(pulse, word=words[pulse.rank]) for pulse in pulses], unit
 
 
 def _ends(state: JobState) -> dict[int, str]:
@@ -246,6 +286,10 @@ def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
 
 
 def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
+    awaited, waiting = ([p.rank for p in pulses if p.word == word] for word in ("awaited", "waiting"))
+    if awaited and waiting:
+        wait = "waits" if len(waiting) == 1 else "wait"
+        return [f"{clip(names(waiting), _MAX_NAMES)} {wait} for {clip(names(awaited), _MAX_NAMES)}"]
     lines = []
     for word, say in (("behind", _behind), ("silent", _silent), ("slow", _slow)):
         odd = [pulse for pulse in pulses if pulse.word == word]
@@ -269,10 +313,15 @@ def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
 
 
 def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    sign, ground = _LOOKS.get(_worst(group), ("\u00a0\u00a0", _heat(group, usual)))
+    sign, ground = _look(group, usual)
     mine = f";border-bottom:2px solid {of_rank(group[0].rank)}" if len(group) == 1 else ""
     title = escape(_title(group, unit))
     return f'<span title="{title}" style="background-color:{ground}{mine}">{sign}</span>'
+
+
+def _look(group: Sequence[Pulse], usual: _Usual) -> tuple[str, str]:
+    """Return the sign and the ground of the worst of some ranks."""
+    return _LOOKS.get(_worst(group), ("\u00a0\u00a0", _heat(group, usual)))
 
 
 def _worst(group: Sequence[Pulse]) -> str:

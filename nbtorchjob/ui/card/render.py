@@ -285,7 +285,7 @@ def _failure(state: JobState, source: SourceLookup) -> str:
         if failure.error is None or summarised(failure.error):
             out.append(tag("div", head, "margin:6px 0 0"))
         else:
-            out.append(fold(head, traceback_html(failure.error, source), opened=True))
+            out.append(fold(head, traceback_html(failure.error, source, heading), opened=True))
         out += [text_line(facts.cause(failure, state)), text_line(attempts.exhausted(state))]
         wrote = [escape(row, quote=False) for row in facts.output(state)]
         out.append(fold("what its pods wrote", pre(wrote, BOX), opened=True) if wrote else "")
@@ -343,11 +343,17 @@ _MAX_NAMES = 60
 _INDENTED = "padding-left:16px"
 
 
-def traceback_html(error: Error, source: SourceLookup) -> str:
-    """Return the traceback in a box; of a long one the middle is left out."""
+def traceback_html(error: Error, source: SourceLookup, heading: str = "") -> str:
+    """Return the traceback in a box; of a long one the middle is left out.
+
+    Its last line is left out too where the ``heading`` above it says the same.
+    """
     lines: list[str] = []
     variables: dict[int, Variables] = {}  # by the last line of their frame
-    for text, frame in pieces(error, source):
+    parts = [*pieces(error, source)]
+    if len(parts) > 1 and heading.endswith(parts[-1][0]):
+        parts.pop()
+    for text, frame in parts:
         lines += [_marked(escape(clip(row, LINE), quote=False)) for row in text.split("\n")]
         if frame is not None and frame.variables:
             variables[len(lines) - 1] = frame.variables

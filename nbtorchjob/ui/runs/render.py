@@ -50,7 +50,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
     tone = head.of_phase(stands)
     parts = [
         _bar(states),
-        *_charts(states),
+        _beside(_charts(states)),
         parallel_axes(states, _metric(states)),
         _table(states, now),
         _more(name, states, live=live),
@@ -169,6 +169,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
     shown = sorted(_chosen(states, _MOST_ROWS), key=lambda state: state is not best)
     columns = _columns(states)
     names = ("run", *columns[0], *columns[1], "phase", "s")
+    sparks = _sparklines(shown, _metric(states))
     table = [_cells(state, columns, now) for state in shown]
     # What is a number in each row that has it stands below its like.
     numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
@@ -176,6 +177,8 @@ def _table(states: Sequence[JobState], now: float) -> str:
     head = "".join(
         tag("th", escape(line(cell, _MAX_CELL)), style) for cell, style in zip(names, aligned, strict=True)
     )
+    if sparks:
+        head += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
     body = []
     for state, cells in zip(shown, table, strict=True):
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
@@ -186,6 +189,8 @@ def _table(states: Sequence[JobState], now: float) -> str:
             tag("td", f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}", colour),
             *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
         ]
+        if sparks:
+            row.append(tag("td", sparks[state.info.id], _CELL, cls="nbt-spark"))
         body.append(tag("tr", "".join(row), "font-weight:600" if state is best else ""))
         why = _why(state)
         if why:
@@ -193,7 +198,35 @@ def _table(states: Sequence[JobState], now: float) -> str:
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
     style = f"border-collapse:collapse;width:100%;{PLAIN}"
     opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
-    return f"{opening}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
+    made = f"{opening}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
+    return tag("div", made, "overflow-x:auto")
+
+
+def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
+    """Return the course of a metric in each run, by id, all on one scale; empty where none has any."""
+    series = {state.info.id: _course(state, metric) for state in states}
+    known = [value for course in series.values() for value in course]
+    if not any(len(course) > 1 for course in series.values()):
+        return {}
+    low, high = min(known), max(known)
+    step = (len(_BLOCKS) - 1) / ((high - low) or 1.0)
+    return {
+        id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
+        for id_, course in series.items()
+    }
+
+
+def _course(state: JobState, metric: str) -> list[float]:
+    """Return so many values of a metric as a sparkline shows, evenly over all that were reported."""
+    if not state.series:
+        return []
+    told = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
+    values = [value for value in told if math.isfinite(value)]
+    many = min(_SPARKS, len(values))
+    return [values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)]
+
+
+_BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
 
 
 _CELL, _RIGHT = "text-align:left", "text-align:right"
@@ -263,8 +296,13 @@ def _charts(states: Sequence[JobState]) -> list[str]:
             which = f"{len(curves)} of {told_by:,} runs, from the lowest to the highest,"
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
-        charts.append(tag("div", caption + made.img, PLAIN))
+        charts.append(caption + made.img)
     return charts
+
+
+def _beside(charts: Sequence[str]) -> str:
+    boxes = [tag("div", each, "flex:1 1 440px;max-width:760px") for each in charts]
+    return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px") if boxes else ""
 
 
 def _series(state: JobState) -> Series:

@@ -84,7 +84,7 @@ def test_a_rank_that_says_nothing_while_the_others_go_on_is_silent():
     state = together(3, but={1: steps(1, 5), 0: steps(0, 40), 2: steps(2, 40)})
 
     assert ranks.rank_lines(state, 1020.0)[1:] == ["rank 1 silent: no report for 18 s, after 5 steps"]
-    assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "?", "\u00a0\u00a0"]
+    assert [sign for _, sign in cells(state, 1020.0)] == ["\u00a0\u00a0", "…", "\u00a0\u00a0"]
 
 
 def test_where_all_wait_for_one_it_is_the_one_that_is_behind():

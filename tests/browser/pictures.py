@@ -1,0 +1,119 @@
+"""Pictures of a job's card in each state, and of the sidebar, as a real JupyterLab draws scripted jobs.
+
+``make pictures`` writes them to ``docs/pictures/``; ``test_pictures.py`` compares some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image, ImageChops
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+WIDTHS = (480, 800, 1400)
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+_CHANGE = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
+_COLOURS = 96  # of a picture: enough for text and lines, and a third of the size
+_SLACK = 24  # px that a height may differ: a line that wraps elsewhere
+_FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and how many may differ more: times go on
+
+
+class Camera:
+    """Takes pictures of cards in one notebook; ``shown`` has the expression that shows each state."""
+
+    def __init__(self, lab, shown: dict[str, str], folder: Path) -> None:
+        self._folder = folder
+        cells = ["%load_ext nbtorchjob\nimport nbtorchjob", *shown.values()]
+        self._states = list(shown)
+        self._notebook = lab.open("pictures", cells)
+        self._page = self._notebook.page
+        self._notebook.run(0)
+        self._notebook.command("application:toggle-left-area")
+        self._notebook.command("notebook:run-all-cells")
+        for index in range(1, len(cells)):
+            self._card(index).wait_for()
+        self._notebook.idle()
+
+    def _card(self, index: int):
+        return self._notebook.output(index).locator(".nbtorchjob").first
+
+    def take(self, widths: Sequence[int] = WIDTHS) -> Iterator[Path]:
+        """Take all cards in each theme at these widths."""
+        for theme, name in THEMES.items():
+            self._page.evaluate(_CHANGE, name)
+            self._page.wait_for_timeout(2000)
+            for width in widths:
+                self._fit(width)
+                for index, state in enumerate(self._states, 1):
+                    yield self._shoot(index, f"{state}-{theme}-{width}.png")
+
+    def _show(self, index: int) -> None:
+        """Bring a card into view; the notebook draws only those that are."""
+        self._page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at, 'start')", index)
+        self._card(index).wait_for()
+        self._notebook.output(index).scroll_into_view_if_needed()
+
+    def close(self) -> None:
+        """Leave the light theme, which other tests expect, and close the page."""
+        self._page.evaluate(_CHANGE, THEMES["light"])
+        self._page.close()
+
+    def _shoot(self, index: int, name: str) -> Path:
+        card, path = self._card(index), self._folder / name
+        self._show(index)
+        self._page.wait_for_timeout(150)
+        # A live card is drawn anew each second, so what is taken is its place on the page.
+        self._page.screenshot(path=path, clip=card.bounding_box())
+        with Image.open(path) as picture:
+            few = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+        return path
+
+    def _fit(self, width: int) -> None:
+        """Make the page as wide as a card of this width needs."""
+        self._show(1)
+        for _ in range(4):
+            wide = self._card(1).bounding_box()["width"]
+            size = self._page.viewport_size
+            if abs(wide - width) < 1:
+                return
+            self._page.set_viewport_size(
+                {"width": round(size["width"] + width - wide), "height": size["height"]}
+            )
+            self._page.wait_for_timeout(400)
+
+
+def differs(one: Path, other: Path) -> str:
+    """Say how two pictures differ by more than times that go on; "" where they don't."""
+    with Image.open(one) as first, Image.open(other) as second:
+        a, b = first.convert("L"), second.convert("L")
+    if a.width != b.width or abs(a.height - b.height) > _SLACK:
+        return f"{a.size} and {b.size}"
+    box = 0, 0, a.width, min(a.height, b.height)
+    levels = ImageChops.difference(a.crop(box), b.crop(box)).histogram()
+    share = sum(levels[_FAINT:]) / (box[2] * box[3])
+    return f"{share:.1%} of the pixels differ" if share > _MOST else ""
+
+
+def main() -> None:
+    """Write all pictures."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.browser import scripted
+    from tests.browser.conftest import FLAGS, serving
+
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
+        browser = driver.chromium.launch(executable_path=os.environ["CHROMIUM_PATH"], args=FLAGS)
+        with serving(Path(folder), browser) as lab:
+            for path in Camera(lab, scripted.write(), PICTURES).take():
+                print(f"{path.name}: {path.stat().st_size:,} bytes")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The look of each state, held to the pictures in ``docs/pictures/``; ``make pictures`` takes them anew."""
+
+import shutil
+
+import pytest
+
+from nbtorchjob.backends.local.jobdir import paths
+from tests.browser import scripted
+
+pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't installed")
+
+
+@pytest.fixture
+def shown():
+    """Write the scripted jobs; remove them again, as other tests count what runs."""
+    before = {path.name for path in paths.jobs_dir().iterdir()}
+    yield scripted.write()
+    for path in paths.jobs_dir().iterdir():
+        if path.name not in before:
+            shutil.rmtree(path)
+
+
+def test_each_state_looks_as_in_its_picture(lab, shown, tmp_path):
+    camera = pictures.Camera(lab, shown, tmp_path)
+
+    found = {path.name: pictures.differs(path, pictures.PICTURES / path.name) for path in camera.take((800,))}
+
+    camera.close()
+    assert {name: text for name, text in found.items() if text} == {}
+    assert len(found) == 18
+    assert pictures.differs(pictures.PICTURES / "hung-light-800.png", tmp_path / "hung-dark-800.png")
