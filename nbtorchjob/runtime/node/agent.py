@@ -411,7 +411,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         patience = _PEER_GRACE if self._elastic else 0.0
         if set(codes.values()) == {exits.TOLD_LOST_PEER}:
             if self._elastic and self._rdzv_handler.num_nodes_waiting():
-                return False  # that peer is about to start again, and so does this node
+                # That peer is about to start again, and so does this node; unless word of its loss came
+                # just as the store was asked, which counts as one that waits.
+                return bool(self._peers.peer_lost)
             if self._elastic or self._remaining_restarts == 0:
                 # Nodes whose ranks have all returned have no more to say of it.
                 patience = Alone.patience if self._peers.others_done() else self._peers.patience

@@ -49,7 +49,7 @@ def start(folder):
     """Start the nodes of a job that runs ``fn``; they end with the test."""
     started, ports = [], []
 
-    def nodes(fn, *args, nnodes=2, nproc=1, retry=None, all_ranks=False, **launch):
+    def nodes(fn, *args, nnodes=2, nproc=1, retry=None, all_ranks=False, command=(), **launch):
         elastic = Elastic(nnodes=nnodes, nproc_per_node=nproc, start_method="forkserver", **launch)
         spec = JobSpec(elastic, retry=retry, all_ranks=all_ranks)
         with open(folder / "job.pyz", "wb") as file:
@@ -58,12 +58,13 @@ def start(folder):
         port = free_port()
         ports.append(port)
         for index in range(elastic.max_nodes):
-            started.append(node(index, port))
+            started.append(node(index, port, command))
         return started
 
-    def node(index, port, **env):
+    def node(index, port, command=(), **env):
         return Node(
             folder / "job.pyz",
+            command=command,
             **env,
             NBTORCHJOB_NODE=str(index),
             NBTORCHJOB_STOP_WITHIN="2",
@@ -243,6 +244,34 @@ def test_an_elastic_job_goes_on_without_a_node(work, how, folder, start):
     (folder / "stop").touch()
     assert nodes[0].wait() == 0
     assert nodes[0].value() == 1
+
+
+# A node is told of the loss just as it asks the store who waits to join.
+TOLD_MEANWHILE = """
+import os, runpy, signal, sys
+del sys.argv[0]
+sys.path.insert(0, sys.argv[0])
+from nbtorchjob.runtime.rendezvous.rendezvous import Watched
+ask = Watched.num_nodes_waiting
+def num_nodes_waiting(self):
+    if os.path.exists("killed"):
+        signal.raise_signal(signal.SIGUSR1)
+    return ask(self)
+Watched.num_nodes_waiting = num_nodes_waiting
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_word_of_a_loss_that_comes_after_a_collective_has_failed_is_a_loss_still(folder, start):
+    command = (sys.executable, "-c", TOLD_MEANWHILE)
+    work = (sum_up, str(folder / "stop"))
+    nodes = running(start(*work, nnodes="1:2", monitor_interval=1000, command=command))
+    (folder / "killed").touch()
+    taken_away(nodes[1])
+    nodes[0].until(lambda node: together(node, 1))
+    (folder / "stop").touch()
+
+    assert nodes[0].wait() == 0
 
 
 def count_until(stop):
