@@ -21,7 +21,7 @@ _KERNEL = (
 # What torch sets up itself when it is imported: these, and levels of its own loggers.
 _OF_TORCH = (
     "c10d-NullHandler-default",
-    "c10d-NullHandler",  # of torch 2.4
+    "c10d-NullHandler",  # in old versions
     "strobelight_function_profiler",
     "strobelight_compile_time_profiler",
 )

@@ -37,13 +37,19 @@ class _Stderr(io.TextIOWrapper):
 
 
 class _Raw(io.FileIO):
-    """One of the two streams; after each write the index learns of it."""
+    """One of the two streams; after each write the index learns of it.
 
-    def __init__(self, fd: int, index: "LogIndex") -> None:
+    ``earlier`` has what was written before it: half a line that the other stream holds back.
+    """
+
+    def __init__(self, fd: int, index: "LogIndex", earlier: Any = None) -> None:
         super().__init__(fd, "w", closefd=False)
         self._index = index
+        self._earlier = earlier
 
     def write(self, data: Any) -> Any:
+        if self._earlier is not None and not self._earlier.closed:
+            self._earlier.flush()
         written = super().write(data)
         self._index.look()
         return written
@@ -56,16 +62,18 @@ def redirect(path: str, *, at_once: bool = False) -> "Flusher":
     """
     global _flusher
     index = LogIndex(path)
+    err: Any = _Raw(2, index)
     out: Any = _Raw(1, index)
     if not at_once:
-        out = io.BufferedWriter(out, BUFFER)
+        err = io.BufferedWriter(err, BUFFER)
+        out = io.BufferedWriter(_Raw(1, index, err), BUFFER)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout = io.TextIOWrapper(out, "utf-8", "backslashreplace", write_through=at_once)
-    # Without a buffer: what is said here is out, and in its place, whatever comes then.
-    sys.stderr = _Stderr(cast("Any", _Raw(2, index)), "utf-8", "backslashreplace", write_through=True)
+    # Python's own way: what is said on stderr is out at the end of each line, whatever comes then.
+    sys.stderr = _Stderr(err, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, "__%s__" % name, getattr(sys, name))
-    _flusher = Flusher(sys.stdout, index)
+    _flusher = Flusher(sys.stdout, err, index)
     _flusher.start()
     return _flusher
 
@@ -171,8 +179,8 @@ class Flusher:
     A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
     """
 
-    def __init__(self, out: Any, index: LogIndex) -> None:
-        self._out = out
+    def __init__(self, out: Any, err: Any, index: LogIndex) -> None:
+        self._out, self._err = out, err
         self.index = index
         self.lock = threading.Lock()
         self._pause = threading.Event()
@@ -215,6 +223,8 @@ class Flusher:
     def _flush(self) -> bool:
         try:
             self._out.flush()
+            if not self._err.closed:
+                self._err.flush()
             self.index.tick()
         except ValueError:  # closed at exit
             return False

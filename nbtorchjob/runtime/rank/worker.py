@@ -105,7 +105,7 @@ _HANDLED = (
 def mute_handlers() -> Dict[int, Callable[..., Any]]:
     """Have the code's handlers of signals do nothing while a failure is described; return them.
 
-    What they raise would hide it: torch's raises an error when a DataLoader's worker ends (2.13), also just
+    What they raise would hide it: torch's raises an error when a DataLoader's worker ends, also just
     after the connection to that worker has failed.
     """
     handlers = {int(number): signal.getsignal(number) for number in _HANDLED}

@@ -89,6 +89,7 @@ def test_ranks_of_another_python_run_the_notebooks_functions_and_their_values_co
 
 
 @needs_torch
+@pytest.mark.filterwarnings(r"ignore:.* has .*\(here :UserWarning")
 def test_a_lab_of_another_python_runs_cell_after_cell(stage, notebook):
     lab = api.keep(on(stage, _WITH_TORCH))
     first = "import sys\ndata = Data([plus(1), 5])\nsys.version_info[:2], data"
