@@ -12,6 +12,8 @@ that store when it ends, and a beat while it lives:
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
+    R/over/N   so have those of all nodes below N in a tree, whose root says ``R/over`` for the whole: of many
+               nodes each asks for three keys as it waits for the others, not for one of each
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
     R/asks     ranks of a node call ``leaving()``, or are going to
     R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
@@ -47,6 +49,7 @@ it doesn't come to ``check`` in time, ``pulse`` has the process ended from a thi
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -62,6 +65,8 @@ END = "end"
 _NEWEST = "newest"
 _LOOK_S = 0.5  # between two looks at the store
 LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
+_FEW = 16  # nodes, of which each may ask for a key of every other one
+_EVERY = 128  # looks after which one in a tree asks for all: a node below it may have left
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
 _SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
 _SEEN = 16  # nodes whose samples a node tells
@@ -90,6 +95,8 @@ class _Ring:
         self.asks = False
         self.leaves: Optional[float] = None
         self.said: Set[str] = set()
+        self.above = place > 0  # whether a node is, in the tree
+        self.below = [self.key("over", other) for other in nodes[2 * place + 1 : 2 * place + 3]]
 
     def key(self, word: str, node: Optional[int] = None) -> str:
         return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
@@ -236,12 +243,15 @@ class Peers(Alone):
         ring = self._ring
         assert ring is not None
         with store_may_be_gone():
-            if word not in ring.said:
-                self._store.set(ring.key(word, ring.node), value)
-                ring.said.add(word)
+            self._say_once(ring, word, value)
             if self._store.check(ring.keys(word)):
                 return [self._store.get(key).decode() for key in ring.keys(word)]
         return None
+
+    def _say_once(self, ring: _Ring, word: str, value: str) -> None:
+        if word not in ring.said:
+            self._store.set(ring.key(word, ring.node), value)
+            ring.said.add(word)
 
     def have_said(self, word: str) -> "list[bool]":
         """See the base class."""
@@ -273,10 +283,11 @@ class Peers(Alone):
         try:
             self._store.set(ring.key("done", ring.node), "1")
             # Its ranks are told no more; those of a node that has more to do shouldn't wait for that.
-            self.say("bound", "0")
-            self.say("sent", "1")
-            self.say("left", "1")
-            while not self._store.check(ring.keys("done")):
+            for word, value in (("bound", "0"), ("sent", "1"), ("left", "1")):
+                self._say_once(ring, word, value)
+            for look in itertools.count(1):
+                if self._all_done(ring, every=len(ring.nodes) <= _FEW or look % _EVERY == 0):
+                    break
                 self.check()
                 if ring.lost or time.monotonic() > until:
                     return
@@ -288,6 +299,15 @@ class Peers(Alone):
         except RuntimeError as exc:
             self._store_is_gone(exc)
             self.check()
+
+    def _all_done(self, ring: _Ring, *, every: bool) -> bool:
+        """Whether the ranks of all nodes have returned; asks for a key of each, or passes the word on."""
+        if every:
+            return bool(self._store.check(ring.keys("done")))
+        if "over" not in ring.said and (not ring.below or self._store.check(ring.below)):
+            self._store.set(ring.key("over", ring.node) if ring.above else ring.key("over"), "1")
+            ring.said.add("over")
+        return bool(self._store.check([ring.key("over")]))
 
     def close(self) -> None:
         """See the base class."""

@@ -573,6 +573,40 @@ def test_a_node_knows_once_the_ranks_of_all_others_have_returned(gangs):
     assert not other.others_done()
 
 
+def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(store, monkeypatch):
+    monkeypatch.setattr("nbtorchjob.runtime.rendezvous.peers._EVERY", 1 << 30)
+    nodes = range(20)
+    asked: list[list[list[str]]] = [[] for _ in nodes]
+
+    def connect(node):
+        def count(check, keys):
+            asked[node].append(keys)
+            return check(keys)
+
+        inner = SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
+        return Kept(inner, check=count)
+
+    gang = [
+        Peers(connect(node), partial(connect, node), node, elastic=False, silence=60.0, hosted=False)
+        for node in nodes
+    ]
+    for node, peers in enumerate(gang):
+        peers.enter(7, nodes, node)
+    with ThreadPoolExecutor(len(gang)) as pool:
+        waiting = [pool.submit(peers.finish, LIMIT) for peers in gang[1:]]
+        eventually(lambda: all(any("over" in keys[-1] for keys in part if keys) for part in asked[1:]))
+        assert not any(future.done() for future in waiting)
+        assert max(len(keys) for part in asked for keys in part) <= 2
+        gang[0].finish(LIMIT)
+        for future in waiting:
+            future.result(LIMIT)
+    words = SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY).below(PREFIX)
+    assert words.check([END])  # which a node that gave up waiting doesn't say
+    assert words.get(END) == b"0"
+    with ThreadPoolExecutor(len(gang)) as pool:
+        pool.map(Peers.close, gang)
+
+
 def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, store, folder, monkeypatch):
     monkeypatch.setenv(emit.EVENTS, str(folder / "events.jsonl"))
     one, other = gangs()
