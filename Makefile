@@ -25,7 +25,7 @@ QUIETLY = said=$$($(1) 2>&1) || { status=$$?; echo "$$said" >&2; exit $$status; 
 COMMA := ,
 
 .PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev browser pictures flakes frameworks \
-  pythons tried test-torch bench clean
+  pythons tried test-torch bench docs docs-links clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -122,6 +122,17 @@ flakes: $(STAMP)
 frameworks: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group tried
 	$(BIN)/python -m tests.frameworks $(ONLY)
+
+# The site, in out/site. Each warning is an error, and a link inside the site that leads nowhere is one. Once the
+# group is installed it needs no network; `make docs-links` asks whether addresses outside still answer.
+SPHINX = $(BIN)/sphinx-build -W --keep-going -q -c docs
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	$(SPHINX) -b html . out/site
+	@echo "out/site/index.html"
+
+docs-links: docs
+	$(SPHINX) -b linkcheck . out/links
 
 # Cells captured by each interpreter of this machine, run by each other one: some 20 s a pair.
 pythons: $(STAMP)

@@ -60,27 +60,27 @@ class JobSpec:
 
     Invalid values raise ``SpecError``.
 
-    launch: how nodes start their ranks (``Elastic``, ``PyTorch``), with the run policy.
-    backend: ``"local"`` or ``"kubernetes"``; ``cluster`` holds the settings of the latter.
-    name: the job's name, adapted to a DNS label; ``title`` is the name before that, if it differed.
-    env: variables added to the ranks' environment. Secret ones, by their name or because they contain a
-        password, move to ``secret_env``: no text or record contains the values of those.
-    ship: files and folders below the notebook's folder to copy to the ranks, at the same relative paths.
-    package, requirements: what each node installs into a folder of the job, in addition to its packages.
-    retry: the budgets for failures and preemptions. Without it a job is tried once, apart from restarts by
-        its operator.
-    all_ranks: return every rank's value instead of rank 0's.
-    carry_settings: copy this process's torch settings to the ranks.
-    strict: require images to have the call's imports in the notebook's versions.
-    no_locals: omit local variables from failure reports.
-    no_autolog: don't record metrics that transformers' Trainer, Lightning and accelerate log.
-    hold: keep a failed rank for debugging until it is released or the job ends.
-    debug_wait: seconds that ``breakpoint()`` waits for a debugger to attach; 0 disables it.
-    hang_after: seconds without output, report or completed collective, while a rank waits in a collective,
-        after which the ranks' stacks are recorded; 0 disables it.
-    grace: seconds for the ranks of a node that shuts down to save (``nbtorchjob.leaving``) and upload.
-    lab: keep the ranks for further cells. The lab ends once it has been idle for ``idle``: seconds, or a
-        text such as ``"2h"``; 0 disables it.
+    - launch: how nodes start their ranks (``Elastic``, ``PyTorch``), with the run policy.
+    - backend: ``"local"`` or ``"kubernetes"``; ``cluster`` holds the settings of the latter.
+    - name: the job's name, adapted to a DNS label; ``title`` is the name before that, if it differed.
+    - env: variables added to the ranks' environment. Secret ones, by their name or because they contain a
+      password, move to ``secret_env``: no text or record contains the values of those.
+    - ship: files and folders below the notebook's folder to copy to the ranks, at the same relative paths.
+    - package, requirements: what each node installs into a folder of the job, in addition to its packages.
+    - retry: the budgets for failures and preemptions. Without it a job is tried once, apart from restarts by
+      its operator.
+    - all_ranks: return every rank's value instead of rank 0's.
+    - carry_settings: copy this process's torch settings to the ranks.
+    - strict: require images to have the call's imports in the notebook's versions.
+    - no_locals: omit local variables from failure reports.
+    - no_autolog: don't record metrics that transformers' Trainer, Lightning and accelerate log.
+    - hold: keep a failed rank for debugging until it is released or the job ends.
+    - debug_wait: seconds that ``breakpoint()`` waits for a debugger to attach; 0 disables it.
+    - hang_after: seconds without output, report or completed collective, while a rank waits in a collective,
+      after which the ranks' stacks are recorded; 0 disables it.
+    - grace: seconds for the ranks of a node that shuts down to save (``nbtorchjob.leaving``) and upload.
+    - lab: keep the ranks for further cells. The lab ends once it has been idle for ``idle``: seconds, or a
+      text such as ``"2h"``; 0 disables it.
     """
 
     launch: Launch = field(default_factory=Elastic)

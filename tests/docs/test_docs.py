@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/api/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHECKED = ("python", "toml", "bash", "yaml")
 # No cell of the docs may wait for a cluster that isn't there.
@@ -50,7 +50,7 @@ OPTUNA = "import optuna"  # in a cell that only those can run who have it
 
 def having(language):
     papers = [paper for paper in PAPERS if blocks(paper, language) and (language, paper.name) != ELSEWHERE]
-    return pytest.mark.parametrize("paper", papers, ids=lambda paper: paper.name)
+    return pytest.mark.parametrize("paper", papers, ids=lambda paper: str(paper.relative_to(ROOT)))
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_python_blocks_run_one_after_the_other(paper, shell):
     # What the text beside them says.
     said: dict[str, dict[str, object]] = {
         "README.md": {"total": 3.0},
-        "failures.md": {"reached": (2, 4), "went": (30, 2)},
-        "ranks.md": {"kind": "torch.float64"},
+        "docs/failures.md": {"reached": (2, 4), "went": (30, 2)},
+        "docs/ranks.md": {"kind": "torch.float64"},
     }
-    for name, value in said.get(paper.name, {}).items():
+    for name, value in said.get(str(paper.relative_to(ROOT)), {}).items():
         assert shell.user_ns[name] == value
 
 
@@ -170,6 +170,26 @@ def test_every_public_name_is_in_the_docs():
     assert [name for name in nbtorchjob.__all__ if not re.search(rf"\b{name}\b", text)] == []
 
 
+def test_every_public_name_has_an_entry_with_an_example():
+    entries: dict[str, str] = {}
+    for page in ROOT.glob("docs/api/*.md"):
+        examples = "\n".join(blocks(page, "python"))
+        for name in re.findall(r"^\.\. auto\w+:: nbtorchjob\.(\w+)$", page.read_text(), re.MULTILINE):
+            entries[name] = examples
+
+    assert sorted(entries) == nbtorchjob.__all__
+    assert [name for name, examples in entries.items() if not re.search(rf"\b{name}\b", examples)] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    listed = (ROOT / "docs" / "index.md").read_text().splitlines()
+    pages = [f"../{page.stem}" for page in ROOT.glob("*.md")]
+    pages += [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in ROOT.glob("docs/**/*.md")]
+    pages += [f"../notebooks/{page.stem}" for page in ROOT.glob("notebooks/*.ipynb")]
+
+    assert sorted({*pages} - {*listed}) == ["index"]
+
+
 def test_every_page_is_in_the_list_of_pages():
     listed = (ROOT / "docs" / "README.md").read_text()
 
@@ -203,6 +223,7 @@ def test_every_module_that_a_page_names_exists(paper):
         *ROOT.glob("nbtorchjob/**/"),
         *ROOT.glob("nbtorchjob/**/*.py"),
         *ROOT.glob("labextension/*.py"),
+        *ROOT.glob("docs/*.py"),
     ]
     top = [path for path in ROOT.iterdir() if path.is_dir()]
     there = ["/" + path.as_posix() + "/" * path.is_dir() for path in [*package, *top, *ROOT.glob("docs/*/")]]
