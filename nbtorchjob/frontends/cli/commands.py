@@ -39,6 +39,7 @@ _TEND = Verb(
         option("--image IMAGE", "the image for --manifests"),
     ),
 )
+_MCP = Verb("mcp", "", "offer verbs to agents, as an MCP server on stdin and stdout")
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
 
 
@@ -50,6 +51,7 @@ def _here(verb: Verb) -> Verb:
 COMMANDS: Mapping[str, Verb] = {
     **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN, "map": _MAP}.items()},
     "tend": _TEND,
+    "mcp": _MCP,
     "completion": _COMPLETION,
 }
 

@@ -97,6 +97,12 @@ def _verb(name: str, words: list[str]) -> int:
 
         tending.tend(verb.parse(words).options)
         return 0
+    if verb.name == "mcp":
+        from nbtorchjob.frontends.cli import agents  # late, as above
+
+        verb.parse(words)
+        agents.serve()
+        return 0
     front = Terminal(json=json)
     verb.do(verb.parse(words), front)
     return 0 if front.good else 1

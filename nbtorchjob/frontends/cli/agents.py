@@ -1,0 +1,219 @@
+"""``nbtorchjob mcp``: verbs as tools of the Model Context Protocol, for an agent or another program.
+
+A tool's call is the command with ``--json``, in a process of its own: an agent gets the same documents and
+refusals, and what a submitted script prints or breaks doesn't reach the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import nbtorchjob
+from nbtorchjob.commands.table import JSON, Verb
+from nbtorchjob.errors import LineError
+from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import extras
+from nbtorchjob.spec import options
+from nbtorchjob.spec.validation import Option
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+
+_TYPES = {"int": "integer", "number": "number", "switch": "boolean", "text": "string"}
+# For a person at a terminal, or set by the server itself.
+_NOT_FOR_AGENTS = {*CELLS_ONLY, "json", "detach", "quiet", "follow", "zip", "dry-run", "rehearse"}
+_TAIL = 200  # lines of a log, where no number is requested
+_REFUSED = (2, 3, 4)  # the command's exit codes for what it didn't do
+_INSTRUCTIONS = "Distributed torch jobs, on this machine and on Kubernetes. Times are in seconds."
+
+
+class Tool(FrozenDataclass):
+    """A verb as a tool: its JSON schema, and the command line of a call."""
+
+    name: str
+    verb: Verb
+    reads_only: bool = True
+    ends: bool = False  # something that can't be had back
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """The verb's options by name, and for a verb that starts a job those of all jobs."""
+        known = (*self.verb.options, *(options.TABLE if self.verb.any_option else ()))
+        return {o.key: o for o in known if o.key not in _NOT_FOR_AGENTS}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
+        words, needed = _words(self.verb)
+        properties = {**words, **{key: _property(o) for key, o in self.options.items()}}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": needed,
+            "additionalProperties": False,
+        }
+
+    def command(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the words of the command; raises ``LineError`` for arguments that the schema refuses."""
+        words, needed = _words(self.verb)
+        unknown = sorted(arguments.keys() - words.keys() - self.options.keys())
+        if unknown:
+            raise LineError(f"{self.name}: unknown argument {unknown[0]!r}; see the tool's schema")
+        if missing := [name for name in needed if name not in arguments]:
+            raise LineError(f"{self.name} needs the argument {missing[0]!r}")
+        line = [self.verb.name]
+        for key, option in self.options.items():
+            line += _flags(option, arguments.get(key))
+        if self.verb.name == "logs" and "tail" not in arguments:
+            line.append(f"--tail={_TAIL}")
+        line += ["--detach"] if self.verb.name == "run" else []
+        line += [JSON.flags[-1]] if JSON in self.verb.options else []
+        for name in words:
+            if name == "arguments":
+                line += ["--", *map(str, arguments.get(name, ()))]
+                continue
+            value = arguments.get(name, ())
+            for word in [value] if isinstance(value, str) else value:
+                if str(word).startswith("-"):
+                    raise LineError(f"{self.name}: {name} must not begin with '-', got {word!r}")
+                line.append(str(word))
+        return line
+
+
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        *(Tool(name, COMMANDS[name]) for name in ("list", "status", "describe", "logs", "stacks", "diff")),
+        Tool("submit", COMMANDS["run"], reads_only=False),
+        Tool("cancel", COMMANDS["cancel"], reads_only=False, ends=True),
+    )
+}
+
+
+def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
+    """Return the properties of a verb's words, by name in their order, and which are required."""
+    job = {"type": "string", "description": "a job's name or id"}
+    if verb.name == "run":
+        script = {"type": "string", "description": "SCRIPT.py:FUNCTION, relative to the server's folder"}
+        given = {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "the function's arguments, as words of a command: 0.1 --lr 3",
+        }
+        return {"script": script, "arguments": given}, ["script"]
+    if verb.words == "NAME OTHER":
+        return {"name": job, "other": job}, ["name", "other"]
+    if verb.words == "NAME...":
+        return {"names": {"type": "array", "items": job, "minItems": 1}}, ["names"]
+    if verb.words == "[NAME]":
+        return {"name": {**job, "description": "a job's name or id; the newest job by default"}}, []
+    return {}, []
+
+
+def _property(option: Option) -> dict[str, Any]:
+    about = option.help if not option.metavar else f"{option.help} ({option.metavar})"
+    if option.repeated:
+        return {"type": "array", "items": {"type": "string"}, "description": about}
+    choices = {"enum": [*option.choices]} if option.choices else {}
+    return {"type": _TYPES[option.takes], "description": about, **choices}
+
+
+def _flags(option: Option, value: Any) -> list[str]:
+    flag = option.flags[-1]
+    if value is None or value is False:
+        return []
+    if option.takes == "switch":
+        return [flag]
+    values: Sequence[Any] = value if option.repeated and not isinstance(value, str) else [value]
+    return [f"{flag}={item}" for item in values]
+
+
+async def _run(line: Sequence[str]) -> tuple[int, str, str]:
+    """Run the command; return its exit code and what it wrote to stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nbtorchjob", *line),
+        stdin=asyncio.subprocess.DEVNULL,  # the server's own is the protocol's
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def server() -> Server[Any]:
+    """Return the server; raises ``NotInstalledError`` where the extra ``mcp`` isn't."""
+    with extras.needed("mcp", "nbtorchjob mcp"):
+        from mcp import types
+        from mcp.server import Server
+
+    async def listed(_context: Any, _params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=tool.name,
+                    description=tool.verb.help,
+                    input_schema=tool.schema,
+                    annotations=types.ToolAnnotations(
+                        read_only_hint=tool.reads_only, destructive_hint=tool.ends
+                    ),
+                )
+                for tool in TOOLS.values()
+            ]
+        )
+
+    async def called(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        code, out, err = await _answer(params.name, params.arguments or {})
+        texts = [text for text in (out, err) if text] if code not in _REFUSED else [err or out]
+        content: list[Any] = [types.TextContent(type="text", text=text) for text in texts]
+        return types.CallToolResult(
+            content=content, structured_content=_document(out), is_error=code in _REFUSED
+        )
+
+    return Server(
+        "nbtorchjob",
+        version=nbtorchjob.__version__,
+        instructions=_INSTRUCTIONS,
+        on_list_tools=listed,
+        on_call_tool=called,
+    )
+
+
+async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, str]:
+    try:
+        if name not in TOOLS:
+            raise LineError(f"there is no tool {name!r}; available: {', '.join(TOOLS)}")
+        line = TOOLS[name].command(arguments)
+    except LineError as exc:
+        return _REFUSED[0], "", str(exc)
+    return await _run(line)
+
+
+def _document(out: str) -> dict[str, Any] | None:
+    """Return the one JSON object that was written; None for a log, or several documents."""
+    try:
+        document = json.loads(out)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def serve() -> None:
+    """Speak the protocol over stdin and stdout until the client closes them."""
+    made = server()
+    from mcp import stdio_server
+
+    async def spoken() -> None:
+        async with stdio_server() as (read, write):
+            await made.run(read, write, made.create_initialization_options())
+
+    asyncio.run(spoken())

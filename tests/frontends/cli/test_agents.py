@@ -1,0 +1,118 @@
+"""``nbtorchjob mcp``, as a client of the protocol uses it."""
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+import nbtorchjob
+from nbtorchjob.commands.table import JSON
+from nbtorchjob.errors import LineError, NotInstalledError
+from nbtorchjob.frontends.cli import agents
+from nbtorchjob.frontends.cli.commands import COMMANDS
+from tests.patience import LIMIT
+
+mcp = pytest.importorskip("mcp")
+
+SCRIPT = """
+def train(lr):
+    print("trained with", lr)
+    return lr
+"""
+
+
+def texts(result):
+    return "\n".join(part.text for part in result.content)
+
+
+@pytest.mark.torch
+def test_a_client_submits_a_job_reads_of_it_and_is_refused_as_the_command_is(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    # Without an environment the SDK passes on little more than PATH and HOME.
+    command = mcp.StdioServerParameters(
+        command=sys.executable, args=["-m", "nbtorchjob", "mcp"], env={**os.environ}, cwd=folder
+    )
+
+    async def spoken():
+        async with mcp.Client(command) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            sent = await client.call_tool(
+                "submit", {"script": "train.py:train", "arguments": ["0.5"], "name": "agents"}
+            )
+            name = json.loads(sent.content[0].text)["job"]["name"]
+            await asyncio.to_thread(nbtorchjob.attach(name).wait, LIMIT)
+            return (
+                tools,
+                sent,
+                await client.call_tool("list", {}),
+                await client.call_tool("logs", {"name": name}),
+                await client.call_tool("status", {"name": "nowhere"}),
+                await client.call_tool("submit", {"script": "train.py:train", "nnodes": "none"}),
+                await client.call_tool("cancel", {"names": ["--all"]}),
+                await client.call_tool("diff", {"name": name, "other": name}),
+            )
+
+    tools, sent, listed, log, missing, refused, dashed, same = asyncio.run(spoken())
+    assert [*tools] == ["list", "status", "describe", "logs", "stacks", "diff", "submit", "cancel"]
+    assert not sent.is_error
+    assert [job["phase"] for job in listed.structured_content["jobs"]] == ["SUCCEEDED"]
+    assert texts(log) == "trained with 0.5\n"
+    assert missing.is_error
+    assert "there is no job named 'nowhere'" in texts(missing)
+    assert refused.is_error
+    assert "nnodes" in texts(refused)
+    assert dashed.is_error
+    assert "must not begin with '-'" in texts(dashed)
+    assert same.structured_content["alike"]
+
+
+def test_the_schema_of_a_tool_is_that_of_its_verb():
+    logs, submit = agents.TOOLS["logs"], agents.TOOLS["submit"]
+
+    assert {"name", "rank", "all-ranks", "grep"} <= logs.schema["properties"].keys()
+    assert "follow" not in logs.schema["properties"]
+    assert logs.schema["properties"]["rank"]["type"] == "integer"
+    assert submit.schema["properties"]["nproc-per-node"]["type"] == "integer"
+    assert submit.schema["required"] == ["script"]
+    assert {tool.verb.name for tool in agents.TOOLS.values()} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("tool", agents.TOOLS.values(), ids=lambda tool: tool.name)
+def test_no_name_of_a_word_is_one_of_an_option_too(tool):
+    words, _ = agents._words(tool.verb)
+
+    assert not words.keys() & tool.options.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("logs", {"name": "a", "rank": 1}, ["logs", "--rank=1", "--tail=200", "--json", "a"]),
+        ("cancel", {"names": ["a", "b"], "gently": True}, ["cancel", "--gently", "--json", "a", "b"]),
+        (
+            "submit",
+            {"script": "t.py:f", "arguments": ["0.1"], "env": ["A=1", "B=2"]},
+            ["run", "--env=A=1", "--env=B=2", "--detach", "--json", "t.py:f", "--", "0.1"],
+        ),
+    ],
+)
+def test_a_call_is_a_line_of_the_command(name, arguments, line):
+    made = agents.TOOLS[name].command(arguments)
+
+    assert made == [word for word in line if word != "--json" or JSON in agents.TOOLS[name].verb.options]
+
+
+def test_arguments_that_the_schema_refuses_are_named():
+    with pytest.raises(LineError, match="unknown argument 'nodes'"):
+        agents.TOOLS["submit"].command({"script": "t.py:f", "nodes": 2})
+    with pytest.raises(LineError, match="cancel needs the argument 'names'"):
+        agents.TOOLS["cancel"].command({})
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+
+    with pytest.raises(NotInstalledError, match=r"nbtorchjob mcp needs .*pip install 'nbtorchjob\[mcp\]'"):
+        agents.server()
