@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -84,7 +85,9 @@ class LocalBackend(Backend):
         self._asked: dict[str, Listed] = {}  # what was read of labs, which are asked again and again
 
     def check(self, spec: JobSpec) -> list[str]:
-        """Refuse what only a cluster has; warn of more ranks than cores."""
+        """Refuse what only a cluster has, and all on another system; warn of more ranks than cores."""
+        if sys.platform != "linux":
+            raise SpecError("backend", "local", "'kubernetes' here: jobs on this machine need Linux")
         if spec.launch.run_policy is not None:
             policies.check(spec.launch.run_policy)
         no_cluster(spec)
