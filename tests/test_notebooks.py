@@ -65,8 +65,8 @@ def other_jobs_succeed_or_say_why_they_wait(book):
     shown = [cell for cell in book.cells if FAILS not in cell.metadata.get("tags", ())]
     for card in cards(nbformat.v4.new_notebook(cells=shown)):
         # One that nobody waits for keeps the line of its submission where that took noticeable time.
-        good = "SUCCEEDED in|CANCELLED after|(SUBMITTED|PENDING|RUNNING) for|SUBMITTED · packed and sent"
-        assert re.search(f" ({good}) ", card.splitlines()[0]), card
+        good = "succeeded in|cancelled after|(submitted|pending|running) for|submitted · packed and sent"
+        assert re.search(f" ({good}) ", card.splitlines()[0], re.IGNORECASE), card
 
 
 def reads_without_a_kernel(saved):

@@ -191,7 +191,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
         job.wait(timeout)
         state, now = job.state, time.time()
         how = f"; {said}" if (said := lifetime.held(state)) else ""
-        return Answer(f"{job.name} {facts.status(state, now)}{how}", record(state, now))
+        return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
     except ev.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
@@ -274,7 +274,7 @@ def gc(args: ParsedArgs, _find: Find) -> Answers:
 
 
 def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
-    what = f"{facts.phase(left.state)}  {facts.where(left.state.info)}" if left.state else left.what
+    what = f"{facts.phase(left.state).lower()}  {facts.where(left.state.info)}" if left.state else left.what
     data = {"name": left.name, "what": what, "age": left.age, "removed": removed}
     return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}", data)
 

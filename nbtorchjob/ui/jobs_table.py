@@ -93,7 +93,7 @@ def _folded(jobs: Sequence[Record]) -> tuple[str, ...]:
     name, call, _ = first["label"].partition("(")
     return (
         first["group"],
-        DOT.join((phase(counts).value, counted(counts))),
+        DOT.join((phase(counts).value.lower(), counted(counts))),
         words.duration(took),
         f"{words.count(len(runs), 'run')} of {_size(first)}",
         first["where"],
@@ -111,7 +111,7 @@ def _row(job: Record) -> tuple[str, ...]:
     elapsed, tried = facts.ran(job["elapsed"], waited), job["attempts"]
     return (
         job["name"],
-        DOT.join(filter(None, (job["status"], _doing(job)))),
+        DOT.join(filter(None, (job["status"].lower(), _doing(job)))),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         _size(job),
         job["where"],

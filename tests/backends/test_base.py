@@ -106,6 +106,6 @@ def test_the_verbs_go_with_it(notebook, capsys):
     for line in ("list", "status first", "describe first", "cancel second", "gc", "result first"):
         notebook.run_cell(f"%torchjob {line}").raise_error()
     told = capsys.readouterr().out
-    assert "second CANCELLED" in told
+    assert "second cancelled" in told
     notebook.run_cell("%torchjob gc --yes").raise_error()
     assert nbtorchjob.jobs() == []

@@ -160,4 +160,4 @@ def test_a_command_without_a_job_asks_which_one_is_meant(fresh):
     dialog.get_by_role("combobox").select_option(index=0)
     dialog.get_by_role("button", name="Describe").click()
 
-    notebook.page.get_by_role("heading", name="chosen SUCCEEDED").wait_for()
+    notebook.page.get_by_role("heading", name="chosen succeeded").wait_for()

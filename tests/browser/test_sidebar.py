@@ -134,7 +134,7 @@ def test_a_job_is_described(notebook, failed):
 
     page = notebook.page.locator(SHOWN)
     page.get_by_text("ValueError: no more").first.wait_for()
-    assert page.locator("h1").inner_text().startswith("described FAILED")
+    assert page.locator("h1").inner_text().startswith("described failed")
     assert "raise ValueError('no more')" in page.locator("pre").last.inner_text()
     assert notebook.page.get_by_role("tab", name="Job: described").is_visible()
 

@@ -36,8 +36,8 @@ class Cells(HTMLParser):
 def test_the_text_has_a_line_a_job_below_its_head():
     assert jobs_table.text(JOBS) == (
         "name                phase      elapsed  nodes × ranks  where  what\n"
-        "done-2222           FAILED     42 s     1 × 1          local  train(lr=0.1)\n"
-        "a-longer-name-3333  SUBMITTED  3.0 s    1:3 × 2        local  f(<b>)"
+        "done-2222           failed     42 s     1 × 1          local  train(lr=0.1)\n"
+        "a-longer-name-3333  submitted  3.0 s    1:3 × 2        local  f(<b>)"
     )
 
 
@@ -47,7 +47,7 @@ def test_the_html_has_the_same_cells_escaped():
     cells.feed(html)
 
     assert "<b>" not in html
-    assert cells.rows[2] == ["a-longer-name-3333", "SUBMITTED", "3.0 s", "1:3 × 2", "local", "f(<b>)"]
+    assert cells.rows[2] == ["a-longer-name-3333", "submitted", "3.0 s", "1:3 × 2", "local", "f(<b>)"]
     assert ["  ".join(row).split() for row in cells.rows] == [
         line.split() for line in jobs_table.text(JOBS).splitlines()
     ]
@@ -98,4 +98,4 @@ def test_the_runs_of_a_group_are_one_row():
         "local",
         "train(…)",
     ]
-    assert "  PENDING · 1 waiting, 1 submitted  1 min 40 s  " in jobs_table.text(jobs)
+    assert "  pending · 1 waiting, 1 submitted  1 min 40 s  " in jobs_table.text(jobs)

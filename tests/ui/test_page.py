@@ -41,7 +41,7 @@ def test_a_job_s_page_has_its_options_and_the_code_of_its_cells():
 
     found = page.description(state, NOW, {}, Path("/state"))
 
-    assert found["heading"].startswith("fox RUNNING")
+    assert found["heading"].startswith("fox running")
     assert ["name", "fox"] in part(found, "Job")["rows"]
     assert text(part(found, "Options")) == "%%torchjob --nnodes 2 --nproc-per-node 3 --name fox"
     titles = [each["title"] for each in found["parts"]]

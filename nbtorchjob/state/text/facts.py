@@ -460,5 +460,5 @@ def last_line(state: JobState, now: float) -> str:
     there = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
     said = labs.doing(state, now) or stillness(state, now)
-    parts = (f"{name} {phase(state)} {lasted}", said, shape(state), counts(state), there)
+    parts = (f"{name} {phase(state).lower()} {lasted}", said, shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

@@ -105,7 +105,7 @@ def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
     what += f"{DOT}{duration(took)}"
     body = tag("div", text_line(ships, SMALL), head.BODY, cls="nbt-body")
     html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
-    return {"text/html": html, "text/plain": f"torchjob {call.label} {phase.upper()}{DOT}{what}"}
+    return {"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"}
 
 
 @contextmanager

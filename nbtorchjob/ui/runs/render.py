@@ -64,7 +64,7 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
     phases = [word(state) for state in states]
     stands = phase(phases)
     how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
-    took = f"{stands.value} {how} {duration(elapsed(states, now))}"
+    took = f"{stands.value.lower()} {how} {duration(elapsed(states, now))}"
     shown = _chosen(states, _MOST_LINES)
     left = len(states) - len(shown)
     columns = _columns(states)
@@ -122,7 +122,8 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     reported = runs.metrics(state)
     took = runs.seconds(state, now)
     waits = [wait.text for wait in state.waiting]
-    status = f"{facts.status(state, now)} {waits[0]}" if waits else facts.status(state, now)
+    status = facts.status(state, now).lower()
+    status = f"{status} {waits[0]}" if waits else status
     return [
         str(state.info.number),
         *(_given(state.info.given.get(name)) for name in given),

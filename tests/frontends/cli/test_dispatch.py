@@ -240,7 +240,7 @@ class TestVerbs:
     """What is asked of jobs that have ended."""
 
     def test_a_list_has_a_line_for_each_job(self, command):
-        assert re.search(r"^one-of-two +SUCCEEDED .* int\('6'\)$", command("list").out, re.MULTILINE)
+        assert re.search(r"^one-of-two +succeeded .* int\('6'\)$", command("list").out, re.MULTILINE)
 
     def test_a_list_as_json_has_their_records_oldest_first(self, command):
         listed = command("list", "--json").data["jobs"]
@@ -248,7 +248,7 @@ class TestVerbs:
         assert [job["name"] for job in listed][-2:] == ["one-of-two", "two-of-two"]
 
     def test_the_status_is_the_newest_one_s_where_none_is_named(self, command):
-        assert command("status").out.startswith("torchjob two-of-two SUCCEEDED")
+        assert command("status").out.startswith("torchjob two-of-two succeeded")
 
     def test_a_job_is_named_by_its_name_or_its_id(self, command):
         told = command("status", "one-of-two", "--json").data
@@ -263,7 +263,7 @@ class TestVerbs:
     def test_a_description_is_text_or_json(self, command):
         told = command("describe", "one-of-two", "--json").data
 
-        assert command("describe", "one-of-two").out.startswith("torchjob one-of-two SUCCEEDED")
+        assert command("describe", "one-of-two").out.startswith("torchjob one-of-two succeeded")
         assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
 
     def test_its_config_is_the_line_that_would_run_it(self, command):

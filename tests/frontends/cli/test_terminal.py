@@ -30,7 +30,7 @@ def test_the_log_of_rank_0_and_the_value_are_the_output(command):
 
     assert done.code == 0
     assert done.out == "rank 0 step 0\nrank 0 step 1\n{'loss': 1.0, 'tag': '3', 'fast': True}\n"
-    assert "torchjob plain SUCCEEDED in " in done.err.splitlines()[-1]
+    assert "torchjob plain succeeded in " in done.err.splitlines()[-1]
 
 
 def test_options_may_stand_in_front_of_the_script(command):
@@ -316,7 +316,7 @@ def test_pdb_on_a_rank_of_a_script(command, monkeypatch):
         == "Left the debugger: rank 0 stays stopped: nbtorchjob debug stops --rank 0 returns to it.\n"
     )
     listed, *_ = [line for line in command("list").out.splitlines() if line.startswith("stops ")]
-    assert "DEBUGGING" in listed
+    assert "debugging" in listed
 
     monkeypatch.setattr("sys.stdin", io.StringIO("number = 5\nc\n"))
     assert command("debug").err == "rank 0 has returned.\n"

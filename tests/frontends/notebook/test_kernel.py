@@ -186,7 +186,7 @@ def test_the_card_is_one_output_that_is_updated(kernel, folder):
     assert {update["transient"]["display_id"] for update in updates} == {card["transient"]["display_id"]}
     last = updates[-1]["data"]
     assert set(last) == {"text/html", "text/plain"}
-    assert " SUCCEEDED in " in last["text/plain"].splitlines()[0]
+    assert " succeeded in " in last["text/plain"].splitlines()[0]
     assert last["text/plain"].endswith(f"value: {cell.value}")
     assert cell.text == ""
 
@@ -234,7 +234,7 @@ def test_a_job_outlives_its_kernel_and_a_new_kernel_has_all_of_it(kernel, folder
     count = int(attached.value)
     again = kernel.run("%torchjob attach orphan-job")
     assert again.text == ""
-    assert " SUCCEEDED in " in again.all("display_data")[-1]["data"]["text/plain"]
+    assert " succeeded in " in again.all("display_data")[-1]["data"]["text/plain"]
     assert kernel.run("%torchjob logs orphan-job").text == "".join(f"line {n}\n" for n in range(count))
 
 

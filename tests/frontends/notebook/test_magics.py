@@ -210,7 +210,7 @@ def test_a_failed_job_is_drawn_even_where_it_was_quick(notebook):
     notebook.error("%%torchjob --quiet --name quick-end\n1/0", JobFailedError)
     notebook.run("%torchjob status quick-end")
 
-    assert notebook.out.startswith("torchjob quick-end FAILED")
+    assert notebook.out.startswith("torchjob quick-end failed")
 
 
 def test_quiet_draws_nothing(notebook):
@@ -420,7 +420,7 @@ def test_the_table_names_every_job(notebook):
     notebook.value("%%torchjob --name in-the-table\n1")
     notebook.run("%torchjob list")
 
-    assert re.search(r"^in-the-table +SUCCEEDED .* cell$", notebook.out, re.MULTILINE)
+    assert re.search(r"^in-the-table +succeeded .* cell$", notebook.out, re.MULTILINE)
 
 
 def test_without_a_name_the_newest_job_is_meant(notebook):
@@ -428,7 +428,7 @@ def test_without_a_name_the_newest_job_is_meant(notebook):
     notebook.value("%%torchjob --name newer-job\nprint('newer')\n2")
 
     notebook.run("%torchjob status")
-    assert notebook.out.startswith("torchjob newer-job SUCCEEDED")
+    assert notebook.out.startswith("torchjob newer-job succeeded")
     notebook.run("%torchjob logs")
     assert notebook.out == "newer\n"
     notebook.run("%torchjob logs older-job")
@@ -469,13 +469,13 @@ def test_all_that_is_known_of_a_job_is_described(notebook):
     notebook.value("%%torchjob --name described-job --retries 2 --ttl-seconds-after-finished 60\n1")
     notebook.run("%torchjob describe")
 
-    assert notebook.out.startswith("torchjob described-job SUCCEEDED")
+    assert notebook.out.startswith("torchjob described-job succeeded")
     assert re.search(r"^  --retries +2 +\w", notebook.out, re.MULTILINE)
     assert re.search("^  removed in (1 min|5)", notebook.out, re.MULTILINE)
     (folder,) = re.findall("^  logs and values in (.*) on this machine$", notebook.out, re.MULTILINE)
     assert (Path(folder) / "events.jsonl").exists()
     notebook.run("%torchjob describe described-job")
-    assert notebook.out.startswith("torchjob described-job SUCCEEDED")
+    assert notebook.out.startswith("torchjob described-job succeeded")
 
 
 WAITS = "import os, time\nwhile not os.path.exists(stop):\n    time.sleep(0.01)\n7"
@@ -505,7 +505,7 @@ def test_an_ended_job_is_run_once_more_and_drawn_as_a_cell_is(notebook):
     again = notebook.value("%torchjob retry once --detach")
     assert again.result(LIMIT) == 42
     notebook.run("%torchjob status")
-    assert notebook.out.startswith("torchjob once-4 SUCCEEDED")
+    assert notebook.out.startswith("torchjob once-4 succeeded")
 
 
 def test_a_job_that_runs_is_not_run_once_more(notebook, folder):
@@ -523,7 +523,7 @@ def test_a_job_can_be_cancelled_and_deleted(notebook, folder):
     other = notebook.value(f"%%torchjob -d\n{WAITS}")
 
     notebook.run(f"%torchjob cancel {one.name} {other.name}")
-    assert notebook.out == f"{one.name} CANCELLED\n{other.name} CANCELLED\n"
+    assert notebook.out == f"{one.name} cancelled\n{other.name} cancelled\n"
     assert "CANCELLED" in notebook.error("%torchjob attach", nbtorchjob.JobCancelledError)
     notebook.run(f"%torchjob delete {one.name} {other.name}")
     assert notebook.out == f"{one.name} deleted\n{other.name} deleted\n"
@@ -623,7 +623,7 @@ def test_a_job_draws_itself(notebook):
     bundle, _ = notebook.shell.display_formatter.format(job)
 
     assert job.state.phase is Phase.SUCCEEDED
-    assert bundle["text/plain"].startswith(f"torchjob {job.name} SUCCEEDED")
+    assert bundle["text/plain"].startswith(f"torchjob {job.name} succeeded")
     assert job.name in bundle["text/html"]
 
 

@@ -56,7 +56,7 @@ async def test_its_description_and_logs_are_text(server, job):
     described = (await server.get(jobs(remote(job), "describe"))).body.decode()
     part = await server.get(f"{jobs(remote(job), 'logs', '0')}?offset=5&limit=4")
 
-    assert described.startswith(f"torchjob {job.name} RUNNING")
+    assert described.startswith(f"torchjob {job.name} running")
     assert (await server.get(jobs(remote(job), "logs", "0"))).body == b"line 1\nline 2\n"
     assert (part.body, part.headers["X-Log-End"]) == (b"1\nli", "9")
 

@@ -310,17 +310,17 @@ def test_the_biggest_card_is_bounded():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("submitted", "torchjob swift-otter SUBMITTED for 10 s · 1 node x 2 ranks"),
-        ("running", "torchjob swift-otter RUNNING for 10 s · 1 node x 2 ranks · loss 0.6667"),
-        ("succeeded", "torchjob swift-otter SUCCEEDED in 7.5 s · 1 node x 2 ranks · loss 0.6667"),
+        ("submitted", "torchjob swift-otter submitted for 10 s · 1 node x 2 ranks"),
+        ("running", "torchjob swift-otter running for 10 s · 1 node x 2 ranks · loss 0.6667"),
+        ("succeeded", "torchjob swift-otter succeeded in 7.5 s · 1 node x 2 ranks · loss 0.6667"),
         (
             "failed",
-            "torchjob swift-otter FAILED after 7.5 s · 2 nodes x 2 ranks",
+            "torchjob swift-otter failed after 7.5 s · 2 nodes x 2 ranks",
         ),
-        ("cancelled", "torchjob swift-otter CANCELLED after 7.5 s · 1 node x 2 ranks"),
+        ("cancelled", "torchjob swift-otter cancelled after 7.5 s · 1 node x 2 ranks"),
         (
             "restarted",
-            "torchjob swift-otter RUNNING for 10 s · 1 node x 2 ranks · restarts 1/3",
+            "torchjob swift-otter running for 10 s · 1 node x 2 ranks · restarts 1/3",
         ),
     ],
 )
@@ -347,7 +347,7 @@ def opened(card):
 
 def test_the_last_line_of_a_job_between_two_attempts_says_what_comes():
     assert render.last_line(CASES["retrying"], 1010.0) == (
-        "torchjob swift-otter RETRYING for 10 s · 2 nodes \u00d7 1 rank · failures 1/2 · preemptions 0/3 · "
+        "torchjob swift-otter retrying for 10 s · 2 nodes \u00d7 1 rank · failures 1/2 · preemptions 0/3 · "
         "attempt 2 starts in 6.0 s: rank 0: RecoverableError: the disk is away; uses failure 1 of 2"
     )
 
@@ -449,7 +449,7 @@ def test_a_job_told_to_end_says_so():
     state = build(*started(), ev.CancelRequested(1004.0))
 
     assert ">Cancelling</b>" in render.html(state, 1010.0)
-    assert render.last_line(state, 1010.0).startswith("torchjob swift-otter CANCELLING for 10 s")
+    assert render.last_line(state, 1010.0).startswith("torchjob swift-otter cancelling for 10 s")
 
 
 def test_a_lost_job_says_why():

@@ -37,8 +37,8 @@ def test_what_takes_noticeable_time_is_shown_with_the_payloads_size():
     with sending.drawn(CALL, output):
         output.first.wait(LIMIT)
 
-    assert output.texts[0] == "torchjob cell SUBMITTING · packing and sending 12 MB"
-    assert output.texts[-1] == "torchjob cell SUBMITTED · packed and sent 12 MB"
+    assert output.texts[0] == "torchjob cell submitting · packing and sending 12 MB"
+    assert output.texts[-1] == "torchjob cell submitted · packed and sent 12 MB"
 
 
 def interrupted(output):
@@ -52,7 +52,7 @@ def test_a_submission_that_is_stopped_says_so():
     with pytest.raises(KeyboardInterrupt):
         interrupted(output)
 
-    assert output.texts[-1] == "torchjob cell NOT SUBMITTED · stopped packing and sending 12 MB"
+    assert output.texts[-1] == "torchjob cell not submitted · stopped packing and sending 12 MB"
 
 
 def test_what_takes_no_time_shows_nothing():
@@ -93,7 +93,7 @@ def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
             output.first.wait(LIMIT)
             spoken.wait(LIMIT)
 
-    assert output.texts[0] == "torchjob cell SUBMITTING \u00b7 storing data/all.bin, 1.2 GB of 3.0 GB"
+    assert output.texts[0] == "torchjob cell submitting \u00b7 storing data/all.bin, 1.2 GB of 3.0 GB"
     assert said == [
         "Packing and sending 3.0 GB: ships big (bytes, 12 MB)",
         "Storing data/all.bin, 1.2 GB of 3.0 GB",

@@ -203,8 +203,8 @@ def test_a_terminal_says_how_the_job_stands_and_ends(capsys):
     terminal.close(state(*STARTED, *SUCCEEDED), "0.5")
 
     first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("torchjob swift-otter RUNNING for ")
-    assert last.startswith("torchjob swift-otter SUCCEEDED in ")
+    assert first.startswith("torchjob swift-otter running for ")
+    assert last.startswith("torchjob swift-otter succeeded in ")
 
 
 def test_a_terminal_stays_quiet_about_a_job_that_ended_at_once():
@@ -254,7 +254,7 @@ def test_a_card_is_one_output_that_ends_as_html_and_text(output):
     assert set(first) == set(last) == {"text/html", "text/plain"}
     assert "<script" in first["text/html"]
     assert "<script" not in last["text/html"]
-    assert last["text/plain"].startswith("torchjob swift-otter SUCCEEDED in ")
+    assert last["text/plain"].startswith("torchjob swift-otter succeeded in ")
     assert last["text/plain"].endswith("value: {'loss': 0.5}")
     assert "{&#x27;loss&#x27;: 0.5}" in last["text/html"]
 
@@ -283,7 +283,7 @@ def test_a_card_that_was_asked_for_by_name_shows_a_job_that_has_ended(output, ca
     view.Card(OFFERS).close(state(*STARTED, log("hello\n"), *reported, *SUCCEEDED), "1")
 
     (card,) = output.bundles
-    assert card["text/plain"].startswith("torchjob swift-otter SUCCEEDED in ")
+    assert card["text/plain"].startswith("torchjob swift-otter succeeded in ")
     assert "curves" in card["text/html"]
     assert capsys.readouterr().out == ""
 

@@ -49,13 +49,13 @@ RUNS = [
 
 def test_the_text_has_a_line_a_run_below_its_head():
     assert render.text("sweep", RUNS, NOW).splitlines() == [
-        "torchjob sweep RUNNING for 10 s · 4 runs · 1 done, 1 running, 1 failed, 1 waiting",
+        "torchjob sweep running for 10 s · 4 runs · 1 done, 1 running, 1 failed, 1 waiting",
         "run  lr    seed  loss  phase                  seconds",
-        "1    0.1   0     0.5   SUCCEEDED · ★ best     8.0",
-        "2    3     0     2     FAILED                 4.0",
+        "1    0.1   0     0.5   succeeded · ★ best     8.0",
+        "2    3     0     2     failed                 4.0",
         "     rank 0: ValueError: no <rate>",
-        "3    <b>   0     1     RUNNING                9.0",
-        "4    None  0           PENDING behind 2 jobs",
+        "3    <b>   0     1     running                9.0",
+        "4    None  0           pending behind 2 jobs",
     ]
 
 
@@ -68,11 +68,11 @@ def test_what_was_stopped_early_is_told_from_what_was_cancelled():
     assert "3 runs · 1 done, 1 stopped early, 1 cancelled" in card
     assert "stopped early: loss &gt; 2</td>" in card
     assert render.text("sweep", [stopped, done], NOW).splitlines() == [
-        "torchjob sweep SUCCEEDED in 9.0 s · 2 runs · 1 done, 1 stopped early",
+        "torchjob sweep succeeded in 9.0 s · 2 runs · 1 done, 1 stopped early",
         "run  lr  loss  phase      seconds",
-        "1    3   3     STOPPED    4.0",
+        "1    3   3     stopped    4.0",
         "     stopped early: loss > 2",
-        "3    1   3     SUCCEEDED  8.0",
+        "3    1   3     succeeded  8.0",
     ]
 
 

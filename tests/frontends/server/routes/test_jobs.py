@@ -115,13 +115,13 @@ async def test_a_description_is_plain_text(server, ended):
 
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.body.decode().startswith(f"torchjob {ended.name} SUCCEEDED in ")
+    assert answer.body.decode().startswith(f"torchjob {ended.name} succeeded in ")
 
 
 async def test_a_page_of_a_job_is_titled_parts(server, ended):
     found = json.loads((await server.get(jobs(local(ended), "page"))).body)
 
-    assert found["heading"].startswith(f"{ended.name} SUCCEEDED in ")
+    assert found["heading"].startswith(f"{ended.name} succeeded in ")
     titles = [part["title"] for part in found["parts"]]
     assert (titles[0], titles[-1]) == ("Job", "Options")
 
