@@ -198,7 +198,7 @@ class Lab:
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
-            return LabAnswer(Theirs(push=pushed), None, tuple(notes), namespace, state.round)
+            return LabAnswer(Theirs(push=pushed, lab=self.name), None, tuple(notes), namespace, state.round)
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
         run = self.info.run
@@ -212,7 +212,7 @@ class Lab:
         for name in both:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             notes.append(f"the ranks of {self.name} use their own {name}: {options}")
-        theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed)
+        theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed, self.name)
         base = int(answer["base"])
         return LabAnswer(theirs, base, tuple(notes), namespace, base)
 

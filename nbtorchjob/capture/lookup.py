@@ -39,12 +39,13 @@ _IMPORTS = {
 class Theirs(FrozenDataclass):
     """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
 
-    ``push`` are values that are to be laid over what the ranks have.
+    ``push`` are values that are to be laid over what the ranks have; ``lab`` is the lab's name.
     """
 
     names: frozenset[str] = frozenset()
     why: Callable[[str], str] = lambda name: ""
     push: Mapping[str, Any] = field(default_factory=dict)
+    lab: str = ""
 
 
 NOTHING = Theirs()
@@ -247,4 +248,5 @@ def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) ->
         return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
     near = difflib.get_close_matches(read.name, sorted(known), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
-    return f"{where} is neither defined in the notebook nor in the cell{hint}"
+    places = f"in the cell, nor on the lab {theirs.lab}" if theirs.lab else "in the cell"
+    return f"{where} is neither defined in the notebook nor {places}{hint}"

@@ -240,7 +240,7 @@ def _of_labs(cell: CellOptions, values: Mapping[Option, Any]) -> None:
     others += ["--profile"] if cell.profile is not None else []
     others += ["--rehearse"] if cell.rehearse else []
     if others:
-        why = f"with --on {cell.on}: the lab keeps its own settings"
+        why = f"with --on {cell.on}: the lab keeps the settings that it began with; give it with --keep"
         raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
 
 

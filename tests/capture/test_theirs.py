@@ -23,6 +23,11 @@ def shipped(call):
 CODE = "scale = 2\nmodel = 'mine'\ndef step(x): return model, scale, x\n"
 
 
+def test_a_name_that_is_nowhere_was_looked_for_on_the_lab_too():
+    with pytest.raises(CaptureError, match="nor in the cell, nor on the lab explore: did you mean 'batch'"):
+        capture.from_cell("step(bach)", notebook(CODE) | {"batch": 1}, theirs=Theirs(lab="explore"))
+
+
 def test_the_names_to_ask_for_are_those_that_the_cells_code_reaches():
     assert set(capture.asked_for("step(batch) + len(rows)", notebook(CODE))) == {
         *("step", "batch", "rows", "model", "scale")

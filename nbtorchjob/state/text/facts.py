@@ -6,7 +6,9 @@ The text is clean (``words.clean``) and bounded, but not escaped.
 from __future__ import annotations
 
 import math
+import re
 
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import (
@@ -334,7 +336,7 @@ def heading(failure: Failure, state: JobState) -> str:
         return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {missing.text}", LINE)
-    text = summary(failure.error) if failure.error else failure.reason.line
+    text = _exception(failure.error) if failure.error else failure.reason.line
     if failure.rank is not None:
         text = f"rank {failure.rank}: {text}"
     elif failure.node is not None:
@@ -344,6 +346,18 @@ def heading(failure: Failure, state: JobState) -> str:
     elif failure.reason.cause is not Cause.INFRA:
         text = f"the job {text}"
     return line(text, _MAX_TEXT)
+
+
+# What allocators say: CUDA's of torch, the CPU's, NumPy's.
+_ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[KMGT]i?B))")
+
+
+def _exception(error: Error) -> str:
+    """Return an exception's summary; of an allocator's how much more it was asked for."""
+    asked = _ASKED.search(error.message[:_MAX_READ])
+    if asked is None:
+        return summary(error)
+    return f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more was asked for)"
 
 
 def cause(failure: Failure, state: JobState) -> str:

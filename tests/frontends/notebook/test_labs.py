@@ -71,7 +71,7 @@ def test_what_was_run_becomes_a_job_of_its_own(notebook, lab):
 
 def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
     notebook.run("%torchjob list")
-    assert "RUNNING · idle" in notebook.out
+    assert "running · idle" in notebook.out
     notebook.run("%torchjob attach lab")
     assert "%torchjob attach lab#1 shows its newest cell" in notebook.out
     notebook.run("%torchjob status lab")
@@ -88,7 +88,11 @@ def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
     [
         ("--on lab --rank 9", "rank: got 9, but it must be 0 to 1: lab has 2 ranks"),
         ("--on lab --rank x", "rank: got 'x', but it must be a rank, or several: 0, 0,2 or 1-3"),
-        ("--on lab --nnodes 2", "--nnodes can't be given with --on lab: the lab keeps its own settings"),
+        (
+            "--on lab --nnodes 2",
+            "--nnodes can't be given with --on lab: the lab keeps the settings that it began with; "
+            "give it with --keep",
+        ),
         ("--on lab --push nope", "push: got 'nope', but it must be a variable of the notebook"),
     ],
 )

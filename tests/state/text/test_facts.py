@@ -1,5 +1,7 @@
 from functools import reduce
 
+import pytest
+
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -103,6 +105,25 @@ def test_a_wish_needs_no_heading_but_a_deletion_does():
     )
     assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
     assert [facts.phase(each) for each in (wish, removed)] == ["CANCELLED", "DELETED"]
+
+
+@pytest.mark.parametrize(
+    ("message", "heading"),
+    [
+        ("CUDA out of memory. Tried to allocate 1.22 GiB. GPU 0 has", "1.22 GiB"),
+        (
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.",
+            "4.1 kB",
+        ),
+        ("Unable to allocate 7.45 GiB for an array with shape (1000000000,)", "7.45 GiB"),
+    ],
+)
+def test_an_allocator_s_error_is_headed_by_how_much_more_was_asked_for(message, heading):
+    error = Error("torch.OutOfMemoryError", message, time=2.0)
+    failed = state(ev.RankFailed(2.0, 0, 0, 0, 0, error), ev.NodeExited(2.5, 0, 1), ev.Closed(3.0))
+
+    told = facts.heading(failed.failure, failed)
+    assert told == f"rank 0: out of memory ({heading} more was asked for)"
 
 
 def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():
