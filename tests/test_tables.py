@@ -27,7 +27,7 @@ def test_jobs_are_a_list_that_shows_as_a_table():
     head, first, second = str(JOBS).splitlines()
 
     assert head.split() == ["name", "phase", "elapsed", "nodes", "×", "ranks", "where", "what"]
-    assert first.split()[:2] == ["done-2222", "FAILED"]
+    assert first.split()[:2] == ["done-2222", "failed"]
     assert pretty(JOBS).splitlines()[1] == first
     assert "<td" in JOBS._repr_html_()
     assert "f(&lt;b&gt;)" in JOBS._repr_html_()
