@@ -50,6 +50,18 @@ class Camera:
                 for index, state in enumerate(self._states, 1):
                     yield self._shoot(index, f"{state}-{theme}-{width}.png")
 
+    def overview(self) -> Path:
+        """Take the whole page, light, with the sidebar and a card that runs."""
+        self._page.evaluate(_CHANGE, THEMES["light"])
+        self._page.set_viewport_size({"width": 1280, "height": 860})
+        self._notebook.sidebar.search("")
+        self._page.wait_for_timeout(2000)
+        self._show(self._states.index("running") + 1)
+        self._page.wait_for_timeout(500)
+        path = self._folder / "overview.png"
+        self._page.screenshot(path=path)
+        return _smaller(path)
+
     def _show(self, index: int) -> None:
         """Bring a card into view; the notebook draws only those that are."""
         self._page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at, 'start')", index)
@@ -67,10 +79,7 @@ class Camera:
         self._page.wait_for_timeout(150)
         # A live card is drawn anew each second, so what is taken is its place on the page.
         self._page.screenshot(path=path, clip=card.bounding_box())
-        with Image.open(path) as picture:
-            few = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
-        few.save(path, optimize=True)
-        return path
+        return _smaller(path)
 
     def _fit(self, width: int) -> None:
         """Make the page as wide as a card of this width needs."""
@@ -84,6 +93,13 @@ class Camera:
                 {"width": round(size["width"] + width - wide), "height": size["height"]}
             )
             self._page.wait_for_timeout(400)
+
+
+def _smaller(path: Path) -> Path:
+    with Image.open(path) as picture:
+        few = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+    return path
 
 
 def differs(one: Path, other: Path) -> str:
@@ -110,7 +126,8 @@ def main() -> None:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
         browser = driver.chromium.launch(executable_path=os.environ["CHROMIUM_PATH"], args=FLAGS)
         with serving(Path(folder), browser) as lab:
-            for path in Camera(lab, scripted.write(), PICTURES).take():
+            camera = Camera(lab, scripted.write(), PICTURES)
+            for path in (*camera.take(), camera.overview()):
                 print(f"{path.name}: {path.stat().st_size:,} bytes")
         browser.close()
 
