@@ -114,7 +114,11 @@ export function runsGist(runs: Runs, trans: TranslationBundle): string {
 }
 
 /** What was used of one thing: "memory 7.2 of 8 GB", of one node of several with its number. */
-export function strip({ of, newest }: Strip, node: number | null, trans: TranslationBundle): string {
+export function strip(
+  { of, newest }: Strip,
+  node: number | null,
+  trans: TranslationBundle
+): string {
   const words = { CPU: trans.__('CPU'), memory: trans.__('memory'), GPU: trans.__('GPU') };
   const used = `${words[of]} ${newest}`;
   return node === null ? used : trans.__('node %1: %2', node, used);
