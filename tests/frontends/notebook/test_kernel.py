@@ -135,7 +135,7 @@ def test_a_console_which_updates_no_output_gets_a_log_and_a_last_line(kernel, fo
     (folder / "stop").touch()
     cell.end()
 
-    assert "SUCCEEDED" in cell.text
+    assert "succeeded" in cell.text
     assert not cell.all("display_data")
 
 
