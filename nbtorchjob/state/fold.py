@@ -251,23 +251,25 @@ def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
 
 
 def _with_rank(
-    known: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Kept, speaker: int
+    known: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Callable[[], Kept], speaker: int
 ) -> tuple[Mapping[int, Kept], Kept]:
     """Return what is kept of ranks, and of one that may be new, each cut to what so many ranks have room for.
 
     The rank that stands for all has all the room that a lone one has.
     """
-    many = min(len(known) + (rank not in known), _MOST_RANKS)
-    most = room(many)
+    kept = known.get(rank)
+    if kept is not None:
+        return known, kept
+    most = room(min(len(known) + 1, _MOST_RANKS))
     if most < room(len(known)):
         known = NumberedMapping(
             (other, kept if other == speaker else kept.within(most)) for other, kept in known.items()
         )
-    return known, known.get(rank) or (new if rank == speaker else new.within(most))
+    return known, new() if rank == speaker else new().within(most)
 
 
 def _reported(state: JobState, event: ev.Reported) -> JobState:
-    known, series = _with_rank(state.series, event.rank, points_each, Series(), state.info.speaker)
+    known, series = _with_rank(state.series, event.rank, points_each, Series, state.info.speaker)
     series = series.add(event.round, Point(event.seq, event.time, event.metrics))
     return replace(state, series=bounded(known, event.rank, series, _MOST_RANKS))
 
@@ -278,7 +280,7 @@ def _used(state: JobState, event: ev.Used) -> JobState:
 
 
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
-    known, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail(), state.info.speaker)
+    known, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail, state.info.speaker)
     tail = tail.add(event.round, event.offset, event.data)
     return replace(state, logs=bounded(known, event.rank, tail, _MOST_RANKS))
 

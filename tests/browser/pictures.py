@@ -16,7 +16,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 WIDTHS = (480, 800, 1400)
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 _CHANGE = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
-_COLOURS = 96  # of a picture: enough for text and lines, and a third of the size
+_COLOURS = 96  # of a card: enough for text and lines, and a third of the size
 _SLACK = 24  # px that a height may differ: a line that wraps elsewhere
 _FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and how many may differ more: times go on
 
@@ -60,7 +60,7 @@ class Camera:
         self._page.wait_for_timeout(500)
         path = self._folder / "overview.png"
         self._page.screenshot(path=path)
-        return _smaller(path)
+        return path  # in all its colours: the README's
 
     def _show(self, index: int) -> None:
         """Bring a card into view; the notebook draws only those that are."""
