@@ -234,8 +234,8 @@ def orphan(stage):
 
 
 def age(monkeypatch):
-    """Have every Secret be old enough to have lost its kernel; a server gives each its age."""
-    monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)
+    """Have every Secret be old enough to have lost its kernel, also one that seems to be of the future."""
+    monkeypatch.setattr(submitter, "HALF_MADE_S", -60.0)
 
 
 def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, orphan, monkeypatch):
