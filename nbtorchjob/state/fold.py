@@ -403,9 +403,7 @@ _APPLY: dict[type, _Rule] = {
     # Of frameworks only rank 0 reports.
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
     ev.RankFailed: _rank_failed,
-    ev.RankStops: _cut(
-        _one_each("stops", _rank, _round_and_time, _MOST_RANKS), function=_MAX_NAME, filename=_MAX_PATH
-    ),
+    ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
     ev.RankExited: _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST),
     ev.Reported: _reported,

@@ -238,6 +238,14 @@ def test_what_is_kept_of_each_of_many_ranks_does_not_depend_on_their_order():
     assert list(state.series) == list(range(600))
 
 
+def test_of_very_many_ranks_none_is_stopped_that_has_gone_on():
+    ranks = range(9000)
+    stops = [ev.RankStops(1.0, 0, rank, 0, 1, "step", "<cell>", "breakpoint") for rank in ranks]
+    goes_on = [ev.RankGoesOn(2.0, 0, rank, 0, "continues") for rank in ranks]
+    state = fold(started(ranks=tuple(ranks)), *stops, *goes_on)
+    assert not state.stopped
+
+
 def test_phases_of_a_job_that_goes_well():
     phases = [fold(*WELL[:n]).phase for n in (0, 1, 2, 7, 8)]
 
