@@ -38,6 +38,7 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from nbtorchjob.backends.files import Copied, Listing
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
@@ -329,6 +330,30 @@ class Job(Generic[T]):
         if folder is None:
             return downloads.listed(self._backend, state, attempt)
         return downloads.copy(self._backend, state, Path(folder), attempt)
+
+    def files(self, path: str = "") -> Listing:
+        """Return what ranks have written so far, at or below ``path``, while the job runs.
+
+        A path begins with ``artifacts/`` (``artifacts_dir()``) or ``checkpoints/`` (``checkpoint_dir()``).
+        The result has the ``files``, and in ``trouble`` why those of a node are missing. Raises
+        ``JobEndedError``.
+        """
+        from nbtorchjob.backends import files  # late: most handles are asked for none
+
+        return files.listed(self._backend, self._known(), path)
+
+    def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[Copied, ...]:
+        """Copy a file that ranks have written, or all below a path, into a folder, while the job runs.
+
+        What was cut off goes on where it stopped, also at the next call. A file in the folder is never
+        replaced, but completed where it is the beginning of the rank's. Raises ``SpecError`` where it is
+        another one, ``ResultError``, ``AskError`` and ``JobEndedError``.
+        """
+        if node is not None:
+            self.check_node(node)
+        from nbtorchjob.backends import files  # late, as above
+
+        return tuple(files.fetch(self._backend, self._known(), path, Path(folder), node))
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.

@@ -50,6 +50,7 @@ class Talk:
         """Ask the question; raises ``AskError`` where the node doesn't take it within ``timeout`` seconds."""
         self._conversation = conversation
         self._line = line
+        self._sending = Lock()  # what is said has its place in the conversation
         self._sent = time.monotonic()
         try:
             until = self._sent + timeout
@@ -63,9 +64,10 @@ class Talk:
             raise
 
     def send(self, said: Mapping[str, Any] | bytes) -> None:
-        """Say something more: at most ``PART_BYTES`` bytes, or as JSON."""
-        self._sent = time.monotonic()
-        self._line.send(self._conversation.say(said))
+        """Say something more, from any thread: at most ``PART_BYTES`` bytes, or as JSON."""
+        with self._sending:
+            self._sent = time.monotonic()
+            self._line.send(self._conversation.say(said))
 
     def send_all(self, data: memoryview) -> None:
         """Say bytes, in as many parts as it takes."""
@@ -77,6 +79,13 @@ class Talk:
 
         Raises ``TimeoutError`` where none comes for so long, and ``AskError`` with why there are no more.
         """
+        record = self.receive(seconds)
+        if isinstance(record, bytes):
+            raise AskError("it answers with bytes where it was asked for none")
+        return record
+
+    def receive(self, seconds: float) -> dict[str, Any] | bytes | None:
+        """Return the next record, or bytes; otherwise as :meth:`hear`."""
         until = time.monotonic() + seconds
         while (record := self._conversation.taken()) is None:
             if self._conversation.over:
@@ -242,7 +251,8 @@ class Conversation:
         self._came = bytearray()
         self._asked = False
         self._room = math.inf if goes_on else questions.ANSWER_BYTES + questions.RECORD_BYTES
-        self._records: deque[dict[str, Any]] = deque()
+        self._goes_on = goes_on
+        self._records: deque[dict[str, Any] | bytes] = deque()
         self._trouble = ""
 
     @property
@@ -262,7 +272,10 @@ class Conversation:
                 if message is None:
                     break
                 if isinstance(message, bytes):
-                    raise WireError("it isn't a message")
+                    if not (self._asked and self._goes_on):
+                        raise WireError("it isn't a message")
+                    self._records.append(message)
+                    continue
                 if not self._asked and "number" in message:
                     return self._ask(message["number"])
                 if isinstance(end := message.get("end"), str):
@@ -295,7 +308,7 @@ class Conversation:
         said = content if isinstance(content, bytes) else dict(content)
         return self._messages.write(said, questions.RECORD_BYTES)
 
-    def taken(self) -> dict[str, Any] | None:
+    def taken(self) -> dict[str, Any] | bytes | None:
         """Take the oldest record; None where none is left."""
         return self._records.popleft() if self._records else None
 
@@ -308,7 +321,8 @@ class Conversation:
     @property
     def answer(self) -> NodeAnswer:
         """What the node has answered."""
-        return NodeAnswer(self.node, tuple(self._records), self._trouble)
+        records = tuple(record for record in self._records if not isinstance(record, bytes))
+        return NodeAnswer(self.node, records, self._trouble)
 
 
 def silent(seconds: float) -> str:

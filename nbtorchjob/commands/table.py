@@ -39,6 +39,8 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "NAME OTHER": (2, 2),
     "NAME FOLDER": (2, 2),
     "NAME [FOLDER]": (1, 2),
+    "NAME [PATH]": (1, 2),
+    "NAME PATH [FOLDER]": (2, 3),
     "SHELL": (1, 1),
 }
 
@@ -145,6 +147,7 @@ _GREP = option("--grep REGEX", "only lines that match this regular expression")
 _EVERY_RANK = option("--all-ranks", "all ranks' lines, sorted by time")
 _NODE = option("--node N", "lines of this node's ranks, by time", takes="int")
 _ATTEMPT = option("--attempt N", "artifacts of this attempt; the newest by default", takes="int")
+_OF_NODE = option("--node N", "the file of this node; the first that has it by default", takes="int")
 _STDOUT = option("--stdout", "only what was written to stdout")
 _STDERR = option("--stderr", "only what was written to stderr")
 _ZIP = option("--zip FILE", "write all ranks' whole logs to FILE")
@@ -253,6 +256,19 @@ _ROWS = (
         "list a job's artifacts, or copy them",
         (_ATTEMPT,),
         answers=verbs.artifacts,
+    ),
+    Verb(
+        "files",
+        "NAME [PATH]",
+        "list the files that ranks have written so far",
+        answers=verbs.files,
+    ),
+    Verb(
+        "get",
+        "NAME PATH [FOLDER]",
+        "copy a file of a running job, or a folder",
+        (_OF_NODE,),
+        answers=verbs.get,
     ),
     Verb(
         "attach",

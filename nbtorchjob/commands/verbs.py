@@ -160,6 +160,50 @@ def artifacts(args: ParsedArgs, find: Find) -> Answers:
     yield Answer(f"{words.count(len(files), 'artifact')} of attempt {number}, {total}{where}", aside=True)
 
 
+def files(args: ParsedArgs, find: Find) -> Answers:
+    """List what a job's ranks have written so far."""
+    job, path = find(args.words[0]), "".join(args.words[1:])
+    listing, now = job.files(path), time.time()
+    for node, why in listing.trouble.items():
+        yield Answer(f"Node {node} didn't answer: {why}", aside=True)
+    rows = [
+        (
+            words.size(file.size),
+            f"{words.about(max(0.0, now - file.modified))} ago",
+            f"node {file.node}",
+            file.path,
+        )
+        for file in listing.files
+    ]
+    data = {
+        "files": [asdict(file) for file in listing.files],
+        "trouble": {str(node): why for node, why in listing.trouble.items()},
+        "more": listing.more,
+    }
+    if not rows:
+        below = f" below {path}" if path else ""
+        yield Answer(f"{job.name}: no files{below} so far", data, aside=True, good=not listing.trouble)
+        return
+    yield Answer("\n".join(words.columns(rows)), data, good=not listing.trouble)
+    total = words.size(sum(file.size for file in listing.files))
+    more = (
+        " listed, and there are more: name a folder"
+        if listing.more
+        else f"; {hint('get', job.name, 'PATH')} copies one"
+    )
+    yield Answer(f"{words.count(len(rows), 'file')}, {total}{more}", aside=True)
+
+
+def get(args: ParsedArgs, find: Find) -> Answers:
+    """Copy files of a running job."""
+    name, path, *folder = args.words
+    for copied in find(name).get(path, *folder, node=args.options.get("node")):
+        notes = [f"{words.size(copied.kept)} were here already"] if copied.kept else []
+        notes += ["still being written: this is its beginning"] if copied.growing else []
+        text = "; ".join([f"{copied.path}: {words.size(copied.size)}", *notes])
+        yield Answer(text, {**asdict(copied), "path": str(copied.path)})
+
+
 def config(args: ParsedArgs, find: Find) -> Answers:
     """Write a job's options, or those of new jobs, as one line."""
     spec = find(args.name).info.asked if args.words else front.default()

@@ -15,6 +15,8 @@ LINES = {
     "NAME OTHER": ["train", "eval"],
     "NAME FOLDER": ["train", "out"],
     "NAME [FOLDER]": ["train"],
+    "NAME [PATH]": ["train", "artifacts/runs"],
+    "NAME PATH [FOLDER]": ["train", "artifacts/runs"],
     "f(x, lr=0.1)": ["", "f(1)"],
 }
 

@@ -94,13 +94,14 @@ class SocketLine:
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
+        self._sender = peer.dup()  # has a time-out of its own: one thread may send while another receives
+        self._sender.settimeout(_SENDING_S)
         self._why = _ENDED
 
     def send(self, data: bytes) -> None:
         """See ``talking.Line``."""
-        self._peer.settimeout(_SENDING_S)
         try:
-            self._peer.sendall(data)
+            self._sender.sendall(data)
         except OSError as exc:  # what it said before is still to be heard
             self._why = f"{_ENDED}: {exc.strerror or exc}"
 
@@ -121,4 +122,5 @@ class SocketLine:
 
     def close(self) -> None:
         """See ``talking.Line``."""
+        self._sender.close()
         self._peer.close()

@@ -88,7 +88,11 @@ class Tool(FrozenDataclass):
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        *(Tool(name, COMMANDS[name]) for name in ("list", "status", "describe", "logs", "stacks", "diff")),
+        *(
+            Tool(name, COMMANDS[name])
+            for name in ("list", "status", "describe", "logs", "stacks", "diff", "files")
+        ),
+        Tool("get", COMMANDS["get"], reads_only=False),
         Tool("submit", COMMANDS["run"], reads_only=False),
         Tool("cancel", COMMANDS["cancel"], reads_only=False, ends=True),
     )
@@ -108,6 +112,11 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
         return {"script": script, "arguments": given}, ["script"]
     if verb.words == "NAME OTHER":
         return {"name": job, "other": job}, ["name", "other"]
+    if "PATH" in verb.words:
+        path = {"type": "string", "description": "artifacts/… or checkpoints/…, as files lists them"}
+        folder = {"type": "string", "description": "where to; the server's folder by default"}
+        own = {"folder": folder} if "FOLDER" in verb.words else {}
+        return {"name": job, "path": path, **own}, ["name", *(["path"] if own else [])]
     if verb.words == "NAME...":
         return {"names": {"type": "array", "items": job, "minItems": 1}}, ["names"]
     if verb.words == "[NAME]":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.mirror import Mirror
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
+PARTIAL = ".nbtorchjob-partial"  # of a file on its way, in the store as here
 EVERY_S = 5.0  # of work at most is lost with a machine
 
 _IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
@@ -56,6 +57,22 @@ def checkpoint_dir() -> Path:
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def folder() -> str:
+    """Return where the files of :func:`checkpoint_dir` lie on this node; "" where the job has none."""
+    target = os.environ.get(CHECKPOINTS, "")
+    return _folder() if _is_url(target) else target
+
+
+def shared() -> bool:
+    """Return whether all nodes have one folder of checkpoints."""
+    return not _is_url(os.environ.get(CHECKPOINTS, ""))
+
+
+def is_partial(name: str) -> bool:
+    """Return whether a file of that name is on its way from or to the store."""
+    return name.endswith(PARTIAL)
 
 
 @lru_cache(maxsize=None)

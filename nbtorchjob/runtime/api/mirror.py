@@ -20,8 +20,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-# Of a file on its way, in the store as here.
-_PARTIAL = ".nbtorchjob-partial"
+from nbtorchjob.runtime.api.checkpoints import PARTIAL
 
 # The clock of files stands still for up to 10 ms (Linux before 6.13 knows no finer one): what is written
 # twice within that has one time.
@@ -62,8 +61,8 @@ class Mirror:
                 if (was is None or was["there"] != key) and unchanged:
                     target = self._here(name)
                     os.makedirs(os.path.dirname(target), exist_ok=True)
-                    self._fs.get_file(path, target + _PARTIAL)
-                    os.replace(target + _PARTIAL, target)
+                    self._fs.get_file(path, target + PARTIAL)
+                    os.replace(target + PARTIAL, target)
                     known[name] = {"here": _stamp(self._here(name)), "there": key}
                     fetched = True
             if fetched:
@@ -95,7 +94,7 @@ class Mirror:
             if not may_place():
                 return
             for name in sent:
-                self._fs.mv(self._there(name) + _PARTIAL, self._there(name))
+                self._fs.mv(self._there(name) + PARTIAL, self._there(name))
                 known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
             for name in known.keys() - stamps.keys():
                 self._remove(name, known)
@@ -122,7 +121,7 @@ class Mirror:
             self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
             return {}
-        paths = [path for path in self._fs.find(self._root) if not path.endswith(_PARTIAL)]
+        paths = [path for path in self._fs.find(self._root) if not path.endswith(PARTIAL)]
         stored = {path[len(self._root) :].lstrip("/"): path for path in paths}
         for name in stored:
             # A store of objects takes any name, from anybody who may write there.
@@ -137,7 +136,7 @@ class Mirror:
             for file in files:
                 path = os.path.join(folder, file)
                 stamp = _stamp(path)
-                if stamp is not None and not file.endswith(_PARTIAL):
+                if stamp is not None and not file.endswith(PARTIAL):
                     stamps[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
         return stamps
 
@@ -151,13 +150,13 @@ class Mirror:
                 "/"
             ):  # else it is a bucket's name: s3fs would make one that is misspelt (2026.9)
                 self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(source, target + _PARTIAL)
+            self._fs.put_file(source, target + PARTIAL)
         except FileNotFoundError:
             if os.path.exists(source):
                 raise
             return False  # removed meanwhile
         if _stamp(source) != stamp:  # written to meanwhile
-            self._fs.rm_file(target + _PARTIAL)
+            self._fs.rm_file(target + PARTIAL)
             return False
         return True
 

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Union
 
 from nbtorchjob.runtime.ask.questions import (
     ANSWER_BYTES,
@@ -64,7 +64,8 @@ class Question(Dict[str, Any]):
         return self._talk.hear(RECORD_BYTES, seconds)
 
 
-Handler = Callable[[Question], Iterator[Dict[str, Any]]]
+# Only who goes on with a conversation is answered with bytes.
+Handler = Callable[[Question], Iterator[Union[Dict[str, Any], bytes]]]
 
 
 def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
@@ -172,7 +173,9 @@ class _Talk:
         records = _of(handler, question)
         while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):
             try:
-                message = self._messages.write({"record": next(records)}, RECORD_BYTES)
+                record = next(records)
+                content = record if isinstance(record, bytes) else {"record": record}
+                message = self._messages.write(content, RECORD_BYTES)
             except StopIteration:
                 return ""
             except Refused as exc:
@@ -207,6 +210,6 @@ class _Talk:
             self._came += part
 
 
-def _of(handler: Handler, asked: Question) -> Iterator[Dict[str, Any]]:
+def _of(handler: Handler, asked: Question) -> Iterator[Union[Dict[str, Any], bytes]]:
     # So that what it raises when it is called comes with what it raises later.
     yield from handler(asked)

@@ -2,7 +2,7 @@
 
     node   {"number": …}        never the same twice: no question can be asked again by who heard it
     asker  {"question": …, …}   signed for that number, with one of its own, for which no old answer is signed
-    node   {"record": …}        as many as it takes, signed for both, as all that follows
+    node   {"record": …}        as many as it takes, signed for both, as all that follows; or bytes
     asker  anything             meanwhile, where the question is one that goes on
     node   {"end": ""}          or why there is no more
 

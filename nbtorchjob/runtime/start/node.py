@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Type
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts, checkpoints
-from nbtorchjob.runtime.ask import answering, questions
+from nbtorchjob.runtime.ask import answering, files, questions
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
@@ -158,10 +158,10 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     plain_logging()
     launch = injected.launch(payload.header["launch"])
     _notice_versions(payload)
-    files = os.path.join(folder, "files")
-    payload.extract(files)
+    modules = os.path.join(folder, "files")
+    payload.extract(modules)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
-    sys.path.insert(1, files)
+    sys.path.insert(1, modules)
     if launch["nproc"] > 1:
         # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -184,7 +184,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     if payload.header["lab"]:
         from nbtorchjob.runtime.lab.keeper import keeper  # it travels with labs alone
 
-        make, act = keeper(payload, key or b"", folder, files, node)
+        make, act = keeper(payload, key or b"", folder, modules, node)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
@@ -215,6 +215,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         handlers: Dict[str, answering.Handler] = {
             "sample": lookout.answer,
             "profile": lookout.profile,
+            "files": files.answer,
             **agent.questions,
         }
         if payload.header["debug"]:

@@ -55,7 +55,9 @@ def test_a_client_submits_a_job_reads_of_it_and_is_refused_as_the_command_is(fol
             )
 
     tools, sent, listed, log, missing, refused, dashed, same = asyncio.run(spoken())
-    assert [*tools] == ["list", "status", "describe", "logs", "stacks", "diff", "submit", "cancel"]
+    assert [*tools] == [
+        *("list", "status", "describe", "logs", "stacks", "diff", "files", "get", "submit", "cancel")
+    ]
     assert not sent.is_error
     assert [job["phase"] for job in listed.structured_content["jobs"]] == ["SUCCEEDED"]
     assert texts(log) == "trained with 0.5\n"

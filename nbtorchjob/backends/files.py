@@ -1,0 +1,285 @@
+"""What ranks have written so far: listed, copied, and kept in step with a folder here while the job runs.
+
+Files are named as the nodes name them (``runtime/ask/files.py``): ``artifacts/…`` and ``checkpoints/…``. All
+that a node says may come from code of the job, so a name is checked before it becomes a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.errors import AskError, ClusterError, JobEndedError, ResultError, SpecError
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.runtime.api.checkpoints import PARTIAL
+from nbtorchjob.runtime.ask.files import ARTIFACTS, CHECKPOINTS
+from nbtorchjob.state import JobState
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import line, size
+
+_LIST_S = 10.0
+_PART_S = 60.0  # for the next part of a file
+_TRIES = 4  # in a row that bring nothing
+_PASSES = 3  # over a file that is written to meanwhile
+_AGAIN_S = 1.0
+_PIECE_BYTES = 1 << 20
+_MOST_NAME = 4096
+_MOST = 1 << 62
+
+
+class RunFile(FrozenDataclass):
+    """A file on a node: its ``path``, ``size`` in bytes, and when it was ``modified``, in epoch seconds."""
+
+    path: str
+    size: int
+    modified: float
+    node: int
+
+
+class Listing(FrozenDataclass):
+    """The files of a running job by path and node, and why nodes are missing, by their number.
+
+    ``more`` is whether a node has more files than it lists.
+    """
+
+    files: tuple[RunFile, ...]
+    trouble: Mapping[int, str]
+    more: bool = False
+
+
+class Copied(FrozenDataclass):
+    """A file that was copied; ``kept`` are the bytes that were here already.
+
+    ``growing`` is whether it was still being written: the copy is its beginning, as of a moment ago.
+    """
+
+    path: Path
+    size: int
+    kept: int
+    growing: bool
+
+
+def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[int] | None = None) -> Listing:
+    """Ask a running job's nodes what their ranks have written at or below ``path``.
+
+    A folder of checkpoints that all nodes share is listed once. Raises ``JobEndedError`` and ``SpecError``.
+    """
+    _check(path)
+    name = state.info.name
+    if state.phase.terminal:
+        raise JobEndedError(f"{name} has ended: {hint('artifacts', name)} lists what came home")
+    files: list[RunFile] = []
+    trouble: dict[int, str] = {}
+    more = False
+    shared: set[str] = set()
+    question = {"question": "files", "list": path}
+    answers = backend.ask(state.info.address, question, nodes=nodes, timeout=_LIST_S)
+    for answer in sorted(answers, key=lambda answer: answer.node):
+        end = next((record for record in answer.records if "listed" in record), None)
+        if end is None:
+            trouble[answer.node] = answer.trouble or "it said nothing of its files"
+            continue
+        more = more or end.get("more") is True
+        for file in _rows(answer.records, answer.node):
+            if file.path in shared and file.path.startswith(f"{CHECKPOINTS}/"):
+                continue
+            if end.get("shared") is True:
+                shared.add(file.path)
+            files.append(file)
+    return Listing(tuple(sorted(files, key=lambda file: (file.path, file.node))), trouble, more)
+
+
+def fetch(
+    backend: Backend, state: JobState, path: str, folder: Path, node: int | None = None
+) -> Iterator[Copied]:
+    """Copy a file, or all files below a path, into a folder, which may have to be made; yield each.
+
+    A copy that was cut off goes on where it stopped, now or at the next call, and its digest is compared with
+    the node's. A file that is here already may be the beginning of the node's: then it is completed. Raises
+    ``SpecError`` for a file of other content, ``ResultError``, ``AskError`` and ``JobEndedError``.
+    """
+    path = path.strip("/")
+    if not path:
+        raise SpecError("path", path, f"a file or folder that {hint('files', state.info.name)} lists")
+    there = listed(backend, state, path, None if node is None else [node])
+    if not there.files:
+        why = next((f"; node {index}: {text}" for index, text in there.trouble.items()), "")
+        raise ResultError(
+            f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
+        )
+    for file, below in _placed(there.files, path):
+        yield _Copy(backend, state, file, folder / below).run()
+
+
+def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:
+    """Yield each file with its place in a folder: a second node's file of one path is below ``node-1/``."""
+    above = path.rpartition("/")[0]
+    taken: set[str] = set()
+    for file in files:
+        own = file.path[len(above) + 1 :] if above else file.path
+        place = own if own not in taken else f"node-{file.node}/{own}"
+        taken.add(own)
+        yield file, place
+
+
+def _check(path: str) -> None:
+    first = path.strip("/").partition("/")[0]
+    if first not in ("", ARTIFACTS, CHECKPOINTS) or ".." in path.split("/") or len(path) > _MOST_NAME:
+        raise SpecError("path", path, f"{ARTIFACTS}/… or {CHECKPOINTS}/…, as `files` lists them")
+
+
+def _rows(records: Iterable[Mapping[str, Any]], node: int) -> Iterator[RunFile]:
+    """Yield the files that a node names, without any whose name leads elsewhere."""
+    for record in records:
+        rows = record.get("files")
+        for row in rows if isinstance(rows, list) else ():
+            try:
+                path, count, modified = row
+                file = RunFile(str(path), int(count), float(modified), node)
+            except (TypeError, ValueError, OverflowError):
+                continue
+            parts = file.path.split("/")
+            safe = parts[0] in (ARTIFACTS, CHECKPOINTS) and not {"", ".", ".."}.intersection(parts)
+            if safe and file.path.isprintable() and "\\" not in file.path and 0 <= file.size < _MOST:
+                yield file
+
+
+class Reader:
+    """A conversation with one node about its files. Raises ``AskError`` and ``ClusterError``.
+
+    ``end`` is the digest of what was read last, with the span before it, and whether it was written to
+    meanwhile.
+    """
+
+    def __init__(self, backend: Backend, address: str, node: int) -> None:
+        self.node = node
+        self.end = ("", False)
+        self._talk = backend.talk(address, node, {"question": "files"}, _LIST_S)
+
+    def close(self) -> None:
+        """Leave."""
+        self._talk.close()
+
+    def list(self, path: str) -> tuple[RunFile, ...]:
+        """Return the node's files at or below a path."""
+        self._talk.send({"list": path})
+        records = []
+        while "listed" not in (record := _told(self._talk.hear(_PART_S))):
+            records.append(record)
+        return tuple(_rows(records, self.node))
+
+    def read(self, path: str, offset: int, span: int, sha256: str) -> Iterator[int | bytes]:
+        """Yield where the node begins to read, and then its bytes.
+
+        It begins at ``offset`` if the ``span`` bytes before that have this digest, else at 0. Raises
+        ``ResultError`` for a file that can't be read.
+        """
+        self._talk.send({"read": path, "offset": offset, "span": span, "sha256": sha256})
+        while "from" not in (record := _told(self._talk.hear(_PART_S))):
+            pass
+        yield offset if record["from"] == offset else 0
+        while isinstance(part := self._talk.receive(_PART_S), bytes):
+            yield part
+        told = _told(part)
+        self.end = str(told.get("sha256")), told.get("changed") is True
+
+
+def _told(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if record is None:
+        raise AskError("its node has ended the conversation")
+    if isinstance(why := record.get("refused"), str):
+        raise ResultError(line(why, 300))
+    return record
+
+
+class _Copy:
+    """One file on its way from a node."""
+
+    def __init__(self, backend: Backend, state: JobState, source: RunFile, target: Path) -> None:
+        self._backend, self._state, self._source, self._target = backend, state, source, target
+        self._partial = target.with_name(f".{target.name}{PARTIAL}")
+        self._digest = hashlib.sha256()  # of what is here
+        self._kept = 0
+        self._reader: Reader | None = None
+
+    def run(self) -> Copied:
+        """Copy it."""
+        try:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            begun = self._target.exists()
+            with open(self._target if begun else self._partial, "a+b") as file:
+                growing = self._complete(file, own=not begun)
+            if not begun:
+                os.link(self._partial, self._target)  # unlike a renaming, never over another file
+                self._partial.unlink()
+        except (OSError, JobEndedError) as exc:
+            raise self._lost(exc) from exc
+        finally:
+            self._leave()
+        return Copied(self._target, self._target.stat().st_size, self._kept, growing)
+
+    def _complete(self, file: BinaryIO, *, own: bool) -> bool:
+        """Bring a file to what the node has; return whether it is still being written there."""
+        file.seek(0)
+        while piece := file.read(_PIECE_BYTES):
+            self._digest.update(piece)
+        self._kept = file.tell()
+        tries = passes = 0
+        while True:
+            before = file.tell()
+            try:
+                changed = self._pass(file, own=own)
+            except (AskError, ClusterError, TimeoutError) as exc:
+                self._leave()
+                tries = tries + 1 if file.tell() == before else 0
+                if tries == _TRIES:
+                    raise self._lost(exc) from exc
+                time.sleep(_AGAIN_S)
+                continue
+            passes += 1
+            if not changed or passes == _PASSES:
+                return changed
+
+    def _pass(self, file: BinaryIO, *, own: bool) -> bool:
+        """Read on from what is here; return whether the file was written to meanwhile."""
+        if self._reader is None:
+            self._reader = Reader(self._backend, self._state.info.address, self._source.node)
+        here = file.tell()
+        parts = self._reader.read(self._source.path, here, here, self._digest.hexdigest())
+        if next(parts) != here:
+            if not own:
+                folder = str(self._target.parent)
+                raise SpecError("folder", folder, f"a folder without another file named {self._target.name}")
+            self._kept, self._digest = 0, hashlib.sha256()
+            file.truncate(0)
+        for part in parts:
+            assert isinstance(part, bytes)
+            file.write(part)
+            self._digest.update(part)
+        file.flush()
+        sha256, changed = self._reader.end
+        if sha256 != self._digest.hexdigest():
+            file.truncate(0)
+            raise ResultError(f"{self._source.path} was damaged on its way: its digest isn't the node's")
+        return changed
+
+    def _lost(self, exc: Exception) -> Exception:
+        """Say why a copy ends before it is whole, and how it goes on."""
+        name, path = self._state.info.name, self._source.path
+        if isinstance(exc, OSError) and not isinstance(exc, TimeoutError):
+            return ResultError(f"{path} can't be written to {self._target}: {exc.strerror or exc}")
+        why = str(exc) or "its node doesn't answer"
+        kept = self._partial.stat().st_size if self._partial.exists() else 0
+        again = f"; {size(kept)} of it are kept, and the same command continues from there" if kept else ""
+        kind = JobEndedError if isinstance(exc, JobEndedError) else AskError
+        return kind(f"{path} of {name} can't be copied: {why}{again}")
+
+    def _leave(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

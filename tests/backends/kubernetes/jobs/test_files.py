@@ -1,0 +1,57 @@
+"""Files of a running cluster job: listed and copied through its pods."""
+
+import os
+
+from nbtorchjob import Elastic
+from nbtorchjob.backends import backend, files
+from nbtorchjob.errors import AskError
+from tests.backends.kubernetes.stage import until
+
+# A node whose ranks have written.
+PART = """
+import os, tempfile
+from nbtorchjob.runtime.ask import answering, files, questions
+from nbtorchjob.runtime.facts import injected
+
+folder = tempfile.mkdtemp(prefix="nbtorchjob-")
+os.environ[injected.FOLDER] = folder
+os.makedirs(folder + "/artifacts-1/runs")
+with open(folder + "/artifacts-1/runs/big", "wb") as file:
+    file.write(bytes(range(256)) * 20_000)
+with open(folder + "/artifacts-1/node-%d" % NODE, "w") as file:
+    file.write("é")
+answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), {"files": files.answer})
+begin()
+sign(f"ready-{NODE}")
+wait("go")
+value(1)
+"""
+
+
+def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_path, monkeypatch):
+    job = stage.submit(PART, launch=Elastic(nnodes=2))
+    until(lambda: all((stage.signs / f"ready-{node}").exists() for node in (0, 1)))
+    here = backend("kubernetes")
+    state = here.snapshot(job.name)
+
+    listing = files.listed(here, state)
+    assert [(file.path, file.size, file.node) for file in listing.files] == [
+        ("artifacts/node-0", 2, 0),
+        ("artifacts/node-1", 2, 1),
+        ("artifacts/runs/big", 5_120_000, 0),
+        ("artifacts/runs/big", 5_120_000, 1),
+    ]
+
+    read, cuts = files.Reader.read, [3]
+
+    def cut(self, *args):
+        for number, part in enumerate(read(self, *args)):
+            if cuts and number == cuts[0]:
+                cuts.clear()
+                raise AskError("the connection to it was cut")
+            yield part
+
+    monkeypatch.setattr(files.Reader, "read", cut)
+    (copied,) = files.fetch(here, state, "artifacts/runs/big", tmp_path, node=1)
+    assert copied.path.read_bytes() == bytes(range(256)) * 20_000
+    assert (copied.growing, cuts, os.listdir(tmp_path)) == (False, [], ["big"])

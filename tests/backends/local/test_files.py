@@ -1,0 +1,176 @@
+"""What ranks have written so far, listed and copied while they run."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from nbtorchjob import Elastic, JobEndedError, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
+from nbtorchjob.backends import files
+from nbtorchjob.errors import AskError
+from nbtorchjob.runtime.api.checkpoints import PARTIAL
+from tests.backends.kubernetes.stage import until
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+BIG = os.urandom(3_000_000)
+
+
+def writes(go, big):
+    """Write files, and one more line for each file ``grow`` that appears, until there is ``go``."""
+    node, folder = int(os.environ["GROUP_RANK"]), artifacts_dir()
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "runs" / f"events-{node}").write_text("one\n")
+    (folder / "loss").write_text(f"{node}" * 10)
+    (folder / "big").write_bytes(big)
+    (folder / "passwd").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe")
+    (checkpoint_dir() / "step-1.pt").write_text("weights")
+    (folder / "ready").touch()
+    while not os.path.exists(go):
+        if os.path.exists(f"{go}-grow"):
+            (folder / "runs" / f"events-{node}").write_text("one\ntwo\n")
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    go = tmp_path_factory.mktemp("go") / "go"
+    job: Any = submit(writes, str(go), BIG, spec=Elastic(nnodes=2, nproc_per_node=1))
+    job.go = go
+    until(lambda: sum(file.path == "artifacts/ready" for file in job.files().files) == 2)
+    yield job
+    go.touch()
+    job.wait(60)
+    job.delete()
+
+
+def test_what_two_nodes_have_written_is_listed(job):
+    listing = job.files()
+
+    assert [(file.path, file.size, file.node) for file in listing.files] == [
+        ("artifacts/big", len(BIG), 0),
+        ("artifacts/big", len(BIG), 1),
+        ("artifacts/loss", 10, 0),
+        ("artifacts/loss", 10, 1),
+        ("artifacts/ready", 0, 0),
+        ("artifacts/ready", 0, 1),
+        ("artifacts/runs/events-0", 4, 0),
+        ("artifacts/runs/events-1", 4, 1),
+        ("checkpoints/step-1.pt", 7, 0),
+    ]
+    assert (listing.trouble, listing.more) == ({}, False)
+    assert {file.path for file in job.files("artifacts/runs").files} == {
+        "artifacts/runs/events-0",
+        "artifacts/runs/events-1",
+    }
+    assert [file.node for file in job.files("artifacts/loss").files] == [0, 1]
+    assert job.files("checkpoints/none").files == ()
+    for wrong in ("../x", "artifacts/../../x", "logs", "/etc"):
+        with pytest.raises(SpecError, match="artifacts/… or checkpoints/…"):
+            job.files(wrong)
+
+
+def test_a_folder_is_copied_with_a_second_nodes_file_of_one_name_below_its_own(job, tmp_path):
+    copied = job.get("artifacts", tmp_path / "home")
+
+    assert {
+        str(path.relative_to(tmp_path / "home")) for path in (tmp_path / "home").rglob("*") if path.is_file()
+    } == {
+        *("artifacts/big", "artifacts/loss", "artifacts/ready", "artifacts/runs/events-0"),
+        *(
+            "artifacts/runs/events-1",
+            "node-1/artifacts/big",
+            "node-1/artifacts/loss",
+            "node-1/artifacts/ready",
+        ),
+    }
+    assert (tmp_path / "home/node-1/artifacts/loss").read_text() == "1" * 10
+    assert not any(one.growing or one.kept for one in copied)
+    (one,) = job.get("artifacts/loss", tmp_path, node=1)[:1]
+    assert (one.path, one.path.read_text()) == (tmp_path / "loss", "1" * 10)
+
+
+def test_a_copy_that_was_cut_off_goes_on_where_it_stopped(job, tmp_path, monkeypatch):
+    partial = tmp_path / f".big{PARTIAL}"
+    partial.write_bytes(BIG[:1_000_000])
+    (copied,) = job.get("artifacts/big", tmp_path, node=0)
+    assert (copied.kept, (tmp_path / "big").read_bytes() == BIG) == (1_000_000, True)
+    assert not partial.exists()
+
+    partial.write_bytes(b"other" * 1000)  # of an earlier job, say
+    (tmp_path / "big").unlink()
+    (copied,) = job.get("artifacts/big", tmp_path, node=0)
+    assert (copied.kept, (tmp_path / "big").read_bytes() == BIG) == (0, True)
+
+    (tmp_path / "big").unlink()
+    monkeypatch.setattr(files, "_AGAIN_S", 0.0)
+    read, left = files.Reader.read, [5, 2, 100]  # parts until the connection is cut
+
+    def cut(self, *args):
+        count = left.pop(0)
+        for number, part in enumerate(read(self, *args)):
+            if number == count:
+                raise AskError("the connection to it was cut")
+            yield part
+
+    monkeypatch.setattr(files.Reader, "read", cut)
+    (copied,) = job.get("artifacts/big", tmp_path, node=0)
+    assert ((tmp_path / "big").read_bytes() == BIG, left) == (True, [])
+
+    (tmp_path / "big").unlink()
+    left[:] = [2, *[0] * 8]
+    with pytest.raises(AskError, match=r"was cut; 262 kB of it are kept, and the same command continues"):
+        job.get("artifacts/big", tmp_path, node=0)
+    assert partial.read_bytes() == BIG[: 1 << 18]
+
+
+def test_a_file_here_is_completed_or_left_alone(job, tmp_path):
+    (tmp_path / "loss").write_text("0000")
+    (copied,) = job.get("artifacts/loss", tmp_path, node=0)
+    assert (copied.kept, (tmp_path / "loss").read_text()) == (4, "0" * 10)
+    (copied,) = job.get("artifacts/loss", tmp_path, node=0)
+    assert copied.kept == 10
+
+    with pytest.raises(SpecError, match="a folder without another file named loss"):
+        job.get("artifacts/loss", tmp_path, node=1)
+    assert (tmp_path / "loss").read_text() == "0" * 10
+
+
+def test_what_is_not_there_or_may_not_be_read_is_one_line(job, tmp_path):
+    for missing in ("artifacts/none", "artifacts/passwd", "artifacts/pipe"):
+        with pytest.raises(ResultError, match=f"has no file '{missing}' now; %torchjob files"):
+            job.get(missing, tmp_path)
+    with pytest.raises(SpecError, match="path"):
+        job.get("", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="can't be written to"):
+        job.get("artifacts/loss", tmp_path / "file")
+    reader = files.Reader(job._backend, job.info.address, 0)
+    for secret in ("artifacts/passwd", "artifacts/../../key", "artifacts/pipe", "nowhere/x"):
+        with pytest.raises(ResultError):
+            next(reader.read(secret, 0, 0, ""))
+    assert [file.path for file in reader.list("checkpoints")] == ["checkpoints/step-1.pt"]  # it goes on
+    reader.close()
+
+
+def test_a_file_that_grows_is_completed(job, tmp_path):
+    job.get("artifacts/runs/events-0", tmp_path)
+    job.go.with_name("go-grow").touch()
+    until(lambda: job.files("artifacts/runs/events-0").files[0].size == 8)
+
+    (copied,) = until(lambda: [one for one in job.get("artifacts/runs/events-0", tmp_path) if one.size == 8])
+    assert copied.path.read_text() == "one\ntwo\n"
+
+
+def test_a_job_that_has_ended_says_where_its_files_are(job):
+    job.go.touch()
+    job.wait(60)
+    with pytest.raises(JobEndedError, match=f"%torchjob artifacts {job.name} lists what came home"):
+        job.files()
