@@ -483,12 +483,13 @@ def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
 
 
 def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
-    """Describe one verb and its options; ``more`` comes before the options of all jobs."""
+    """Describe one verb and its options; ``more`` comes at the end."""
     parts = [f"{hint(verb.name, verb.usage)}\n\n  {verb.help}"]
-    parts += ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
-    parts += [more] if more else []
-    parts += [options.help_text(without=without)] if verb.any_option else []
-    return "\n\n".join(parts)
+    own = ["\n".join(options.help_line(o) for o in verb.options)] if verb.options else []
+    if verb.any_option:
+        own = [f"Options of this command:\n{lines}" for lines in own]
+        own = [options.help_text(without=without, more=own)]
+    return "\n\n".join([*parts, *own, *([more] if more else [])])
 
 
 def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:

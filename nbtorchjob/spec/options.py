@@ -122,6 +122,11 @@ TABLE: tuple[Option, ...] = tuple(
     if "option" in f.metadata
 )
 KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home[:1] != _CELL}  # of a profile
+# What most jobs set: help begins with these.
+COMMON = (
+    *("nnodes", "nproc-per-node", "gpu", "image", "backend"),
+    *("name", "env", "package", "detach", "profile"),
+)
 _BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
 _RANKS = _BY_FLAG["--nproc-per-node"]
 
@@ -141,12 +146,19 @@ def takes_path(flag: str) -> bool:
     return flag in _BY_FLAG and _BY_FLAG[flag].metavar == "PATH"
 
 
-def help_text(*, without: Collection[str] = ()) -> str:
-    """Describe all options in groups, one per line; ``without`` lists keys to omit."""
-    return "\n\n".join(
-        "\n".join([f"{title}:", *(help_line(o) for o in TABLE if o.home == home and o.key not in without)])
-        for title, home, _ in GROUPS
+def help_text(*, without: Collection[str] = (), more: Sequence[str] = ()) -> str:
+    """Describe all options in groups, one per line, the common ones first.
+
+    ``without`` lists keys to omit; ``more`` are paragraphs to put below the common options.
+    """
+    common = sorted((o for o in TABLE if o.key in COMMON), key=lambda o: COMMON.index(o.key))
+    groups = [("Common options", common)]
+    groups += [(title, [o for o in TABLE if o.home == home and o not in common]) for title, home, _ in GROUPS]
+    first, *rest = (
+        "\n".join([f"{title}:", *(help_line(o) for o in listed if o.key not in without)])
+        for title, listed in groups
     )
+    return "\n\n".join([first, *more, *rest])
 
 
 def help_line(o: Option) -> str:

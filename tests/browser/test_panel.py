@@ -41,6 +41,11 @@ def fill(notebook, label, text):
     field.press("Tab")
 
 
+def unfold(notebook, *titles):
+    for title in titles:
+        panel(notebook).get_by_role("button", name=title).click()
+
+
 def line(notebook):
     return panel(notebook).locator(".nbtorchjob-text pre").first
 
@@ -66,6 +71,7 @@ def test_a_bare_magic_uses_what_the_panel_says(opened):
 
 def test_what_is_wrong_stands_beside_its_field_and_nothing_can_be_run(opened):
     notebook = opened()
+    unfold(notebook, "Advanced", "Launch")
     fill(notebook, "max-restarts", "many")
     wrong = panel(notebook).locator(".nbtorchjob-wrong")
     wrong.wait_for()
@@ -80,6 +86,7 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_can_be_run(opened):
 
 def test_the_fields_change_with_the_launch(opened):
     notebook = opened()
+    unfold(notebook, "Advanced", "Launch")
     assert panel(notebook).get_by_label("max-restarts", exact=True).is_visible()
     panel(notebook).get_by_role("button", name="PyTorch").click()
     panel(notebook).get_by_label("max-restarts", exact=True).wait_for(state="hidden")
@@ -90,6 +97,7 @@ def test_the_fields_change_with_the_launch(opened):
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
 def test_axe_finds_nothing_wrong_with_the_panel(opened, theme):
     notebook = opened()
+    unfold(notebook, "Advanced", "Launch")
     fill(notebook, "max-restarts", "many")
     panel(notebook).locator(".nbtorchjob-wrong").wait_for()
 

@@ -327,6 +327,16 @@ def test_help_has_every_flag_with_its_default_and_unit():
     assert max(map(len, text.splitlines())) <= 110
 
 
+def test_help_begins_with_the_ten_common_options_and_tells_each_option_once():
+    common, *groups = options.help_text().split("\n\n")
+
+    flags = [line.split()[0] for line in common.splitlines()[1:]]
+    assert flags[:4] == ["--nnodes", "--nproc-per-node", "--gpu", "--image"]
+    assert len(flags) == 10
+    rows = [line for group in (common, *groups) for line in group.splitlines()[1:]]
+    assert len(rows) == len({*rows}) == len(options.TABLE)
+
+
 def test_every_option_is_described_and_unique():
     flags = [flag for option in options.TABLE for flag in option.flags]
 

@@ -41,14 +41,19 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
 
 
+_CELL = "%%torchjob [options] [-- args]"
+_RUNS_CELL = "run the cell on every rank and return rank 0's value; args become its sys.argv"
+
+
 def _help() -> str:
     verbs = [(f"%torchjob {name} {verb.usage}".rstrip(), verb.help) for name, verb in table.VERBS.items()]
-    cell = (
-        "%%torchjob [options] [-- args]",
-        "run the cell on every rank and return rank 0's value; args become its sys.argv",
-    )
-    rows = "\n".join(words.columns([cell, *verbs]))
+    rows = "\n".join(words.columns([(_CELL, _RUNS_CELL), *verbs]))
     return f"{rows}\n\nWithout NAME, the newest job of this session is used.\n\n{options.help_text()}"
+
+
+def _cell_help() -> str:
+    verbs = "`%torchjob help` lists the commands that act on jobs."
+    return f"{_CELL}\n\n  {_RUNS_CELL}\n\n{options.help_text()}\n\n{verbs} The cell wasn't run."
 
 
 class TorchJobMagics:
@@ -109,7 +114,7 @@ class TorchJobMagics:
 
     def _cell(self, line: str, cell: str) -> Any:
         if _asks_help(split(line, "%%torchjob")):
-            view.say(f"{_help()}\n\nThe cell wasn't run.")
+            view.say(_cell_help())
             return None
         spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"

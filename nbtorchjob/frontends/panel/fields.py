@@ -93,7 +93,7 @@ class Fold:
         self.button = widgets.Button().add_class("nbtorchjob-fold")
         self.button.on_click(lambda _: self.open(opened=not self.opened))
         self.body = widgets.Box().add_class("nbtorchjob-body")
-        self.box = widgets.VBox([self.button, self.body])
+        self.box = widgets.VBox([self.button, self.body]).add_class("nbtorchjob-section")
         self.open(opened=opened)
 
     def open(self, *, opened: bool) -> None:

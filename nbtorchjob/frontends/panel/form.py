@@ -46,11 +46,11 @@ LAUNCHES = (Elastic.__name__, PyTorch.__name__)
 
 
 class Section(FrozenDataclass):
-    """Fields that belong together; ``opened`` is whether they are shown from the start."""
+    """Fields that belong together; one that ``launches`` begins with the choice of the launch config."""
 
     title: str
     options: tuple[Option, ...]
-    opened: bool = False
+    launches: bool = False
 
 
 class Verdict(FrozenDataclass):
@@ -61,14 +61,16 @@ class Verdict(FrozenDataclass):
     notes: Sequence[str] = ()
 
 
+# What most jobs set, in this order.
+COMMON = ("nnodes", "worker-replicas", "nproc-per-node", "gpu", "image", "backend", "name")
 _OF_CLUSTER = {
     "Place in the cluster": (
         *("context", "namespace", "kind", "runtime", "queue", "workload-priority", "priority-class"),
         *("service-account", "network-policy"),
     ),
-    "Container": ("image", "run-as", "image-pull-secret"),
+    "Container": ("run-as", "image-pull-secret"),
     "Resources of a node": (
-        *("cpu", "memory", "gpu", "shm", "gpu-resource", "full-requests", "device", "limit", "request"),
+        *("cpu", "memory", "shm", "gpu-resource", "full-requests", "device", "limit", "request"),
     ),
     "Hosts": ("node-selector", "toleration", "preemptible", "spot-selector", "spot-toleration"),
     "Storage": ("mount", "storage", "checkpoints"),
@@ -80,10 +82,15 @@ _OF_LABS = ("idle",)
 ENTRY_KEYS = {key: o for key, o in options.KEYS.items() if key not in _OF_LABS}
 
 
-def sections() -> Iterator[Section]:
-    """Yield every option except the cell's, each in one section."""
-    yield Section("Job", _of(SPEC), opened=True)
-    yield Section("Nodes and ranks", (*_of(ELASTIC), *_of(WORKER)), opened=True)
+def common() -> Section:
+    """Return the options that most jobs set."""
+    return Section("Job", tuple(ENTRY_KEYS[key] for key in COMMON))
+
+
+def advanced() -> Iterator[Section]:
+    """Yield all other options except the cell's, each in one section."""
+    yield Section("Code and environment", _of(SPEC))
+    yield Section("Launch", (*_of(ELASTIC), *_of(WORKER)), launches=True)
     rest = {o.key: o for o in _of(CLUSTER)}
     for title, keys in _OF_CLUSTER.items():
         yield Section(title, tuple(rest.pop(key) for key in keys))
@@ -92,7 +99,7 @@ def sections() -> Iterator[Section]:
 
 
 def _of(home: tuple[str, ...]) -> tuple[Option, ...]:
-    return tuple(o for o in ENTRY_KEYS.values() if o.home == home)
+    return tuple(o for key, o in ENTRY_KEYS.items() if o.home == home and key not in COMMON)
 
 
 def entries(spec: JobSpec) -> dict[str, Entry]:

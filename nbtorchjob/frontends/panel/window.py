@@ -122,9 +122,9 @@ class Window:
         self._filling = False
         self._base, self._held = spec, form.entries(spec)
         self._sections = [
-            (section, Fold(section.title, partial(self._build, section), opened=section.opened))
-            for section in form.sections()
+            (section, Fold(section.title, partial(self._build, section))) for section in form.advanced()
         ]
+        self._advanced = Fold("Advanced", lambda: [fold.box for _, fold in self._sections])
         self._image = widgets.HTML().add_class("nbtorchjob-image")
         self._imports = Fold("This notebook's imports in the image", self._first_imports)
         self._starts = Fold("Manifests, or local processes", self._first_manifests)
@@ -142,7 +142,7 @@ class Window:
 
     def _build(self, section: form.Section) -> list[Any]:
         made = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
-        if "nnodes" in made:
+        if section.launches:
             made = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **made}
         with self._offering:
             self._fields |= made
@@ -158,7 +158,8 @@ class Window:
         parts = [
             style(),
             self.profiles.box,
-            *(fold.box for _, fold in self._sections),
+            widgets.Box(self._build(form.common())).add_class("nbtorchjob-body"),
+            self._advanced.box,
             self._status,
             self.line.widget,
             Fold("Python", lambda: [self.python.widget], opened=True).box,
@@ -189,12 +190,16 @@ class Window:
 
     def _note_sections(self) -> None:
         usual = form.entries(JobSpec())
+        all_wrong = all_filled = 0
         for section, fold in self._sections:
             shown = [o.key for o in section.options if form.shows(o, self._held)]
             wrong = sum(key in self.verdict.errors for key in shown)
             filled = sum(self._held[key] not in (usual[key], "") for key in shown)
-            fold.note(f"{wrong} wrong" if wrong else f"{filled} set" if filled else "")
-            show(fold.box, shown=bool(shown))
+            filled += section.launches and self._held[form.LAUNCH] != usual[form.LAUNCH]
+            fold.note(_noted(wrong, filled))
+            show(fold.box, shown=bool(shown) or section.launches)
+            all_wrong, all_filled = all_wrong + wrong, all_filled + filled
+        self._advanced.note(_noted(all_wrong, all_filled))
 
     def _preview(self, spec: JobSpec) -> None:
         base = self.profiles.default
@@ -240,6 +245,11 @@ class Window:
             self._offered = choices
             for key, field in self._fields.items():
                 field.control.offer(choices.get(key, ()))
+
+
+def _noted(wrong: int, filled: int) -> str:
+    """Say of a section how many of its fields are wrong, or else are set."""
+    return f"{wrong} wrong" if wrong else f"{filled} set" if filled else ""
 
 
 def _insertion(line: str) -> str:

@@ -116,10 +116,16 @@ def test_an_entry_becomes_a_value_and_that_the_same_entry(key):
 
 
 def test_every_option_of_a_job_has_one_field():
-    shown = [o.key for section in form.sections() for o in section.options]
+    shown = [o.key for section in (form.common(), *form.advanced()) for o in section.options]
 
     assert sorted(shown) == sorted(KEYS.keys() - {"idle"}) == sorted(SAMPLES)  # a form starts no lab
     assert form.LAUNCH not in KEYS
+
+
+def test_nodes_ranks_gpus_and_the_image_come_first():
+    keys = [o.key for o in form.common().options if form.shows(o, form.entries(CLUSTER))]
+
+    assert keys[:4] == ["nnodes", "nproc-per-node", "gpu", "image"]
 
 
 def test_no_option_is_on_or_filled_by_default_unless_its_default_says_so():

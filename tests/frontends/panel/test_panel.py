@@ -79,6 +79,12 @@ class Screen:
         (button,) = [each for each in found if each.description[2:].startswith(title)]
         return button
 
+    def open(self, title):
+        """Open a section of the advanced options."""
+        if self.fold("Advanced").description.startswith("\u25b8"):
+            self.fold("Advanced").click()
+        self.fold(title).click()
+
     @property
     def texts(self):
         """Return what can be copied: the line, the call, the manifests."""
@@ -152,6 +158,7 @@ def test_without_a_spec_it_shows_what_the_session_uses(monkeypatch):
 
 
 def test_a_change_is_a_new_spec_and_new_words_for_it(screen):
+    screen.open("Launch")
     screen.type("max-restarts", "3")
 
     assert screen.panel.spec == JobSpec(Elastic("1:2", 2, max_restarts=3), env={"A": "1"})
@@ -162,13 +169,14 @@ def test_a_change_is_a_new_spec_and_new_words_for_it(screen):
 
 
 def test_a_wrong_entry_is_told_beside_it_and_can_not_be_run(screen):
+    screen.open("Launch")
     screen.type("max-restarts", "many")
 
     assert "must be a whole number" in screen.error("max-restarts")
     assert screen.panel.spec is None
     assert all(screen[name].disabled for name in ("Run", "Dry run", "Doctor"))
     assert "1 invalid setting: max-restarts" in screen.status
-    assert screen.fold("Nodes and ranks").description.endswith("1 wrong")
+    assert all(screen.fold(title).description.endswith("1 wrong") for title in ("Advanced", "Launch"))
     assert verbs.parse("")[0] == PAIR
 
     screen.type("max-restarts", "1")
@@ -182,6 +190,7 @@ def test_the_launch_decides_which_fields_there_are(screen):
     assert screen.shows("nnodes")
     assert not screen.shows("worker-replicas")
 
+    screen.open("Launch")
     screen.type("launch", "PyTorch")
     screen.type("worker-replicas", "2")
 
@@ -206,6 +215,7 @@ def test_the_slider_and_the_text_say_the_same_nodes(screen):
 
 
 def test_rows_are_added_and_removed(screen):
+    screen.open("Code")
     screen.click("Remove")
     assert screen.panel.spec == JobSpec(Elastic("1:2", 2))
 
@@ -216,7 +226,7 @@ def test_rows_are_added_and_removed(screen):
 
 def test_a_section_opens_and_closes_by_its_title(screen):
     assert not screen.shows("retries")
-    screen.fold("Retries").click()
+    screen.open("Retries")
     assert screen.shows("retries")
     screen.fold("Retries").click()
     assert not screen.shows("retries")
@@ -231,8 +241,8 @@ def test_what_a_section_holds_counts_without_its_being_opened():
     screen.type("backend", "local")
     assert screen.panel.spec == JobSpec(Elastic(2))
     screen.type("backend", "kubernetes")
-    screen.fold("Container").click()
-    assert screen["image"].value == "torch:1"
+    screen.open("Place")
+    assert (screen["image"].value, screen["kind"].value) == ("torch:1", "trainjob")
 
 
 def test_what_starts_here_is_shown_when_it_is_opened(screen):
@@ -256,7 +266,6 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
 
     told = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
     images.learn(Asked("", "registry.example/train:2"), "sha256:1", told)
-    screen.fold("Container").click()
     screen.type("image", "registry.example/train:2")
 
     assert f"The image has tqdm 1.0 (here {version('tqdm')})." in screen.image
@@ -279,12 +288,12 @@ def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
     assert not screen.shows("image")
 
     screen.type("backend", "kubernetes")
-    screen.fold("Storage").click()
+    screen.open("Storage")
     until(lambda: screen.shows("choices for mount"))
 
     labels = [label for label, _ in screen["choices for mount"].options]
     assert labels[1] == "type=volume,src=data,dst=/mnt/data \u00b7 10Gi"
-    screen.fold("Place").click()
+    screen.open("Place")
     assert ("volcano (served here)", "volcano") in screen["kind"].options
     assert ("pytorchjob", "pytorchjob") in screen["kind"].options
     assert screen["context"].options == ("dev",)
@@ -304,7 +313,7 @@ def test_a_listing_that_fails_leaves_texts_to_type_in(monkeypatch):
 
     monkeypatch.setattr(KubernetesBackend, "choices", choices)  # at once, where a cluster takes its time
     screen = Screen(JobSpec(backend="kubernetes"))
-    screen.fold("Place").click()
+    screen.open("Place")
     screen.type("namespace", "team")
 
     assert screen.panel.spec == JobSpec(backend="kubernetes", cluster=Cluster(namespace="team"))
@@ -339,6 +348,7 @@ def told(screen):
 
 
 def test_hostile_texts_stay_texts(screen):
+    screen.open("Code")
     screen.type("name", HOSTILE)
     screen.type("env", f"A={HOSTILE}")
 
