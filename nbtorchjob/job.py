@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nbtorchjob.backends.files import Copied, Listing
+    from nbtorchjob.backends.forward import Forward
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
@@ -354,6 +355,21 @@ class Job(Generic[T]):
         from nbtorchjob.backends import files  # late, as above
 
         return tuple(files.fetch(self._backend, self._known(), path, Path(folder), node))
+
+    def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
+        """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.
+
+        That is ``local``, by default the same number, or any where that is taken; the result has it as
+        ``local``, and a ``url``. Raises ``SpecError`` for a port or rank that can't be had, ``AskError`` and
+        ``JobEndedError``.
+        """
+        self.check_rank(rank)
+        from nbtorchjob.backends import forward  # late, as above
+
+        for name, number in (("port", port), ("local-port", local)):
+            if number is not None and number not in forward.PORTS:
+                raise SpecError(name, number, "1 to 65535")
+        return forward.Forward(self._backend, self._known(), port, rank, local)
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
 from nbtorchjob.frozen import FrozenDataclass
@@ -121,7 +121,12 @@ class RunRequest(NamedTuple):
 
 
 class Front(Protocol):
-    """Resolves what a line refers to, and shows the outcome."""
+    """Resolves what a line refers to, and shows the outcome.
+
+    One that ``stays`` outlives the line, as a kernel does.
+    """
+
+    stays: ClassVar[bool]
 
     def find(self, name: str) -> Job[Any]:
         """Return the job of that name, of "" the newest; raises ``JobNotFoundError`` and ``LineError``."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands import debugging, labs, running, verbs
+from nbtorchjob.commands import connecting, debugging, labs, running, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
 from nbtorchjob.frozen import FrozenDataclass
@@ -41,6 +41,7 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "NAME [FOLDER]": (1, 2),
     "NAME [PATH]": (1, 2),
     "NAME PATH [FOLDER]": (2, 3),
+    "NAME [PORT[:RANK]]": (1, 2),
     "SHELL": (1, 1),
 }
 
@@ -148,6 +149,8 @@ _EVERY_RANK = option("--all-ranks", "all ranks' lines, sorted by time")
 _NODE = option("--node N", "lines of this node's ranks, by time", takes="int")
 _ATTEMPT = option("--attempt N", "artifacts of this attempt; the newest by default", takes="int")
 _OF_NODE = option("--node N", "the file of this node; the first that has it by default", takes="int")
+_LOCAL_PORT = option("--local-port N", "the port here; the same number, if free, by default", takes="int")
+_END = option("--end", "close it; without a port, all of the job's")
 _STDOUT = option("--stdout", "only what was written to stdout")
 _STDERR = option("--stderr", "only what was written to stderr")
 _ZIP = option("--zip FILE", "write all ranks' whole logs to FILE")
@@ -269,6 +272,13 @@ _ROWS = (
         "copy a file of a running job, or a folder",
         (_OF_NODE,),
         answers=verbs.get,
+    ),
+    Verb(
+        "forward",
+        "NAME [PORT[:RANK]]",
+        "reach a port of a rank, at a port of this machine",
+        (_LOCAL_PORT, _END),
+        waits=connecting.forward,
     ),
     Verb(
         "attach",

@@ -16,6 +16,7 @@ LINES = {
     "NAME FOLDER": ["train", "out"],
     "NAME [FOLDER]": ["train"],
     "NAME [PATH]": ["train", "artifacts/runs"],
+    "NAME [PORT[:RANK]]": ["train", "6006:1"],
     "NAME PATH [FOLDER]": ["train", "artifacts/runs"],
     "f(x, lr=0.1)": ["", "f(1)"],
 }

@@ -7,7 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
@@ -122,5 +122,7 @@ class SocketLine:
 
     def close(self) -> None:
         """See ``talking.Line``."""
+        with suppress(OSError):  # the node has left already
+            self._peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that still receives, as closing doesn't
         self._sender.close()
         self._peer.close()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbtorchjob import api, backends
 from nbtorchjob.commands import running, runs, verbs
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 class Terminal:
     """A ``Front`` that writes answers to stdout, with ``json`` for programs, and all else to stderr."""
+
+    stays: ClassVar[bool] = False
 
     def __init__(self, *, json: bool = False) -> None:
         self.good = True  # whether no answer reported anything missing

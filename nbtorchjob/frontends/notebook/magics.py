@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from IPython.core.error import UsageError
 from IPython.display import display
@@ -58,6 +58,8 @@ def _cell_help() -> str:
 
 class TorchJobMagics:
     """The magics of one shell."""
+
+    stays: ClassVar[bool] = True
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell

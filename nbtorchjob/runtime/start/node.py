@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Type
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts, checkpoints
-from nbtorchjob.runtime.ask import answering, files, questions
+from nbtorchjob.runtime.ask import answering, files, ports, questions
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
@@ -216,6 +216,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             "sample": lookout.answer,
             "profile": lookout.profile,
             "files": files.answer,
+            "forward": ports.answer,
             **agent.questions,
         }
         if payload.header["debug"]:

@@ -52,6 +52,6 @@ def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_pa
             yield part
 
     monkeypatch.setattr(files.Reader, "read", cut)
-    (copied,) = files.fetch(here, state, "artifacts/runs/big", tmp_path, node=1)
+    (copied,) = files.fetch(here, state, "artifacts/runs/big", tmp_path / "home", node=1)
     assert copied.path.read_bytes() == bytes(range(256)) * 20_000
-    assert (copied.growing, cuts, os.listdir(tmp_path)) == (False, [], ["big"])
+    assert (copied.growing, cuts, os.listdir(tmp_path / "home")) == (False, [], ["big"])
