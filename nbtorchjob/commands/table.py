@@ -399,7 +399,7 @@ _ROWS = (
             icon="run",
             rank=50,
             when=WAITING,
-            on_card=lambda state, _live: any(wait.holder for wait in state.waiting),
+            on_card=lambda state, _live: any(wait.holder and not wait.exclusive for wait in state.waiting),
         ),
     ),
     Verb(

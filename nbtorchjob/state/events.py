@@ -108,7 +108,8 @@ class Waiting(FrozenDataclass):
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
     began, where the cluster says so; else 0. ``restarts`` is how often the operator had started all nodes
     again before this pod was made, where pods say so. ``holder`` is the job of this machine that has the
-    places that this one waits for, and ``stuck`` says that it hangs, so that the wait may never end.
+    places that this one waits for; ``stuck`` says that it hangs or is stopped in the debugger, so that the
+    wait may never end, and ``exclusive`` that it has GPUs, which no other job can use beside it.
     """
 
     time: float
@@ -123,6 +124,7 @@ class Waiting(FrozenDataclass):
     restarts: int | None = None
     holder: str = ""
     stuck: bool = False
+    exclusive: bool = False
 
 
 GROUP = "PodGroupUnschedulable"

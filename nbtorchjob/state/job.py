@@ -120,7 +120,7 @@ class JobState(Known):
 
     @property
     def blocked(self) -> ev.Waiting | None:
-        """What it waits for on this machine, where that is a job that hangs; else None."""
+        """What it waits for on this machine, if that job hangs or is stopped in the debugger; else None."""
         return next((wait for wait in self.waiting if wait.stuck), None)
 
     @property

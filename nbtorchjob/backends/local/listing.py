@@ -129,17 +129,19 @@ def _waiting(behind: queue.Behind) -> Waiting:
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
     does = {each.name: _does(each.name, now) for each in holders}
-    holder = max(holders, key=lambda each: (does[each.name].stuck, each.ranks))
+    gpus = {each.name: len({*each.holds}.intersection(mine.gpus)) for each in holders if mine.wants}
+    holder = max(holders, key=lambda each: (does[each.name].stuck, gpus.get(each.name, 0), each.ranks))
     alike = [each for each in holders if each.group == holder.group and (each.group or each is holder)]
     ranks = sum(each.ranks for each in alike)
     held = f"{ranks} of {words.count(mine.most, 'place')}" if mine.most else words.count(ranks, "place")
-    if mine.wants and holder.holds:
-        held = words.count(len(holder.holds), "GPU")
+    exclusive = bool(gpus.get(holder.name))
+    if exclusive:
+        held = words.count(gpus[holder.name], "GPU")
     stuck = does[holder.name].stuck
     name = holder.name if stuck else holder.group or holder.name
     more = f"; behind {words.count(many, 'job')}" if many > 1 else ""
     text = f"waits for {name}: {does[holder.name].text}, holds {held}{more}"
-    return Waiting(now, text, holder=name, stuck=stuck)
+    return Waiting(now, text, holder=name, stuck=stuck, exclusive=exclusive)
 
 
 class _Doing(NamedTuple):
@@ -161,14 +163,21 @@ def _does(name: str, now: float) -> _Doing:
         with suppress(*DAMAGED):
             listed.look()
             state = listed.state()
-            hung = hang(state, now)
-            stuck = hung is not None and not hung.slow
-            since = heard(state) if stuck else state.first_start or state.info.created
-            doing = _Doing(f"{'hanging' if stuck else 'running'} for {words.about(now - since)}", stuck)
+            doing = _doing(state, now)
         for gone in [other for other, (_, at, _) in _holders.items() if now - at > _FORGET_S]:
             _holders.pop(gone, None)
         _holders[name] = listed, now, doing
     return doing
+
+
+def _doing(state: JobState, now: float) -> _Doing:
+    if state.stopped:
+        since = min(stop.time for stop in state.stopped)
+        return _Doing(f"stopped in the debugger for {words.about(now - since)}", stuck=True)
+    hung = hang(state, now)
+    stuck = hung is not None and not hung.slow
+    since = heard(state) if stuck else state.first_start or state.info.created
+    return _Doing(f"{'hanging' if stuck else 'running'} for {words.about(now - since)}", stuck)
 
 
 _FORGET_S = 60.0

@@ -288,8 +288,9 @@ def waiting(state: JobState) -> list[str]:
 def _held_up(wait: Waiting, state: JobState) -> list[str]:
     """Explain which job of this machine has the places that this one waits for, and the ways out."""
     name, holder = line(state.info.name, 80), line(wait.holder, 80)
-    ways = f"{hint('cancel', holder)} ends that job; {hint('start', name)} runs this one beside it"
-    return [elide(clean(wait.text), _MAX_WAIT), f"{ways}, as their ranks take turns on the cores"]
+    ends = f"{hint('cancel', holder)} ends that job"
+    beside = f"{hint('start', name)} runs this one beside it, as their ranks take turns on the cores"
+    return [elide(clean(wait.text), _MAX_WAIT), ends if wait.exclusive else f"{ends}; {beside}"]
 
 
 def took(state: JobState, now: float) -> str:

@@ -135,9 +135,15 @@ def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> 
         return None
     alike = [entry for entry in waiting if bool(entry.group) is bool(mine.group)]
     before = [entry.name for entry in _in_turn(alike, running)].index(name)
-    others = [r for r in running if r.ranks and (mine.group or not r.group)]
     singles = sum(not entry.group for entry in waiting) if mine.group else 0
-    return before + len(others) + singles
+    return before + sum(_in_the_way(mine, entry) for entry in running) + singles
+
+
+def _in_the_way(mine: Place, entry: Place) -> bool:
+    """Whether a job that runs has places that ``mine`` waits for, or GPUs, which no two jobs share."""
+    if mine.wants and not {*entry.holds}.isdisjoint(mine.gpus):
+        return True
+    return bool(entry.ranks and (mine.group or not entry.group))
 
 
 def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place]:
@@ -230,7 +236,7 @@ def behind(name: str) -> Behind | None:
     if many is None:
         return None
     mine = next(entry for entry in waiting if entry.name == name)
-    return Behind(many, mine, [entry for entry in running if entry.ranks and (mine.group or not entry.group)])
+    return Behind(many, mine, [entry for entry in running if _in_the_way(mine, entry)])
 
 
 def _taken(entry: Place) -> Place:

@@ -19,6 +19,7 @@ from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
+from nbtorchjob.machine import devices
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.stage import until
@@ -125,6 +126,23 @@ def test_a_job_that_is_stopped_in_the_debugger_gives_its_place_up(one_at_a_time)
     assert first.state.stopped
     first.cancel()
     assert first.wait(LIMIT)
+
+
+@pytest.mark.torch
+def test_a_job_says_that_one_in_the_debugger_has_its_gpu(monkeypatch):
+    monkeypatch.setenv(devices.VISIBLE, "0")
+    monkeypatch.setenv(queue.RANKS, "4")
+    first = nbtorchjob.submit(stop_in_the_debugger)
+    until(lambda: first.state.stopped)
+    job = nbtorchjob.submit(len, "ab")
+
+    until(lambda: job.state.blocked)
+    (wait,) = job.state.waiting
+    assert re.fullmatch(f"waits for {first.name}: stopped in the debugger for [^,]+, holds 1 GPU", wait.text)
+    assert facts.waiting(job.state)[1:] == [f"%torchjob cancel {first.name} ends that job"]
+    first.cancel()
+
+    assert job.result(LIMIT) == 2
 
 
 def never_meet():
