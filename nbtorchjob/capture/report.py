@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.runtime.facts.described import is_secret
-from nbtorchjob.runtime.objects.memory import Memory
+from nbtorchjob.runtime.objects.memory import HOST, Memory, Place, view_of
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
@@ -153,10 +152,10 @@ class _Memory(Memory):
         super().__init__()
         self.views: list[memoryview] = []
 
-    def add(self, start: int, end: int, owner: Any, floor: int) -> int:
-        size = super().add(start, end, owner, floor)
-        self.views.append(memoryview((ctypes.c_ubyte * (end - start)).from_address(start)).cast("B"))
-        return size
+    def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
+        index = super().add(start, end, owner, floor, place)
+        self.views.append(view_of(place, start, end, [owner]))
+        return index
 
 
 class _Sizer(Pickler):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
+import io
 import warnings
 from pathlib import Path
 from typing import Any
 
 from nbtorchjob.errors import ResultError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.objects import rebuilt
+from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.objects.wire import Unpicklable, WireError, Withheld, read_value
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -86,4 +86,5 @@ def _refuse(data: Any, buffers: Any) -> Any:
 
 
 def _unpickle(data: Any, buffers: Any) -> Any:
-    return pickle.loads(data, buffers=buffers)
+    with memory.in_host_memory():
+        return memory.Unpickler(io.BytesIO(data), buffers=buffers).load()

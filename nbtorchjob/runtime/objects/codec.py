@@ -173,9 +173,8 @@ class Encoder:
 
         if not _dense(value) or value.grad_fn is not None or vars(value):
             return self._other(value)
-        if value.device.type == "cpu":
-            start = value.data_ptr()
-            self._spans.append((start, start + value.numel() * value.element_size()))
+        start = value.data_ptr()  # of GPUs, too, no two of which have the same
+        self._spans.append((start, start + value.numel() * value.element_size()))
         at = self._buffer(_bytes_of(value))
         return {
             _TAG: "tensor",

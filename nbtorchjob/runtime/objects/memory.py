@@ -2,16 +2,19 @@
 
 By themselves they pickle each its own copy, so a view would no longer see what its base is given. A
 pickle that holds some begins with a table of all their memory, which :func:`begin` takes in: for each
-one its region and the offset in it, and the bytes of the regions.
+one its region and the offset in it, and the bytes of the regions. Memory of a GPU travels as those of the
+host do, and goes back to a GPU of that number on a rank; values stay in the host's memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import pickle
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from nbtorchjob.runtime import torch_versions
 
@@ -21,10 +24,24 @@ _LINE = 64
 # Torch can't resize what isn't its own; a mapped gigabyte is better not copied.
 _COPIED = 1 << 20
 
+# Devices whose storages have addresses. Others' tensors, such as XLA's, are left to torch's own pickles.
+_ADDRESSED = ("cpu", "cuda", "xpu")
+
 _loading = threading.local()
 
 
+class Place(NamedTuple):
+    """Where some memory lies: the host's has no device; a GPU's can only be read as part of its storage."""
+
+    device: str = ""
+    storage: int = 0  # its address
+
+
+HOST = Place()
+
+
 class _Span(NamedTuple):
+    place: Place
     low: int  # from where it is taken along: below `start`, so that what is aligned stays so
     start: int
     end: int
@@ -37,13 +54,13 @@ class Memory:
     def __init__(self) -> None:
         self._spans: List[_Span] = []
 
-    def add(self, start: int, end: int, owner: Any, floor: int) -> int:
+    def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
         """Note the bytes from address ``start`` to ``end``; return the number to find them by again.
 
         ``owner`` keeps them alive; those from ``floor`` on are its as well.
         """
         low = start - (start - floor) % _LINE
-        self._spans.append(_Span(low, start, end, owner))
+        self._spans.append(_Span(place, low, start, end, owner))
         return len(self._spans) - 1
 
     def begin(self, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
@@ -54,34 +71,54 @@ class Memory:
         pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(out_of_band(buffer)))
         pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
         slots, regions = self._regions()
-        pickler.dump(_Table(slots, [_buffer(*region) for region in regions]))
+        pickler.dump(_Table(slots, [_buffer(region) for region in regions]))
         return out.getvalue()[:-1] + pickle.POP
 
     @property
     def size(self) -> int:
         """The bytes of all of it, each counted once."""
-        return sum(end - low for low, end, _ in self._regions()[1])
+        return sum(region.end - region.start for region in self._regions()[1])
 
-    def _regions(self) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, List[Any]]]]:
+    def _regions(self) -> Tuple[List[Tuple[int, int]], List[_Used]]:
         slots = [(0, 0)] * len(self._spans)
-        regions: List[Tuple[int, int, List[Any]]] = []
-        for index in sorted(range(len(self._spans)), key=lambda index: self._spans[index].low):
-            low, start, end, owner = self._spans[index]
-            if regions and low < regions[-1][1]:
-                first, last, owners = regions[-1]
-                owners.append(owner)
-                regions[-1] = (first, max(last, end), owners)
-            else:
-                regions.append((low, end, [owner]))
-            slots[index] = (len(regions) - 1, start - regions[-1][0])
+        regions: List[_Used] = []
+        for index in sorted(range(len(self._spans)), key=lambda index: self._spans[index][:2]):
+            place, low, start, end, owner = self._spans[index]
+            if not regions or regions[-1].place != place or low >= regions[-1].end:
+                regions.append(_Used(place, low, end, []))
+            regions[-1].owners.append(owner)
+            regions[-1].end = max(regions[-1].end, end)
+            slots[index] = (len(regions) - 1, start - regions[-1].start)
         return slots, regions
 
 
-def _buffer(start: int, end: int, owners: List[Any]) -> Any:
+@dataclass
+class _Used:
+    """Some memory that one array or tensor uses, or several that overlap."""
+
+    place: Place
+    start: int
+    end: int
+    owners: List[Any]
+
+
+def _buffer(used: _Used) -> Any:
+    view = view_of(used.place, used.start, used.end, used.owners)
+    return bytearray(view) if view.nbytes < SMALL else pickle.PickleBuffer(view)
+
+
+def view_of(place: Place, start: int, end: int, owners: List[Any]) -> memoryview:
+    """Return the bytes from address ``start`` to ``end``, which ``owners`` have: of a GPU a copy."""
+    if place.device:
+        import torch
+
+        tensor = torch.empty(0, dtype=torch.uint8, device=owners[0].device)
+        tensor = tensor.set_(owners[0].untyped_storage(), start - place.storage, (end - start,))
+        owners = [tensor.to("cpu", copy=True)]
+        start, end = owners[0].data_ptr(), owners[0].data_ptr() + end - start
     raw: Any = (ctypes.c_ubyte * (end - start)).from_address(start)
     raw._owners = owners  # the memory lives as long as this view
-    view = memoryview(raw).cast("B")
-    return bytearray(view) if end - start < SMALL else pickle.PickleBuffer(view)
+    return memoryview(raw).cast("B")
 
 
 class _Table:
@@ -99,6 +136,7 @@ class _Region:
         self._data = memoryview(data)
         self._view: Any = None
         self._storage: Any = None
+        self._there: Dict[str, Any] = {}  # copies on devices
 
     @property
     def view(self) -> memoryview:
@@ -122,6 +160,48 @@ class _Region:
         elif self._storage is None:
             self._storage = torch.frombuffer(self.view, dtype=torch.uint8).untyped_storage()
         return self._storage
+
+    def on(self, device: str) -> Any:
+        """The memory on a device, where tensors that share it share this.
+
+        Raises ``RuntimeError`` where this process has no such device.
+        """
+        import torch
+
+        if device not in self._there:
+            here = torch.empty(0, dtype=torch.uint8).set_(self.storage)
+            try:
+                self._there[device] = here.to(device, copy=True).untyped_storage()
+            except (RuntimeError, AssertionError) as exc:  # the latter of a torch without CUDA
+                reason = str(exc).partition("\n")[0]
+                raise RuntimeError("it was on %s, which isn't here: %s" % (device, reason)) from exc
+        return self._there[device]
+
+
+@contextlib.contextmanager
+def in_host_memory() -> Iterator[None]:
+    """Make tensors that were on a GPU in the host's memory: nobody asked for room on a GPU here."""
+    _loading.hosted = True
+    try:
+        yield
+    finally:
+        _loading.hosted = False
+
+
+class Unpickler(pickle.Unpickler):
+    """Loads a pickle in which torch may have put storages of a GPU, into the host's memory."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names; torch's own way to load a storage would need the same GPU here."""
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _storage_on_host
+        return super().find_class(module, name)
+
+
+def _storage_on_host(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
@@ -186,12 +266,13 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     high = _reach(tensor.shape, strides, size)[1]
-    index = memory.add(start, start + high, tensor, tensor.untyped_storage().data_ptr())
+    floor, device = tensor.untyped_storage().data_ptr(), _device(tensor)
+    index = memory.add(start, start + high, tensor, floor, Place(device, floor) if device else HOST)
     form = (tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
-    inference = (True,) if tensor.is_inference() else ()
+    rest = (tensor.is_inference(), device) if device else (True,) if tensor.is_inference() else ()
     return (
         make_tensor,
-        (index, tensor.dtype, *form, tensor.requires_grad, *inference),
+        (index, tensor.dtype, *form, tensor.requires_grad, *rest),
         vars(tensor) or None,
         None,
         None,
@@ -199,12 +280,17 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
     )
 
 
+def _device(tensor: Any) -> str:
+    """Return the device that a tensor is on; "" for the host."""
+    return "" if tensor.device.type == "cpu" else str(tensor.device)
+
+
 def _plain(tensor: Any) -> bool:
     import torch
 
     is_wrapped = torch_versions.IS_WRAPPED.get()
     return bool(
-        tensor.device.type == "cpu"
+        tensor.device.type in _ADDRESSED
         and tensor.layout == torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested
@@ -222,21 +308,26 @@ def make_tensor(
     negative: bool,
     requires_grad: bool,
     inference: bool = False,
+    device: str = "",
 ) -> Any:
     """Make a tensor over the memory at ``index``."""
     import torch
 
     if inference:
         with torch.inference_mode():
-            return make_tensor(index, dtype, shape, strides, conjugate, negative, requires_grad)
+            return make_tensor(
+                index, dtype, shape, strides, conjugate, negative, requires_grad, device=device
+            )
     region, offset = _take(index)
-    size = torch.empty(0, dtype=dtype).element_size()
-    if offset % size:  # over memory that another one begins in the middle of an item
-        rest = (len(region.view) - offset) // size
+    device = "" if getattr(_loading, "hosted", False) else device
+    if not offset % dtype.itemsize:
+        storage = region.on(device) if device else region.storage
+        tensor = torch.empty(0, dtype=dtype, device=storage.device)
+        tensor = tensor.set_(storage, offset // dtype.itemsize, shape, strides)
+    else:  # over memory that another one begins in the middle of an item
+        rest = (len(region.view) - offset) // dtype.itemsize
         tensor = torch.frombuffer(region.view, dtype=dtype, offset=offset, count=rest)
-        tensor = tensor.as_strided(shape, strides)
-    else:
-        tensor = torch.empty(0, dtype=dtype).set_(region.storage, offset // size, shape, strides)
+        tensor = tensor.as_strided(shape, strides).to(device or "cpu")
     tensor = tensor.conj() if conjugate else tensor
     negate = torch_versions.NEGATIVE_VIEW.get() or torch.neg
     tensor = negate(tensor) if negative else tensor
