@@ -1,5 +1,6 @@
 import ast
 import gc
+import importlib
 import io
 import linecache
 import pickle
@@ -40,6 +41,34 @@ def test_big_arrays_and_tensors_travel_out_of_band_without_a_copy():
     assert call["array"][0] == 7
     assert torch.equal(call["tensor"], tensor)
     assert call["small"].tolist() == [0, 1, 2]
+
+
+# As that of Triton 3.6, with which `make gpu` runs kernels.
+JIT = """
+import threading
+
+class JITFunction:
+    def __init__(self, fn, version=None, repr=None):
+        self.fn, self.version, self._repr, self.lock = fn, version, repr, threading.RLock()
+
+    def repr(self):
+        return self._repr
+"""
+
+
+def test_a_kernel_of_triton_is_made_of_its_function_again(monkeypatch, tmp_path):
+    (tmp_path / "triton" / "runtime").mkdir(parents=True)
+    (tmp_path / "triton" / "runtime" / "jit.py").write_text(JIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("triton", "triton.runtime", "triton.runtime.jit"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that it is gone afterwards
+        del sys.modules[name]
+    type_ = importlib.import_module("triton.runtime.jit").JITFunction
+    space = notebook("def double(x):\n    return x * factor\nfactor = 2\n", decode=None)
+
+    kernel = back(pickling.dump({"kernel": type_(space["double"], 3, "text")}))["kernel"]
+
+    assert (type(kernel), kernel.fn(4), kernel.version, kernel.repr()) == (type_, 8, 3, "text")
 
 
 def test_a_models_parameters_stay_tied():

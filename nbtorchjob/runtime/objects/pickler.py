@@ -20,6 +20,7 @@ import enum
 import functools
 import gc
 import importlib
+import inspect
 import io
 import pickle
 import sys
@@ -548,6 +549,14 @@ def _reduce_exported(program: Any) -> Any:
     return rebuilt.exported, (file.getvalue(),)
 
 
+def _reduce_kernel(kernel: Any) -> Any:
+    # What it has besides its function and its options (locks, what was compiled) is made when it is.
+    names = [*inspect.signature(type(kernel)).parameters][1:]
+    own = vars(kernel)
+    options = {name: own.get("_" + name, own.get(name)) for name in names}
+    return rebuilt.kernel, (type(kernel), kernel.fn, options)
+
+
 def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
     reduced = obj.__reduce_ex__(5)
     constant = getattr(sys.modules.get(module), name, None)
@@ -567,7 +576,7 @@ class _Constant:
         return rebuilt.constant, self._place
 
 
-# Classes of torch and Python that don't say for themselves how they are made again elsewhere.
+# Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
 _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
     (torch_versions.PACKET.module, torch_versions.PACKET.name): _reduce_packet,
     (torch_versions.OVERLOAD.module, torch_versions.OVERLOAD.name): _reduce_overload,
@@ -575,6 +584,7 @@ _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
     ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
     ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
     ("torch.export.exported_program", "ExportedProgram"): _reduce_exported,
+    ("triton.runtime.jit", "JITFunction"): _reduce_kernel,
     ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
     ("argparse", "_ActionsContainer"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
     ("argparse", "Namespace"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),

@@ -346,6 +346,11 @@ def exported(data: bytes) -> Any:
     return torch.export.load(io.BytesIO(data))
 
 
+def kernel(type_: Any, function: Any, options: Dict[str, Any]) -> Any:
+    """Make a kernel of Triton, of a function with source."""
+    return type_(function, **options)
+
+
 def inference_parameter(data: Any, requires_grad: bool) -> Any:
     """Make a parameter that was made in ``torch.inference_mode``, where alone it may be made again."""
     import torch
