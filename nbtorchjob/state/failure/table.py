@@ -267,6 +267,12 @@ RANK_CODES = (
 ERRORS = (
     Row(".*OutOfMemoryError", _USER, "{word}", _ACCELERATOR),
     Row(".*", _USER, "{word}", _ACCELERATOR, text=r"\b(?:CUDA|HIP|MPS|XPU)\b[\w ]*:? out of memory"),
+    Row(".*", _USER, "{word}",
+        "Most likely an index was out of range. A GPU says so late: with --env CUDA_LAUNCH_BLOCKING=1 the "
+        "traceback has the right line.",
+        text="device-side assert triggered|illegal memory access|misaligned address"),
+    Row(".*", _USER, "{word}", "Each node's GPUs are cuda:0 to one less than it has: use cuda:LOCAL_RANK.",
+        text="invalid device ordinal"),
     Row(".*", _USER, "{word}", f"Shared memory is full. {_SHM}",
         text=r"[Bb]us error|unable to \w+ shared memory|to file </torch_|/dev/shm/nccl|No space.*/dev/shm"),
     Row(".*", _USER, "{word}", _FULL, text="No space left on device|Disk quota exceeded"),

@@ -14,7 +14,7 @@ from nbtorchjob.text.words import clean
 SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 
 _OURS = "nbtorchjob.runtime."  # a node's own errors, whose message says it all
-_PLACE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*")
+_BEFORE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*|^NCCL error in: .*\nLast error:\s*(?=\S)", re.DOTALL)
 
 CONTEXT = 2  # lines around the failing one: IPython's own number
 _GUTTER = 7  # columns for the line number: IPython's own number
@@ -60,9 +60,10 @@ def place(frame: Frame, source: SourceLookup | None = None) -> str:
 def summary(error: Error) -> str:
     """Return the last line of a traceback: the type, and the first line of the message.
 
-    Without where in its C++ a library raised it: ``[/pytorch/gloo/unbound_buffer.cc:81] ``.
+    Without where in its C++ a library raised it: ``[/pytorch/gloo/unbound_buffer.cc:81] ``; of NCCL's what it
+    ends with, as its first line is the same for most.
     """
-    first = _PLACE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
+    first = _BEFORE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
     what = clean(error.type)
     if first and what.startswith(_OURS):
         return first

@@ -93,6 +93,19 @@ def test_the_summary_is_the_first_line_of_the_message():
     assert summary(Error("StopIteration", "")) == "StopIteration"
 
 
+def test_of_nccls_messages_the_summary_has_the_last_line():
+    message = (
+        "NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), "
+        "NCCL version 2.28.9\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    )
+
+    said = summary(Error("torch.distributed.DistBackendError", message))
+
+    ours = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert said == f"torch.distributed.DistBackendError: {ours}"
+
+
 def test_where_in_its_cpp_a_library_raised_it_is_no_part_of_the_summary():
     message = "[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 20000ms\n frames"
 
