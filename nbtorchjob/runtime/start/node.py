@@ -29,11 +29,13 @@ WARM = "NBTORCHJOB_WARM"
 
 # So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
 # out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
-# torch waits 480 s for that watchdog, Flyte 300.
+# torch waits 480 s for that watchdog, Flyte 300. After a time-out torch keeps the rank for four times the
+# last number, 60 s by default, so that all write the recorder's dumps, which nobody reads here.
 _NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
 }
 
 

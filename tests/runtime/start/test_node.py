@@ -36,4 +36,5 @@ def test_libraries_are_told_what_to_do_and_ranks_are_forked_by_a_socket_of_the_n
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
     }
