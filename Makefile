@@ -24,7 +24,7 @@ SAYING_BIG = { $(1) 2>&1 | tee $(VENV)/pip.log | $(BIG) || { cat $(VENV)/pip.log
 QUIETLY = said=$$($(1) 2>&1) || { status=$$?; echo "$$said" >&2; exit $$status; }
 COMMA := ,
 
-.PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev browser pictures flakes frameworks \
+.PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev gpu browser pictures flakes frameworks \
   pythons tried test-torch bench docs docs-links clean
 
 demo: $(STAMP)
@@ -149,6 +149,10 @@ tried:
 	$(OTHER)/bin/python -m pip install --quiet --no-compile --constraint $(OTHER)/constraints.txt \
 	  --group dev --editable '.[local,kubernetes,jupyter]' $(WITH)
 	$(OTHER)/bin/python -m tests.tried $(subst ==, ,$(WITH))
+
+# What needs an NVIDIA GPU, in a real kernel, on a machine that has one. NAME is that of its row in docs/tried.md.
+gpu: $(STAMP)
+	$(BIN)/python -m tests.tried --gpu $(NAME)
 
 # All tests of ranks with another torch.
 test-torch:

@@ -1,4 +1,4 @@
-"""Runs the cells of ``cells.md`` in a kernel of this interpreter, and compares what they show."""
+"""Runs the cells of a page in a kernel of this interpreter, and compares what they show."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Check(NamedTuple):
     cells: tuple[str, ...]
 
 
-def checks() -> Iterator[Check]:
-    """Yield the checks of the page beside this file."""
-    for title, pattern, never, body in _CHECK.findall((Path(__file__).parent / "cells.md").read_text()):
+def checks(page: str) -> Iterator[Check]:
+    """Yield the checks of a page beside this file."""
+    for title, pattern, never, body in _CHECK.findall((Path(__file__).parent / page).read_text()):
         yield Check(title, pattern, never, (*_CELL.findall(body),))
 
 
@@ -56,8 +56,8 @@ def shown(client: Any, cell: str) -> str:
             parts.append(f"\n{content['data'].get('text/plain', '')}\n{' '.join(content['data'])}\n")
 
 
-def run() -> dict[str, str]:
-    """Run all checks in a new kernel; return those that failed, each with what was shown."""
+def run(page: str) -> dict[str, str]:
+    """Run all checks of a page in a new kernel; return those that failed, each with what was shown."""
     manager = KernelManager()
     # The kernel of this interpreter, whatever kernelspecs are installed.
     spec: Any = manager.kernel_spec
@@ -72,7 +72,7 @@ def run() -> dict[str, str]:
         trouble = shown(client, "%load_ext nbtorchjob")
         if "Error" in trouble:
             failed["%load_ext nbtorchjob"] = trouble
-        for check in checks() if not failed else ():
+        for check in checks(page) if not failed else ():
             try:
                 text = _COLOURS.sub("", "".join(shown(client, cell) for cell in check.cells))
             except TimeoutError as exc:
