@@ -5,7 +5,8 @@ In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. I
 :func:`torchjob`; :func:`map` and :func:`as_completed` for many jobs of one function, :func:`keep` and
 :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
 job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`,
-:func:`leaving`, :class:`Leaving` and :class:`RecoverableError`.
+:func:`leaving`, :class:`Leaving` and :class:`RecoverableError`; :class:`ResumableTraining` and
+:class:`GlobalBatchSampler` for a training that goes on at any size.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
     from nbtorchjob.runtime.api.leaving import Leaving, leaving
     from nbtorchjob.runtime.api.report import report
+    from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
+    from nbtorchjob.runtime.api.training import ResumableTraining
     from nbtorchjob.runtime.facts.errors import RecoverableError
     from nbtorchjob.spec.cluster import Cluster
     from nbtorchjob.spec.config import (
@@ -68,6 +71,7 @@ __all__ = [
     "ConfigPanel",
     "Elastic",
     "ForbiddenError",
+    "GlobalBatchSampler",
     "Job",
     "JobCancelledError",
     "JobEndedError",
@@ -86,6 +90,7 @@ __all__ = [
     "RecoverableError",
     "RestartPolicy",
     "ResultError",
+    "ResumableTraining",
     "Retry",
     "RunPolicy",
     "Runs",
@@ -142,6 +147,8 @@ _HOMES = {
     "runtime.facts.errors": ("RecoverableError",),
     "runtime.api.leaving": ("Leaving", "leaving"),
     "runtime.api.report": ("report",),
+    "runtime.api.sampler": ("GlobalBatchSampler",),
+    "runtime.api.training": ("ResumableTraining",),
     "spec.jobspec": ("JobSpec",),
     "frontends.panel": ("ConfigPanel",),
 }

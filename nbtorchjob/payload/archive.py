@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
-from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.install import packages, stock
 from nbtorchjob.runtime.objects.wire import ALIGN, sign
 from nbtorchjob.runtime.rank import settings
@@ -62,8 +61,8 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
     return size + file.write(sign(data, key)) + file.write(data)
 
 
-# A rank reports by one of these, or by what it imports.
-_REPORTING = {"nbtorchjob", report.__name__}
+# A rank uses what it has of ours by one of these, or by what it imports.
+_OURS = {"nbtorchjob", *(f"nbtorchjob.runtime.api.{name}" for name in ("report", "sampler", "training"))}
 _SILENT = {*sys.stdlib_module_names, "torch", "cloudpickle", "nbtorchjob"}
 
 
@@ -200,7 +199,8 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "nodes": spec.launch.max_nodes > 1,
         "mirror": "://" in (spec.cluster.checkpoints or ""),
-        "trainer status": spec.remote and (_may_report(call) or spec.lab),
+        "trainer status": spec.remote and (_may_use_ours(call) or spec.lab),
+        "training": _may_use_ours(call) or spec.lab,
         "ship": call.shipped,
         "runs": call.given,
         "process": call.lays or spec.lab,
@@ -210,11 +210,11 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     return frozenset(part for part, wanted in wants.items() if wanted)
 
 
-def _may_report(call: Call) -> bool:
-    """Whether the call may report: what it imports may, unless that is Python's own, or torch."""
+def _may_use_ours(call: Call) -> bool:
+    """Whether the call may use our names: what it imports may, unless that is Python's own, or torch."""
     names = call.imports.all
     tops = {name.partition(".")[0] for name in names}
-    return not _REPORTING.isdisjoint(names) or not tops <= _SILENT
+    return not _OURS.isdisjoint(names) or not tops <= _SILENT
 
 
 def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:

@@ -38,6 +38,7 @@ PARTS = {
     "mirror": ("api/mirror.py",),
     "nodes": tuple(f"rendezvous/{name}.py" for name in ("endpoint", "peers", "rendezvous", "signed")),
     "trainer status": ("api/trainerstatus.py",),
+    "training": tuple(f"api/{name}.py" for name in ("dcp", "sampler", "training")),
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
     "process": ("rank/carried.py", "rank/logsetup.py"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable
+import importlib
+from typing import TYPE_CHECKING, Callable
 
 from nbtorchjob.runtime.api import leaving as _leaving
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
@@ -11,15 +12,34 @@ from nbtorchjob.runtime.api.leaving import Leaving
 from nbtorchjob.runtime.api.report import report
 from nbtorchjob.runtime.facts.errors import RecoverableError
 
-__all__ = ["Leaving", "RecoverableError", "artifacts_dir", "attempt", "checkpoint_dir", "leaving", "report"]
+if TYPE_CHECKING:
+    from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
+    from nbtorchjob.runtime.api.training import ResumableTraining
+
+__all__ = [
+    "GlobalBatchSampler",
+    "Leaving",
+    "RecoverableError",
+    "ResumableTraining",
+    "artifacts_dir",
+    "attempt",
+    "checkpoint_dir",
+    "leaving",
+    "report",
+]
 
 leaving: Callable[[], "float | bool"]  # from below
+
+# They import torch, and DCP takes it a second more.
+_LATE = {"GlobalBatchSampler": "sampler", "ResumableTraining": "training"}
 
 
 def __getattr__(name: str) -> object:
     if name == "leaving":
         _leaving.expect()
         return _leaving.leaving
+    if name in _LATE:
+        return getattr(importlib.import_module("nbtorchjob.runtime.api." + _LATE[name]), name)
     raise AttributeError(
         "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, ", ".join(__all__))
     )

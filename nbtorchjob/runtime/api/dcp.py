@@ -1,0 +1,167 @@
+"""Checkpoints in a folder, written by torch's DCP: all ranks save parts of one state, beside the training.
+
+Each checkpoint is a folder of its own, ``step-N-LIFE``. Ranks draw ``LIFE`` when they begin, so no two
+lives of a job write to one folder. DCP writes ``.metadata`` last, once all ranks have written their parts,
+and notes in it which bytes of which file belong to the state. So a checkpoint is *whole* if it has
+``.metadata`` and its files are as long as that says. This also holds for a folder whose files came from a
+store one by one. All ranks agree on the newest checkpoint that is whole for each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+import warnings
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed
+
+from nbtorchjob.runtime.facts.emit import EVENTS, emit
+
+_NAME = re.compile(r"step-(\d{9,})-[0-9a-f]{8}")
+_METADATA = ".metadata"
+_ALONE = "torch.distributed is disabled"  # how DCP's warning begins where there is no process group
+
+
+class Checkpoints:
+    """The checkpoints in ``folder``, of which the newest ``keep`` stay; one more while it is written.
+
+    All ranks create it together, and call :meth:`newest`, :meth:`load` and :meth:`save` together. ``group``
+    has a backend for CPUs, as a thread of each rank meets the others in it; it is None for a single
+    process.
+    """
+
+    def __init__(self, folder: str, keep: int, group: Any) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._group = group
+        # With a store each node has its own copies: one rank of each node removes them.
+        self._removes = int(os.environ.get("LOCAL_RANK") or 0) == 0
+        self._life: str = self._gathered(uuid.uuid4().hex[:8])[0]
+        self._whole: List[str] = []  # in the order of their steps
+        self._pending: Optional[Tuple[str, Any]] = None
+        if group is None:
+            warnings.filterwarnings("ignore", message=_ALONE)
+
+    @property
+    def newest_step(self) -> Optional[int]:
+        """The step of the newest checkpoint that was found or saved, or that is being saved."""
+        names = [*self._whole, *([self._pending[0]] if self._pending else [])]
+        return _step(names[-1]) if names else None
+
+    def newest(self) -> Optional[str]:
+        """Return the path of the newest checkpoint that is whole on all ranks; remove what it replaces."""
+        here = {name for name in self._names() if is_whole(os.path.join(self._folder, name))}
+        self._whole = sorted(set.intersection(*self._gathered(here)))
+        self._remove_others()
+        return os.path.join(self._folder, self._whole[-1]) if self._whole else None
+
+    def load(self, path: str, state: Dict[str, Any]) -> None:
+        """Load a checkpoint into ``state``, in place. Raises ``RuntimeError`` if it doesn't fit."""
+        try:
+            dcp.load(state, checkpoint_id=path, process_group=self._group)
+        except dcp.CheckpointException as exc:  # no ``Exception``, and with a traceback for each rank
+            message = "the checkpoint %s doesn't fit this training: %.300s"
+            raise RuntimeError(message % (os.path.basename(path), _reason(exc))) from exc
+
+    def save(self, step: int, state: Dict[str, Any]) -> None:
+        """Begin to save ``state``, once the save before it has ended; return once ``state`` may change."""
+        self.finish()
+        name = "step-%09d-%s" % (step, self._life)
+        path = os.path.join(self._folder, name)
+        saving: Any = dcp.async_save(_copied(state), checkpoint_id=path, process_group=self._group)
+        self._pending = (name, saving)
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Record how the save under way has ended; wait for that, or without ``wait`` return if it hasn't.
+
+        A save that fails, as on a full disk, is reported and costs no other checkpoint.
+        """
+        if self._pending is None or not (wait or self._pending[1].done()):
+            return
+        name, saving = self._pending
+        self._pending = None
+        failure = saving.exception()
+        if failure is None:
+            self._whole.append(name)
+        elif self._group is None or distributed.get_rank() == 0:
+            self._report(_step(name), failure)
+        self._remove_others()
+
+    def _report(self, step: int, failure: BaseException) -> None:
+        newest = "there is none yet"
+        if self.newest_step is not None:
+            newest = "the newest one is of step %d" % self.newest_step
+        free = shutil.disk_usage(self._folder).free / 1e9  # torch.save has its own words for a full disk
+        text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
+        text = text % (step, newest, free, _reason(failure))
+        if os.environ.get(EVENTS):
+            emit("Notice", text=text)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def _remove_others(self) -> None:
+        """Remove all but the newest whole checkpoints: older ones, and those that were cut off."""
+        self._whole = self._whole[-self._keep :]
+        if self._removes:
+            for name in set(self._names()) - set(self._whole):
+                path = os.path.join(self._folder, name)
+                with contextlib.suppress(
+                    OSError
+                ):  # none is whole from here on, whenever this process is killed
+                    os.remove(os.path.join(path, _METADATA))
+                shutil.rmtree(path, ignore_errors=True)  # another node that shares the folder does the same
+
+    def _names(self) -> List[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
+        return []
+
+    def _gathered(self, value: Any) -> List[Any]:
+        """Return each rank's value."""
+        if self._group is None:
+            return [value]
+        values: List[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+
+def is_whole(path: str) -> bool:
+    """Whether the checkpoint in this folder was written to its end, and its files have all of their bytes."""
+    try:
+        parts = dcp.FileSystemReader(path).read_metadata().storage_data.values()
+        lengths: Dict[str, int] = {}
+        for part in parts:
+            lengths[part.relative_path] = max(lengths.get(part.relative_path, 0), part.offset + part.length)
+        return all(os.path.getsize(os.path.join(path, name)) >= size for name, size in lengths.items())
+    except Exception:  # whatever is wrong with it, another one is better
+        return False
+
+
+def _step(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+def _copied(value: Any) -> Any:
+    """Return a state with copies of its tensors in the host's memory, which ``async_save`` may not copy."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.device.type == "cpu" else value
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_copied(inner) for inner in value])
+    return value
+
+
+def _reason(failure: BaseException) -> str:
+    """Return the first rank's own exception in a line; DCP's contains a traceback for each rank."""
+    failures: Any = getattr(failure, "failures", {})
+    for rank in sorted(failures)[:1]:
+        failure = failures[rank][0]
+        return "rank %d: %s: %s" % (rank, type(failure).__name__, failure)
+    return "%s: %s" % (type(failure).__name__, failure)

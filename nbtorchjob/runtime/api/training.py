@@ -1,0 +1,251 @@
+"""``ResumableTraining``: a training loop that goes on where its newest checkpoint was saved, at any size.
+
+What makes it exact: the state is that between two steps, at a position in the global order of samples
+(``sampler.py``), saved by all ranks together (``dcp.py``); random numbers are seeded for each share of a
+batch, by its place in that order. Nothing depends on which rank did what, or how often the ranks began
+anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from nbtorchjob.runtime.api.checkpoints import checkpoint_dir
+from nbtorchjob.runtime.api.dcp import Checkpoints
+from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.api.sampler import GlobalBatchSampler, Share, group, seed
+
+_FOLDER = "training"
+
+
+class ResumableTraining:
+    """A training that goes on where its newest whole checkpoint was saved, with any number of ranks.
+
+    ``model`` is a plain module, or one in ``DistributedDataParallel`` or sharded by ``fully_shard``;
+    ``optimizer`` is one or several. ``others`` are further objects with ``state_dict`` and
+    ``load_state_dict``, by name, such as a ``GradScaler``. Creating it loads the newest whole checkpoint, if
+    there is one, on all ranks together. :meth:`epochs` and :meth:`batches` are the loops::
+
+        sampler = GlobalBatchSampler(dataset, batch_size=64)
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+        training = ResumableTraining(model, optimizer, scheduler, sampler=sampler, every=100)
+        for epoch in training.epochs(10):
+            for x, y in training.batches(loader):
+                loss = cross_entropy(model(x), y)
+                (loss * training.weight).backward()
+                if training.accumulated:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            scheduler.step()
+
+    It saves ``every`` so many steps, beside the training, and keeps the newest ``keep`` checkpoints (one
+    more while it is written). When the job's ranks have to leave, or are about to be joined by another
+    node, all save after the same step and raise :class:`Leaving`. Checkpoints go to ``folder``, by default
+    a folder in ``checkpoint_dir()``; in a notebook nothing is saved or loaded unless ``folder`` is set.
+
+    Raises ``ValueError`` if the checkpoint belongs to another order of samples, and what
+    ``checkpoint_dir()`` raises; ``RuntimeError`` if its state does not fit these objects. The format is
+    that of ``torch.distributed.checkpoint``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any = None,
+        *,
+        sampler: GlobalBatchSampler,
+        every: Optional[int] = 100,
+        keep: int = 2,
+        others: Optional[Mapping[str, Any]] = None,
+        folder: "Optional[str | os.PathLike[str]]" = None,
+    ) -> None:
+        for name, number in (("every", 1 if every is None else every), ("keep", keep)):
+            if not isinstance(number, int) or number < 1:
+                raise ValueError("ResumableTraining(%s=%r): expected a number above 0" % (name, number))
+        self._model = model
+        self._optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        self._sampler = sampler
+        self._every = every
+        self._others = dict(others or {})
+        if scheduler is not None:
+            self._others["scheduler"] = scheduler
+        self.step = 0  # steps of the optimizer, in all lives of the job
+        self.accumulated = True  # whether the optimizer steps after the current batch
+        self._weight: float = 1.0
+        self._weighs = sampler.is_even  # whether the loop uses weights, or needs none
+        self._within_step = False
+        self._saves_next = False  # after this step
+        self._checkpoints = _opened(folder, keep)
+        if self._checkpoints is not None:
+            newest = self._checkpoints.newest()
+            if newest is not None:
+                self._load(self._checkpoints, newest)
+        expect()
+
+    @property
+    def weight(self) -> float:
+        """The factor for a batch's mean loss that makes the average over ranks the global batch's mean.
+
+        It is 1 where ranks have equal shares, and 0 where a rank only takes part in collectives.
+        """
+        self._weighs = True
+        return self._weight
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left of ``total``, from 0, and save once they are over."""
+        while self._sampler.epoch < total:
+            yield self._sampler.epoch
+            self._sampler.set_epoch(self._sampler.epoch + 1)
+        self.save()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield what ``loader`` has of this rank's shares of the current epoch that are left.
+
+        A batch counts as trained on when the next one is requested; that is when it saves. So a ``break``
+        has its place behind the optimizer's step. Raises ``ValueError`` for a loader that doesn't have this
+        training's sampler, or returns batches out of order; :class:`Leaving` once all ranks have saved
+        because they have to leave; ``RuntimeError`` after a first step without ``weight`` if shares are
+        uneven.
+        """
+        ours = getattr(loader, "batch_sampler", None) is self._sampler
+        if not ours or not getattr(loader, "in_order", True):
+            raise ValueError(
+                "batches(loader): the loader doesn't have the training's sampler, or isn't in order: pass "
+                "DataLoader(dataset, batch_sampler=sampler)"
+            )
+        for batch, share in zip(loader, self._sampler.shares()):
+            self._weight, self.accumulated = share.weight, share.last
+            seed(share.seed)  # only now: the loader has drawn its own
+            self._within_step = True
+            try:
+                with self._gradients_of(share):
+                    yield batch
+            except GeneratorExit:  # the loop was left by a break
+                self._count(share)
+                raise
+            self._count(share)
+            if share.last:
+                self._end_step()
+
+    def save(self) -> None:
+        """Save the state, unless it is saved already, and wait for it; within a step, once that is over.
+
+        All ranks call it together.
+        """
+        if self._within_step:
+            self._saves_next = True
+        elif self._checkpoints is not None:
+            self._begin_to_save()
+            self._checkpoints.finish()
+
+    def _count(self, share: Share) -> None:
+        self._within_step = False
+        if share.last:
+            self._sampler.advance()
+            self.step += 1
+
+    def _end_step(self) -> None:
+        if not self._weighs:
+            raise RuntimeError(
+                "training.weight wasn't used, and isn't 1 for every batch: multiply each batch's mean loss "
+                "by it, or choose a batch_size that the number of ranks divides, drop_last=True and no "
+                "microbatch_size"
+            )
+        leaves = bool(leaving())
+        if leaves or self._saves_next:
+            self._saves_next = False
+            self.save()
+        if leaves:
+            raise Leaving
+        if self._every is not None and self.step % self._every == 0:
+            self._begin_to_save()
+        elif self._checkpoints is not None:
+            self._checkpoints.finish(wait=False)
+
+    def _begin_to_save(self) -> None:
+        if self._checkpoints is not None and self._checkpoints.newest_step != self.step:
+            self._checkpoints.save(self.step, self._state())
+
+    def _gradients_of(self, share: Share) -> ContextManager[Any]:
+        """Have the model average gradients over ranks only after a rank's last piece of a batch."""
+        if self._sampler.microbatch_size is None:
+            return contextlib.nullcontext()
+        if hasattr(self._model, "set_requires_gradient_sync"):  # fully_shard
+            self._model.set_requires_gradient_sync(share.last)
+        elif not share.last and hasattr(self._model, "no_sync"):  # DistributedDataParallel
+            return self._model.no_sync()  # type: ignore[no-any-return]
+        return contextlib.nullcontext()
+
+    def _state(self) -> Dict[str, Any]:
+        with _without_gradients(self._optimizers):
+            model, optimizer = get_state_dict(self._model, self._optimizers)
+        state = {"model": model, "optimizer": optimizer, "training": self._progress(_stateless(optimizer))}
+        if self._others:
+            state["others"] = {name: other.state_dict() for name, other in self._others.items()}
+        return state
+
+    def _progress(self, stateless: List[str]) -> Dict[str, Any]:
+        return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless}
+
+    def _load(self, checkpoints: Checkpoints, path: str) -> None:
+        progress = {"training": self._progress([])}
+        checkpoints.load(path, progress)  # ahead of the rest, which changes the model
+        self._sampler.load_state_dict(progress["training"])
+        self.step = progress["training"]["step"]
+        state = self._state()
+        # torch has given each parameter a state, and insists on that. One that never had a gradient has none.
+        optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
+        aside = {name: optimizer["state"].pop(name, {}) for name in stateless}
+        checkpoints.load(path, state)
+        optimizer["state"].update(aside)
+        set_state_dict(
+            self._model, self._optimizers, model_state_dict=state["model"], optim_state_dict=optimizer
+        )
+        groups = [(each, group) for each in self._optimizers for group in each.param_groups]
+        parameters = [(each, parameter) for each, group in groups for parameter in group["params"]]
+        for name, (each, parameter) in zip(_names(optimizer), parameters):
+            if name in aside:
+                each.state.pop(parameter, None)
+        for name, other in self._others.items():
+            other.load_state_dict(state["others"][name])
+
+
+def _names(optimizer: Dict[str, Any]) -> List[str]:
+    """Return the names of an optimizer's parameters in their order, of its state as DCP has it."""
+    return [name for group in optimizer["param_groups"] for name in group["params"]]
+
+
+def _stateless(optimizer: Dict[str, Any]) -> List[str]:
+    return [name for name in _names(optimizer) if name not in optimizer["state"]]
+
+
+@contextlib.contextmanager
+def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Put gradients aside of optimizers without a state, which torch describes by a step with zeros."""
+    groups = [group for each in optimizers if not each.state for group in each.param_groups]
+    gradients = [(parameter, parameter.grad) for group in groups for parameter in group["params"]]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    yield
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+ResumableTraining.__module__ = "nbtorchjob"  # so it comes from there with the cell, too
+
+
+def _opened(folder: "Optional[str | os.PathLike[str]]", keep: int) -> Optional[Checkpoints]:
+    ranks, _ = group()
+    if folder is None and ROUND not in os.environ:
+        return None  # a notebook
+    path = checkpoint_dir() / _FOLDER if folder is None else folder
+    # Whatever the training's own backend is: threads of ranks meet in this group.
+    own = distributed.new_group(backend="gloo") if ranks > 1 else None
+    return Checkpoints(os.fspath(path), keep, own)

@@ -1,0 +1,202 @@
+"""Checkpoints in a folder: only a whole one is taken, whenever a save ends, and old ones go."""
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+
+import cloudpickle
+import pytest
+import torch
+
+from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.runtime.api.dcp import Checkpoints, is_whole
+from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.torch
+
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def filters():
+    """Give back the filter of DCP's warning that there is no process group."""
+    with warnings.catch_warnings():
+        yield
+
+
+def state_of(step):
+    # Beside tensors what schedulers and samplers have.
+    return {"model": {"w": torch.full((50,), float(step))}, "lr": {"last": [0.5, step], "seen": step}}
+
+
+def saved(folder, *steps, keep=2):
+    """Save those steps in turn."""
+    checkpoints = Checkpoints(str(folder), keep, None)
+    checkpoints.newest()
+    for step in steps:
+        checkpoints.save(step, state_of(step))
+    checkpoints.finish()
+    return checkpoints
+
+
+def loaded(folder, keep=2):
+    """Return the step of the newest checkpoint, all of whose state has to be that step's."""
+    checkpoints = Checkpoints(str(folder), keep, None)
+    path = checkpoints.newest()
+    if path is None:
+        return None
+    state = state_of(0)
+    checkpoints.load(path, state)
+    step = state["lr"]["seen"]
+    assert torch.equal(state["model"]["w"], state_of(step)["model"]["w"])
+    assert state["lr"] == state_of(step)["lr"]
+    assert checkpoints.newest_step == step
+    return step
+
+
+def steps_in(folder):
+    return sorted(int(name.split("-")[1]) for name in os.listdir(folder))
+
+
+def test_the_newest_ones_stay(folder):
+    saved(folder, 1, 2, 3)
+    assert steps_in(folder) == [2, 3]
+    assert loaded(folder) == 3
+
+    saved(folder, 4, keep=1)
+    assert steps_in(folder) == [4]
+
+
+def test_a_folder_without_checkpoints_has_none(folder):
+    assert loaded(folder) is None
+    assert loaded(folder / "absent") is None
+
+
+def test_a_state_may_change_as_soon_as_save_returns(folder):
+    checkpoints = Checkpoints(str(folder), 2, None)
+    state = state_of(1)
+    checkpoints.save(1, state)
+    state["model"]["w"].fill_(7)
+    checkpoints.finish()
+
+    assert loaded(folder) == 1
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_one_that_was_cut_off_is_not_taken_and_goes(folder, name):
+    saved(folder, 1, 2)
+    first, second = sorted(folder.iterdir())
+    size = (second / name).stat().st_size
+    assert is_whole(str(second))
+
+    for left in (size - 1, size // 2, 0):
+        os.truncate(second / name, left)
+        assert not is_whole(str(second))
+    (second / name).unlink()
+    assert not is_whole(str(second))
+    assert loaded(folder) == 1
+    assert [*folder.iterdir()] == [first]
+
+
+def killed_at(number, folder):
+    """Save step 2 in place of step 1, and be killed before the ``number``th thing is done to a file there."""
+    counted = itertools.count(1)
+
+    def look(event, arguments):
+        of_files = event.startswith(("open", "os.", "shutil.")) and arguments
+        if of_files and str(folder) in str(arguments[0]) and next(counted) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints = Checkpoints(str(folder), 1, None)
+    checkpoints.newest()
+    sys.addaudithook(look)
+    checkpoints.save(2, state_of(2))
+    checkpoints.finish()
+
+
+def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_one(folder):
+    origin = folder / "origin"
+    saved(origin, 1)
+    found = []
+    for number in itertools.count(1):
+        copy = folder / str(number)
+        shutil.copytree(origin, copy)
+        process = fork.Process(target=killed_at, args=(number, copy))
+        process.start()
+        process.join()
+        found.append(loaded(copy, keep=1))
+        assert steps_in(copy) == [found[-1]]
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+
+    # First the old one counts, then the new one.
+    assert found == sorted(found)
+    assert found[0] == 1
+    assert found[-1] == 2
+    assert len(found) > 8
+
+
+@pytest.fixture
+def tiny_disk(folder):
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", folder], check=False)
+    if done.returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_reported_and_costs_no_other_checkpoint(tiny_disk):
+    checkpoints = saved(tiny_disk, 1)
+    big = {"model": {"w": torch.zeros(100_000)}}
+    checkpoints.save(2, big)
+    message = r"step 2 wasn't saved, the newest one is of step 1 \(0\.0 GB of disk are free\): "
+    with pytest.warns(RuntimeWarning, match=message):
+        checkpoints.finish()
+    assert steps_in(tiny_disk) == [1]
+
+    checkpoints.save(3, state_of(3))
+    checkpoints.finish()
+    assert loaded(tiny_disk) == 3
+
+
+def agree(folder):
+    """Be a rank with a folder of its own, as with a store; lack a file of the newest checkpoint on rank 1."""
+    from torch import distributed
+
+    from nbtorchjob.runtime.api.dcp import Checkpoints
+
+    distributed.init_process_group("gloo")
+    own = f"{folder}/{distributed.get_rank()}"
+    checkpoints = Checkpoints(own, 2, distributed.new_group(backend="gloo"))
+    return os.path.basename(checkpoints.newest() or ""), steps_in(own)
+
+
+def test_ranks_agree_on_one_that_all_have(folder):
+    saved(folder / "0", 1, 2)
+    shutil.copytree(folder / "0", folder / "1")
+    first, second = sorted((folder / "1").iterdir())
+    (second / ".metadata").unlink()
+    job = submit(agree, str(folder), spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
+
+    assert [newest for newest, _ in job.results(LIMIT)] == [first.name] * 2
+    assert steps_in(folder / "0") == [1]
+
+
+def test_a_state_that_does_not_fit_is_named(folder):
+    saved(folder, 1)
+    checkpoints = Checkpoints(str(folder), 2, None)
+    path = checkpoints.newest()
+    assert path
+    with pytest.raises(
+        RuntimeError, match=r"step-000000001-\w+ doesn't fit this training: .*Missing key.*oth"
+    ):
+        checkpoints.load(path, {"other": {"w": torch.zeros(2)}})
