@@ -112,7 +112,7 @@ def expect() -> None:
 
 
 def leaving() -> "float | bool":
-    """Return False, or once this job's node is about to end for how many seconds it may still save.
+    """Return False, or once a node of the job is about to end or to join, how many seconds there are to save.
 
     All ranks of the job that call it as often get the same answer: so call it once a step on each of them,
     save together, and raise :class:`Leaving`, or return. Ranks that never call are ended once those have left

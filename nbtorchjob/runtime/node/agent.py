@@ -22,7 +22,9 @@ ranks anew where a restart is left; SUCCEEDED waits for the other nodes. The loo
     all ranks have returned                    SUCCEEDED; their processes are killed, not awaited
     torch finds a rank that failed             it has ended the others: they are ``_torn``, and of the exit
                                                codes those count that aren't SIGTERM's
-    a peer is lost, or the interval is over    HEALTHY
+    a peer is lost                             HEALTHY
+    the interval is over, a node waits to join ranks that call ``leaving()`` leave; then HEALTHY on all nodes
+    the interval is over                       HEALTHY
     a rank is gone, and no word may come       FAILED; its end is told, and the last restart's to the peers
     a rank is gone, and word may come          another look
 
@@ -305,6 +307,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
+            if time.monotonic() >= until and self._saves_for_a_new_node():
+                continue
             if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
@@ -362,7 +366,16 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if departure.own and (everywhere or self._peers.peer_lost):
             self.code = exits.LEFT
             raise terminated()
+        if everywhere and self._peers.joins:
+            self._peers.lose_peer()  # as after a loss, all meet again, even if the new node is gone by now
         return not self._peers.peer_lost
+
+    def _saves_for_a_new_node(self) -> bool:
+        """Whether ranks save because a node waits to join: torch would end them wherever they are."""
+        departure = self._departure
+        if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
+            return False
+        return departure.join()
 
     def _hold(self) -> None:
         self.saved.held = True

@@ -10,6 +10,9 @@ Somebody's SIGTERM is the word, or ahead of it a question (``NodeAgent.leave``).
 
 Where none calls, it ends at once. Where some never do, such as all but rank 0, nobody waits for these: they
 are ended once the others have left. An elastic job goes on with the nodes that nobody has told to end.
+
+The ranks of an elastic job leave in the same way when a node waits to join it. Then no node ends: all of
+them meet again, with the new one, once their ranks have left.
 """
 
 from __future__ import annotations
@@ -58,6 +61,12 @@ class Departure:
             self._grace = injected.saving()
             self._seconds = self._grace * _BY_THEMSELVES
             self._asked_at = time.monotonic()
+
+    def join(self) -> bool:
+        """Have ranks save for a node that waits to join, if they ask; return whether they do, in time."""
+        if self._peers.leaves is None and (self._page.asks or self._peers.asks):
+            self._peers.want_leave(injected.saving() * _BY_THEMSELVES, joins=True)
+        return self._peers.leaves is not None and not self.over
 
     @property
     def own(self) -> bool:

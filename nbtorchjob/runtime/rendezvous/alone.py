@@ -69,12 +69,13 @@ class Alone:
 
     asks = False  # whether ranks of another node call ``leaving()``
     leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
+    joins = False  # whether they do so for a node that waits to join, and not because one is about to end
 
     def say_asks(self) -> None:
         """Tell the other nodes that ranks of this one call ``leaving()``."""
 
-    def want_leave(self, seconds: float) -> None:
-        """Tell the other nodes that a node is about to end, for which ranks have so many seconds."""
+    def want_leave(self, seconds: float, *, joins: bool = False) -> None:
+        """Tell the other nodes that a node is about to end, or ``joins``; ranks have so many seconds."""
         self.leaves = seconds
 
     def say(self, word: str, value: str) -> "Optional[list[str]]":

@@ -16,7 +16,8 @@ that store when it ends, and a beat while it lives:
                nodes each asks for three keys as it waits for the others, not for one of each
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
     R/asks     ranks of a node call ``leaving()``, or are going to
-    R/leave    how many seconds the ranks of all nodes have, as a node is about to end (``departure.py``)
+    R/leave    how many seconds the ranks of all nodes have, as a node is about to end, and behind that "join"
+               if it waits to join instead (``departure.py``)
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
     R/gone/N   the ranks of node N have left that call it
     R/sent/N   what ranks of node N saved is in the job's store
@@ -94,9 +95,15 @@ class _Ring:
         self.room = LONGEST_FACT  # for what others have seen, in bytes
         self.asks = False
         self.leaves: Optional[float] = None
+        self.joins = False
         self.said: Set[str] = set()
         self.above = place > 0  # whether a node is, in the tree
         self.below = [self.key("over", other) for other in nodes[2 * place + 1 : 2 * place + 3]]
+
+    def leave(self, word: bytes) -> None:
+        """Take in what stands at ``leave``."""
+        self.joins = word.endswith(b" join")
+        self.leaves = float(word.split()[0])
 
     def key(self, word: str, node: Optional[int] = None) -> str:
         return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
@@ -229,14 +236,20 @@ class Peers(Alone):
         """See the base class."""
         return None if self._ring is None else self._ring.leaves
 
-    def want_leave(self, seconds: float) -> None:
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """See the base class."""
+        return self._ring is not None and self._ring.joins
+
+    def want_leave(self, seconds: float, *, joins: bool = False) -> None:
         """See the base class; the first word stands."""
         ring = self._ring
         assert ring is not None
-        stands: Any = seconds  # without the store each node leaves for itself
+        word = "%s join" % seconds if joins else str(seconds)
+        stands = word.encode()  # without the store each node leaves for itself
         with store_may_be_gone():
-            stands = self._store.compare_set(ring.key("leave"), "", str(seconds))
-        ring.leaves = float(stands)
+            stands = self._store.compare_set(ring.key("leave"), "", word)
+        ring.leave(stands)
 
     def say(self, word: str, value: str) -> "Optional[list[str]]":
         """See the base class."""
@@ -372,7 +385,7 @@ class Peers(Alone):
             self._look_for_samples(store)
             ring.asks = ring.asks or store.check([ring.key("asks")])
             if ring.leaves is None and store.check([ring.key("leave")]):
-                ring.leaves = float(store.get(ring.key("leave")))
+                ring.leave(store.get(ring.key("leave")))
             next_one = ring.key("beat", ring.next)
             beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
             # Looks are counted, not seconds: a node that was stopped or starved itself has made none.

@@ -78,7 +78,7 @@ class Ring(Alone):
     def __init__(self, others_sent, decided):
         self.others_sent, self.decided = others_sent, decided
 
-    def want_leave(self, seconds):
+    def want_leave(self, seconds, *, joins=False):
         self.leaves = seconds
 
     def say(self, word, value):

@@ -1,5 +1,6 @@
 """Nodes that end together: real agents and ranks, with a node or a rank taken away from them."""
 
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from nbtorchjob import Elastic, JobSpec, RecoverableError, Retry, attempt, capture
+from nbtorchjob import Elastic, JobSpec, Leaving, RecoverableError, Retry, attempt, capture, leaving
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.rendezvous import endpoint
@@ -272,6 +273,43 @@ def test_word_of_a_loss_that_comes_after_a_collective_has_failed_is_a_loss_still
     (folder / "stop").touch()
 
     assert nodes[0].wait() == 0
+
+
+def step_until_joined(folder):
+    """Step, and save where ranks leave, until a node that joined has made some steps, too."""
+    dist.init_process_group("gloo")
+    print("ready", flush=True)
+    saved, ranks = folder / "saved", dist.get_world_size()
+    begin = int(saved.read_text()) if saved.exists() else 0
+    for step in range(begin, begin + 20 if begin and ranks == 4 else sys.maxsize):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.005)
+        if dist.get_rank() == 0:
+            with open(folder / "steps", "a") as file:
+                file.write(f"{step} {ranks}\n")
+        if leaving():
+            if dist.get_rank() == 0:
+                saved.write_text(str(step + 1))
+            raise Leaving
+    return ranks
+
+
+def test_ranks_save_before_a_node_leaves_and_before_one_joins(folder, start):
+    nodes = start(step_until_joined, folder, nnodes="1:2", nproc=2, monitor_interval=0.2)
+    for node in nodes:
+        node.until(lambda node: together(node, 4))
+    nodes[1].process.terminate()
+    assert nodes[1].wait() == exits.LEFT
+    nodes[0].until(lambda node: together(node, 2))
+    start.another(1)
+
+    assert nodes[0].wait() == exits.OK
+    assert nodes[0].value() == 4
+    lines = [line.split() for line in (folder / "steps").read_text().splitlines()]
+    steps, ranks = zip(*([int(word) for word in line] for line in lines), strict=True)
+    assert steps == (*range(len(steps)),)
+    assert [size for size, _ in itertools.groupby(ranks)] == [4, 2, 4]
+    assert {begun["restart"] for begun in nodes[0].facts("WorkersStarted")} == {0}
 
 
 def count_until(stop):
