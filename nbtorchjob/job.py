@@ -165,7 +165,7 @@ class Job(Generic[T]):
     def value(self) -> T:
         """Rank 0's value of a job that has ended; raises as :meth:`result` does, which waits for the end."""
         if not self.state.phase.terminal:
-            raise ResultError(f"{self.name} is still {self.state.phase.value}: result() waits for the value")
+            raise ResultError(f"{self.name} is still {self.state.phase.word}: result() waits for the value")
         return self.result()
 
     def results(self, timeout: float | None = None) -> list[T]:
@@ -183,12 +183,12 @@ class Job(Generic[T]):
         Its ``error`` is what the first failing rank raised, as data, with its frames' variables.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"{self.name} is still {self.state.phase.value} after {timeout} s")
+            raise TimeoutError(f"{self.name} is still {self.state.phase.word} after {timeout} s")
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
         early = self.state.stopped_early
-        said = runs.STOPPED if early else phase.value
+        said = "stopped early" if early else phase.word
         text = "\n".join([f"{self.name} {said}", *attempts.lines(self.state)])
         if early:
             stopped = JobStoppedError(text)
@@ -541,7 +541,7 @@ class Job(Generic[T]):
         return self.result(0)
 
     def __repr__(self) -> str:
-        return f"<Job {self.name} {self.state.phase.value} on {self.state.info.backend}>"
+        return f"<Job {self.name} {self.state.phase.word} on {self.state.info.backend}>"
 
 
 def attached(id_: str, trust: bool) -> Job[Any]:

@@ -432,7 +432,7 @@ class Lab:
             if not said and time.monotonic() > began + _QUIET_S:
                 said = True
                 anew = turns.ranks(state) and state.nodes
-                doing = "is restarting" if anew else f"is {state.phase.value}"
+                doing = "is restarting" if anew else f"is {state.phase.word}"
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
 
@@ -481,7 +481,7 @@ class Lab:
 
     def __repr__(self) -> str:
         state = self.state
-        doing = labs.doing(state, time.time()) or facts.status(state, time.time())
+        doing = labs.doing(state, time.time()) or facts.status(state, time.time()).lower()
         return f"<Lab {self.name} {doing} on {self.info.backend}>"
 
 

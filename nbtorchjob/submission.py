@@ -159,7 +159,7 @@ def _refuse_if_running(state: JobState, name: str) -> None:
         what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
     else:
         what, more = "a job", f"choose another name, or {hint('cancel', name)}"
-    raise NameTakenError(f"there is {what} named {name}, which is {state.phase.value}: {more}")
+    raise NameTakenError(f"there is {what} named {name}, which is {state.phase.word}: {more}")
 
 
 def newest_run(chosen: Backend, name: str) -> JobState:

@@ -68,7 +68,7 @@ class Jobs(list[JobState]):
     def _counted(self) -> Iterator[str]:
         for phase in Phase:
             if count := sum(state.phase is phase for state in self):
-                yield f"{count:,} {_DONE.get(phase, phase.value.lower())}"
+                yield f"{count:,} {_DONE.get(phase, phase.word)}"
 
 
 def _row(state: JobState, now: float) -> dict[str, Any]:

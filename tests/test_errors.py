@@ -107,15 +107,15 @@ HERE = f"{__name__}."
     ],
 )
 def test_a_failure_is_also_of_the_type_that_a_rank_raised_where_that_is_safe(name, kind):
-    error = errors.failed("train FAILED\nboom", name)
+    error = errors.failed("train failed\nboom", name)
     again = pickle.loads(pickle.dumps(error))
 
     assert isinstance(error, errors.JobFailedError)
     assert (kind is None) == (type(error) is errors.JobFailedError)
     assert kind is None or isinstance(error, kind)
     assert kind is None or isinstance(again, kind)
-    assert str(again) == str(error) == "train FAILED\nboom"
-    assert error._render_traceback_() == ["train FAILED\nboom"]
+    assert str(again) == str(error) == "train failed\nboom"
+    assert error._render_traceback_() == ["train failed\nboom"]
 
 
 @pytest.mark.parametrize("shape", errors.Shape, ids=lambda shape: shape.name)
@@ -153,4 +153,4 @@ def test_an_error_is_a_line_where_the_shell_wants_that(monkeypatch):
     shell = SimpleNamespace(InteractiveTB=SimpleNamespace(mode="Minimal"))
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
 
-    assert errors.failed("train FAILED\nboom\nmore")._render_traceback_() == ["train FAILED: boom"]
+    assert errors.failed("train failed\nboom\nmore")._render_traceback_() == ["train failed: boom"]

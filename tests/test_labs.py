@@ -50,4 +50,4 @@ def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypa
 
     answer = lab.asked([], {}, say=said.append)
 
-    assert (answer.seen, said) == (1, ["Waiting for bench, which is SUBMITTED"])
+    assert (answer.seen, said) == (1, ["Waiting for bench, which is submitted"])

@@ -50,7 +50,7 @@ def test_all_jobs_of_this_machine_are_such_a_list():
     ("thing", "text"),
     [
         (JOBS, "<Jobs 1 submitted, 1 failed>"),
-        (DONE, "<JobState done-2222 FAILED on local>"),
+        (DONE, "<JobState done-2222 failed on local>"),
         (DONE.info, "<JobInfo done-2222 on local: train(lr=0.1)>"),
         (JobSpec(), "JobSpec()"),
         (

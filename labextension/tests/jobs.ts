@@ -30,6 +30,7 @@ export function aJob(given: Partial<Job> = {}): Job {
     pending: [],
     failure: null,
     progress: null,
+    metrics: [],
     still: null,
     kept: false,
     lab: null,

@@ -220,7 +220,7 @@ class Backend(ABC):
         now = time.time()
         ended = [(state, state.ended) for state in self.jobs()]
         return [
-            Leftover(state.info.name, f"{state.phase.value} on {self.where}", now - end, state)
+            Leftover(state.info.name, f"{state.phase.word} on {self.where}", now - end, state)
             for state, end in ended
             if end is not None
         ]

@@ -43,7 +43,7 @@ def ask(backend: Backend, info: JobInfo) -> None:
         backend.delete(info.address)
     if state.environment is None:
         why = attempts.lines(state) or [wait.text for wait in state.waiting]
-        ended = f"is {facts.phase(state)} after {words.duration(_PATIENCE_S)}"
+        ended = f"is {facts.phase(state).lower()} after {words.duration(_PATIENCE_S)}"
         raise ClusterError(f"the image didn't tell what it has: {info.name} {' '.join(why) or ended}")
 
 

@@ -54,6 +54,12 @@ class Telling:
                 self._uses[node] = _Uses(round_)
             self._uses[node].add(line)
 
+    def newest(self, rank: int) -> list[bytes]:
+        """Return the newest reports of a rank."""
+        key = b"%d" % rank
+        kept = self._newest if key in self._newest else self._first
+        return [*kept.get(key, ())]
+
     @property
     def lines(self) -> list[bytes]:
         """What is kept."""

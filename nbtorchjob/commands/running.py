@@ -123,7 +123,7 @@ def result(args: ParsedArgs, front: Front) -> Any:
     with front.failing(job):
         phase = job.state.phase
         if not phase.terminal:
-            raise LineError(f"{job.name} is {phase.value}: wait for it with {hint('attach', job.name)}")
+            raise LineError(f"{job.name} is {phase.word}: wait for it with {hint('attach', job.name)}")
         value = _value(job)
     return front.give(job, value, options.out)
 

@@ -250,7 +250,7 @@ _ROWS = (
             "Show what this job’s ranks write",
             icon="list",
             rank=10,
-            on_card=lambda _state, _live: True,
+            on_card=lambda state, _live: state.first_start is not None,
         ),
     ),
     Verb(

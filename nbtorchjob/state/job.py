@@ -30,6 +30,11 @@ class Phase(Enum):
     CANCELLED = "CANCELLED"
 
     @property
+    def word(self) -> str:
+        """The phase as texts for people have it: ``succeeded``."""
+        return self.value.lower()
+
+    @property
     def terminal(self) -> bool:
         """Whether nothing can follow."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
@@ -44,7 +49,7 @@ class JobState(Known):
         return self.info.name
 
     def __repr__(self) -> str:
-        return f"<JobState {self.name} {self.phase.value} on {self.info.backend}>"
+        return f"<JobState {self.name} {self.phase.word} on {self.info.backend}>"
 
     @cached_property
     def phase(self) -> Phase:

@@ -13,10 +13,12 @@ from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.text import attempts, facts, labs, usage
 from nbtorchjob.text.words import line
+from nbtorchjob.ui.card import metrics
 
 Record: TypeAlias = dict[str, Any]
 
 MAX_LABEL = 120
+_MOST_METRICS = 3
 _MOST_NODES = 4  # whose use is told: a page has little room for a job
 
 
@@ -25,10 +27,10 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
 
     ``status`` is the phase as a card shows it ("QUEUED", "CANCELLING", "SUSPENDED", …), a budget's ``limit``
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
-    unless the job has been silent for longer than usual. ``uses`` is empty where nothing was measured,
-    ``artifacts`` null where it isn't known whether there are any. ``lab`` is null of a job that isn't
-    ``kept``, as labs are; ``promoted`` is the lab whose cells it runs, else empty, and ``run`` its
-    place in its ``group``, 0 and empty where it is in none.
+    unless the job has been silent for longer than usual. ``metrics`` are its newest ones in words, ``loss
+    0.41``. ``uses`` is empty where nothing was measured, ``artifacts`` null where it isn't known whether any
+    exist. ``lab`` is null of a job that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it
+    runs once more, else empty, and ``run`` its place in its ``group``, 0 and empty where it is in none.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
     """
@@ -67,6 +69,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
+        "metrics": _metrics(state),
         "still": _still(state, now),
         "artifacts": _artifacts(state),
         "uses": [
@@ -186,6 +189,11 @@ def _still(state: JobState, now: float) -> dict[str, Any] | None:
         unit, usual = (known.unit, known.pace) if by_unit else (REPORT, known.every)
         return {"since": known.heard, "unit": unit, "usual": usual}
     return None if stillness is None else {"since": stillness.since, "unit": None, "usual": None}
+
+
+def _metrics(state: JobState) -> list[str]:
+    newest = metrics.newest(state.spoken, counting=False)
+    return [f"{name} {value}" for name, value in newest[:_MOST_METRICS]]
 
 
 def _progress(state: JobState, now: float) -> dict[str, Any] | None:

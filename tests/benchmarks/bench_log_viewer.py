@@ -29,6 +29,7 @@ JOB = {
     "phase": "RUNNING", "status": "RUNNING", "terminal": False, "notebook": "", "cell": "", "created": 0,
     "ended": None, "elapsed": 1, "nodes": {"asked": [1, 1], "now": 1}, "nproc_per_node": 1, "attempts": 1,
     "restarts": {"used": 0, "limit": 0}, "budgets": {}, "pending": [], "failure": None, "progress": None,
+    "metrics": [],
 }  # fmt: skip
 
 

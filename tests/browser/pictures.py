@@ -126,7 +126,7 @@ def main() -> None:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
         browser = driver.chromium.launch(executable_path=os.environ["CHROMIUM_PATH"], args=FLAGS)
         with serving(Path(folder), browser) as lab:
-            camera = Camera(lab, scripted.write(), PICTURES)
+            camera = Camera(lab, scripted.write(str(lab.root / "pictures.ipynb")), PICTURES)
             for path in (*camera.take(), camera.overview()):
                 print(f"{path.name}: {path.stat().st_size:,} bytes")
         browser.close()

@@ -11,10 +11,10 @@ pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't in
 
 
 @pytest.fixture
-def shown():
+def shown(lab):
     """Write the scripted jobs; remove them again, as other tests count what runs."""
     before = {path.name for path in paths.jobs_dir().iterdir()}
-    yield scripted.write()
+    yield scripted.write(str(lab.root / "pictures.ipynb"))
     for path in paths.jobs_dir().iterdir():
         if path.name not in before:
             shutil.rmtree(path)

@@ -67,7 +67,7 @@ def test_a_job_comes_up_runs_and_succeeds_and_its_end_is_told(notebook, running,
     notebook.page.get_by_role("alert").get_by_text("comes-up succeeded after").wait_for()
     notebook.sidebar.job("comes-up", "Succeeded")
     notebook.sidebar.choose("comes-up", "Go to Cell")
-    notebook.output(cell).get_by_text("42", exact=True).wait_for()
+    notebook.output(cell).locator("pre:text-is('42')").wait_for()
 
 
 def test_a_job_is_cancelled_while_the_kernel_is_busy_with_its_cell(notebook, running, gate):
@@ -111,7 +111,7 @@ def test_after_a_restart_of_the_kernel_a_job_is_attached_to_and_gives_its_value(
 
     gate.touch()
 
-    notebook.output(cell + 1).get_by_text("42", exact=True).wait_for()
+    notebook.output(cell + 1).locator("pre:text-is('42')").wait_for()
 
 
 def test_a_job_leads_to_its_cell_from_another_notebook(notebook, failed, lab):

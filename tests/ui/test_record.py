@@ -58,6 +58,7 @@ def test_a_new_job_has_all_fields():
         "pending": ["importing torch"],
         "failure": None,
         "progress": None,
+        "metrics": [],
         "still": None,
         "artifacts": 0,
         "uses": [],
@@ -79,6 +80,13 @@ def test_a_running_job_says_how_far_it_is():
 
     assert (found["phase"], found["attempts"], found["nodes"]["now"]) == ("RUNNING", 1, 1)
     assert found["progress"] == {"unit": "step", "done": 3, "total": 10, "left": None}
+    assert found["metrics"] == []
+
+
+def test_the_newest_metrics_are_told_in_words_without_what_only_counts():
+    told = state(*running(step=3, steps=10, loss=0.41237, accuracy=0.9, speed=1e6, other=1))
+
+    assert sent(told)["metrics"] == ["loss 0.4124", "accuracy 0.9", "speed 1000000"]
 
 
 def test_a_job_that_says_nothing_says_since_when():

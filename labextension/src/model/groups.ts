@@ -4,7 +4,14 @@ import type { Job, Phase } from './record';
 import { type Listed, folded, isRuns } from './runs';
 
 /** In the order in which they are shown. */
-export const GROUPS = ['running', 'waiting', 'failed', 'succeeded', 'cancelled'] as const;
+export const GROUPS = [
+  'attention',
+  'running',
+  'waiting',
+  'failed',
+  'succeeded',
+  'cancelled'
+] as const;
 
 export type GroupName = (typeof GROUPS)[number];
 
@@ -36,6 +43,9 @@ const OF_PHASE: Readonly<Record<Phase, GroupName>> = {
 };
 
 export function groupOf(listed: Listed): GroupName {
+  if (needsAttention(listed)) {
+    return 'attention';
+  }
   const suspended = !isRuns(listed) && listed.status === 'SUSPENDED';
   return suspended ? 'waiting' : OF_PHASE[listed.phase];
 }
@@ -50,14 +60,9 @@ const ATTENTION: readonly string[] = [
   'WAITING'
 ];
 
-/** Whether somebody should act on a job, or know of it. */
-export function needsAttention(job: Job): boolean {
-  return ATTENTION.includes(job.status);
-}
-
-/** What a job's dot shows: its group, or that it needs attention. */
-export function lookOf(job: Job): GroupName | 'attention' {
-  return needsAttention(job) ? 'attention' : groupOf(job);
+/** Whether somebody should act on a job, or on one of some runs, or know of it. */
+export function needsAttention(listed: Listed): boolean {
+  return isRuns(listed) ? listed.newest.some(needsAttention) : ATTENTION.includes(listed.status);
 }
 
 /** The words of a search; a job is held against all of them. */
@@ -107,10 +112,7 @@ export function grouped(
     return listed.length > 0 ? [{ name: null, listed }] : [];
   }
   const groups = new Map<GroupName, Listed[]>(GROUPS.map(name => [name, []]));
-  const first = (each: Listed) => !isRuns(each) && needsAttention(each);
-  [...listed.filter(first), ...listed.filter(each => !first(each))].forEach(each =>
-    groups.get(groupOf(each))?.push(each)
-  );
+  listed.forEach(each => groups.get(groupOf(each))?.push(each));
   return [...groups]
     .filter(([, members]) => members.length > 0)
     .map(([name, members]) => ({ name, listed: members }));

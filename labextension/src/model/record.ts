@@ -102,6 +102,8 @@ export interface Job {
   readonly failure: string | null;
   /** null where nothing was reported or the logs weren't read */
   readonly progress: Progress | null;
+  /** its newest ones in words, at most a few: "loss 0.41" */
+  readonly metrics: readonly string[];
   /** null unless it runs and has been silent for longer than usual */
   readonly still: Still | null;
   /** files that its ranks left; null where that isn't known */

@@ -82,20 +82,39 @@ function wasStopped({ status }: Job): boolean {
   return status === 'STOPPED';
 }
 
+/** In the order in which runs are counted and drawn. */
+const STANDS = [
+  'SUCCEEDED',
+  'RUNNING',
+  'FAILED',
+  'STOPPED',
+  'CANCELLED',
+  'PENDING',
+  'SUBMITTED'
+] as const;
+
+/** How many runs stand where, without those of which there are none. */
+export function shares({ newest }: Runs): (readonly [Phase | 'STOPPED', number])[] {
+  return STANDS.flatMap(stand => {
+    const count = newest.filter(job => (wasStopped(job) ? 'STOPPED' : job.phase) === stand).length;
+    return count > 0 ? [[stand, count] as const] : [];
+  });
+}
+
 /** How many runs stand where: "5 done, 2 running, 1 failed". */
-export function counted({ newest }: Runs, trans: TranslationBundle): string {
-  const count = (phase: Phase | 'STOPPED') =>
-    newest.filter(job => (wasStopped(job) ? 'STOPPED' : job.phase) === phase).length;
-  const told: readonly (readonly [number, (n: number) => string])[] = [
-    [count('SUCCEEDED'), n => trans.__('%1 done', n)],
-    [count('RUNNING'), n => trans.__('%1 running', n)],
-    [count('FAILED'), n => trans.__('%1 failed', n)],
-    [count('STOPPED'), n => trans.__('%1 stopped early', n)],
-    [count('CANCELLED'), n => trans.__('%1 cancelled', n)],
-    [count('PENDING'), n => trans.__('%1 waiting', n)],
-    [count('SUBMITTED'), n => trans.__('%1 submitted', n)]
-  ];
-  return told.flatMap(([n, words]) => (n > 0 ? [words(n)] : [])).join(', ');
+export function counted(runs: Runs, trans: TranslationBundle): string {
+  const words: Readonly<Record<(typeof STANDS)[number], (n: number) => string>> = {
+    SUCCEEDED: n => trans.__('%1 done', n),
+    RUNNING: n => trans.__('%1 running', n),
+    FAILED: n => trans.__('%1 failed', n),
+    STOPPED: n => trans.__('%1 stopped early', n),
+    CANCELLED: n => trans.__('%1 cancelled', n),
+    PENDING: n => trans.__('%1 waiting', n),
+    SUBMITTED: n => trans.__('%1 submitted', n)
+  };
+  return shares(runs)
+    .map(([stand, n]) => words[stand](n))
+    .join(', ');
 }
 
 /** Seconds from the first one's submission to the last one's end; `elapsed` is how long one has taken by now. */

@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
 import type { ReactElement } from 'react';
 
+import { needsAttention } from '../model/groups';
 import type { JobsModel } from '../model/model';
 import { countsOf } from '../model/summary';
 
@@ -26,6 +27,7 @@ export class JobsStatus extends ReactWidget {
         {() => (
           <button
             className="jp-nbtorchjob-status"
+            data-nbtorchjob-state={[...model.jobs.values()].some(needsAttention) && 'attention'}
             onClick={show}
             title={[trans.__('Show torch jobs'), ...reasons(model)].join('\n')}
             type="button"

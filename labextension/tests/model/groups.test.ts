@@ -4,14 +4,13 @@ import {
   type GroupName,
   groupOf,
   grouped,
-  lookOf,
   ordered,
   matches,
   wordsOf
 } from '../../src/model/groups';
 import type { Phase } from '../../src/model/record';
 
-import { aJob } from '../jobs';
+import { aJob, aRun } from '../jobs';
 
 const ANY = { text: '', notebook: null };
 
@@ -36,17 +35,27 @@ describe('groups', () => {
     ]);
   });
 
-  it('have first what somebody should act on, under a look of its own', () => {
+  it('have first what somebody should act on', () => {
     const jobs = [
       aJob({ id: 'new', created: 3 }),
       aJob({ id: 'hung', created: 2, status: 'HUNG' }),
       aJob({ id: 'stopped', created: 1, status: 'DEBUGGING' })
     ];
 
-    const [running] = grouped(ordered(jobs), ANY);
+    const [attention, running] = grouped(ordered(jobs), ANY);
 
-    expect(running?.listed.map(each => each.id)).toEqual(['hung', 'stopped', 'new']);
-    expect(jobs.map(lookOf)).toEqual(['running', 'attention', 'attention']);
+    expect(attention?.name).toBe('attention');
+    expect(attention?.listed.map(each => each.id)).toEqual(['hung', 'stopped']);
+    expect(running?.listed.map(each => each.id)).toEqual(['new']);
+  });
+
+  it('have runs first of which one needs somebody', () => {
+    const jobs = [aRun(1, { status: 'HUNG' }), aRun(2, { phase: 'SUCCEEDED' }), aJob()];
+
+    const [attention] = grouped(ordered(jobs), ANY);
+
+    expect(attention?.name).toBe('attention');
+    expect(attention?.listed.map(each => each.id)).toEqual(['runs:local/sweep']);
   });
 
   it.each([

@@ -193,7 +193,9 @@ describe('runs of a group', () => {
   it('are a row that says where they stand, and unfolds', () => {
     show(runs);
     expect(names()).toEqual(['sweep']);
-    expect(one('[aria-level="2"]').textContent).toContain('1 done, 1 running, 1 failed · 3 runs');
+    expect(one('[aria-level="2"]').textContent).toContain(
+      '1 done, 1 running, 1 failed · train.ipynb · 3 runs'
+    );
 
     happen('[aria-level="2"]', 'click');
     expect(names()).toEqual(['sweep', 'sweep-r1', 'sweep-r2', 'sweep-r3']);

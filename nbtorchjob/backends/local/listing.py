@@ -36,7 +36,7 @@ from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime.objects.wire import plain
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
 from nbtorchjob.state.hanging import hang
 from nbtorchjob.state.progress import heard
@@ -218,7 +218,7 @@ DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 _MOST_LOGS = 256  # of a job, looked at in each look
 _ALIKE = 2  # marshal's last version in which what is alike has the same bytes
-_UNSORTED = 4096  # reports of a job that may have ended, which then tell nothing
+_UNSORTED = 4096  # reports of a job that may have ended, of which then few are read
 
 
 class Listing:
@@ -316,7 +316,7 @@ class Listed:
             waits = None if state.nodes else waiting(self.folder)
             return self._heard(state) if waits is None else apply(state, waits)
         self._begun = None
-        return replace(state, series=NumberedMapping(), variables={}, uses=NumberedMapping())
+        return replace(state, series=_last(state), variables={}, uses=NumberedMapping())
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""
@@ -341,11 +341,22 @@ class _Begun:
         return self.known
 
 
+def _last(state: JobState) -> NumberedMapping[Series]:
+    """Return the newest value of each metric, which a list shows, without the course that they took."""
+    series = state.spoken
+    if not series.points:
+        return NumberedMapping()
+    newest = replace(series.points[-1], metrics=series.newest)
+    return NumberedMapping([(state.info.speaker, Series(series.round, (newest,)))])
+
+
 def _brief(folder: JobDirectory) -> JobInfo:
     """Return what is written down of a job, in as little memory as thousands of them should take."""
     info = folder.info()
     spec = {key: _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
-    return replace(info, sources={}, spec=spec, variant="")
+    # Of its code only what its cells are called: a line says where a rank stops.
+    labels = _one(marshal.dumps({file: (label, "") for file, (label, _) in info.sources.items()}, _ALIKE))
+    return replace(info, sources=labels, spec=spec, variant="")
 
 
 @lru_cache(maxsize=256)
@@ -368,7 +379,7 @@ def _mark(stat: os.stat_result) -> Mark:
 
 
 def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
-    """Return the state that knows the lines, too; of a living job some of what it tells all the time."""
+    """Return the state that knows the lines, too: some of its reports, of an ended job the newest."""
     facts: list[bytes] = []
     reports: list[bytes] = []
     telling = Telling()
@@ -380,7 +391,6 @@ def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
             telling.add(*reports)
             reports.clear()
     state = reduce(apply, read(facts), state)
-    if state.ended is not None:
-        return state
     telling.add(*reports)
-    return reduce(apply, read(telling.lines), state)
+    told = telling.lines if state.ended is None else telling.newest(state.info.speaker)
+    return reduce(apply, read(told), state)

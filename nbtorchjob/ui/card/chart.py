@@ -202,7 +202,8 @@ def curves(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
         f"<style>{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}"
-        f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}</style>"
+        f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}"
+        f"@media(min-width:{1.4 * width:.0f}px){{svg{{font-size:{_FONT * 0.75:.0f}px}}}}</style>"
         + "".join(body)
         + "</svg>"
     )

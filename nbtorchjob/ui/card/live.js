@@ -73,7 +73,7 @@
   });
   const search = make("input", {type: "search", placeholder: "search in logs"});
   search.setAttribute("aria-label", "search in logs");
-  const bar = make("span", {});
+  const bar = make("span", {className: "nbt-more"});
   bar.style.cssText = "display:flex;flex-wrap:wrap;gap:4px";
   bar.append(...offered, detach, link("Describe", `${url}/describe`), copy, search, stale, said);
   copy.hidden = given.job.startsWith("local:"); // there is none
@@ -142,6 +142,7 @@
   });
 
   const draw = () => {
+    search.hidden = !host.querySelector(".nbt-log");
     detach.hidden = !given.kernel || !waitedFor();
     const line = host.querySelector(".nbtorchjob-drawn");
     if (line && served) {

@@ -98,25 +98,26 @@ def _along(rounds: Sequence[tuple[int, list[Point]]]) -> tuple[str, list[list[fl
 
 _MOST = 48  # places in all charts of a card, at which their values are told
 _ROWS = 12
-_BASIS = {1: 300, 2: 260, 3: 220, 4: 380}  # px that a chart needs at least, by how many there are
+_BASIS = {1: 300, 2: 260, 3: 220, 4: 380}  # px that a chart needs at least, without the card's own style
 _MAX_CELL = 32
 
 
 def html(charts: Sequence[tuple[Chart, Curve]]) -> str:
     """Return the charts side by side, with the value at each place in its title."""
-    return _beside([_over(*pair, _MOST // len(charts)) for pair in charts])
+    return beside([_over(*pair, _MOST // len(charts)) for pair in charts])
 
 
 def plain(charts: Sequence[tuple[Chart, Curve]]) -> str:
     """Return the charts side by side."""
-    return _beside([pair.img for pair, _ in charts])
+    return beside([pair.img for pair, _ in charts])
 
 
-def _beside(charts: Sequence[str]) -> str:
-    style = f"position:relative;flex:1 1 {_BASIS[len(charts)]}px"
-    style += f";max-width:{620 if len(charts) > 1 else 760}px"
-    boxes = [tag("div", box, style) for box in charts]
-    return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px")
+def beside(charts: Sequence[str]) -> str:
+    """Return charts, as HTML, in a grid that fills the card."""
+    many = len(charts)
+    boxes = [tag("div", box, f"position:relative;flex:1 1 {_BASIS[many]}px") for box in charts]
+    style = f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px"
+    return tag("div", "\n".join(boxes), style, cls=f"nbt-charts nbt-of{many}") if many else ""
 
 
 def _over(chart: Chart, curve: Curve, most: int) -> str:

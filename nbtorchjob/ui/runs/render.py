@@ -50,7 +50,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
     tone = head.of_phase(stands)
     parts = [
         _bar(states),
-        _beside(_charts(states)),
+        metrics.beside(_charts(states)),
         parallel_axes(states, _metric(states)),
         _table(states, now),
         _more(name, states, live=live),
@@ -90,8 +90,14 @@ def _bar(states: Sequence[JobState]) -> str:
         if phases[key]:
             faint = ";opacity:0.35" if key in _FAINT else ""
             style = f"flex:{phases[key]} 1 0;background-color:{shade(_COLOURS[key])}{faint}"
-            parts.append(f'<div style="{style}" title="{phases[key]:,} {name}"></div>')
-    return tag("div", "".join(parts), f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden")
+            parts.append(f'<div class="{_tone(key)}" style="{style}" title="{phases[key]:,} {name}"></div>')
+    style = f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden"
+    return tag("div", "".join(parts), style, cls="nbt-share")
+
+
+def _tone(word: str) -> str:
+    """Return the class that gives a run the colour of its state."""
+    return head.of_phase(Phase(word)).value if word != STOPPED else head.Tone.QUIET.value
 
 
 def _columns(states: Sequence[JobState]) -> tuple[list[str], list[str]]:
@@ -182,12 +188,18 @@ def _table(states: Sequence[JobState], now: float) -> str:
         head += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
     body = []
     for state, cells in zip(shown, table, strict=True):
-        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[word(state)])}"
+        stands = word(state)
+        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[stands])}"
         logs = action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
         cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
         rest = zip(cells[1:], aligned[1:], strict=True)
         row = [
-            tag("td", f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}", colour),
+            tag(
+                "td",
+                f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}",
+                colour,
+                cls=f"nbt-run-of {_tone(stands)}",
+            ),
             *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
         ]
         if sparks:
@@ -251,7 +263,9 @@ def _swatch(number: int | None) -> str:
     if number is None:
         return ""
     line_ = "display:inline-block;width:12px;height:3px;margin-left:6px;vertical-align:middle"
-    return tag("span", "", f"{line_};background-color:{LIGHT.lines[number]}")
+    light, dark = LIGHT.lines[number], DARK.lines[number]
+    # As in the charts, whose image follows the page's colour scheme; older browsers know the first alone.
+    return tag("span", "", f"{line_};background-color:{light};background-color:light-dark({light},{dark})")
 
 
 def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
@@ -299,11 +313,6 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(caption + made.img)
     return charts
-
-
-def _beside(charts: Sequence[str]) -> str:
-    boxes = [tag("div", each, "flex:1 1 440px;max-width:760px") for each in charts]
-    return tag("div", "\n".join(boxes), f"{PLAIN};display:flex;flex-wrap:wrap;gap:8px") if boxes else ""
 
 
 def _series(state: JobState) -> Series:

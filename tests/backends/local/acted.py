@@ -14,10 +14,10 @@ from nbtorchjob.state import JobInfo
 class Acted:
     """Such a job; it counts as kept by a process as long as this one runs."""
 
-    def __init__(self, name=None, nodes=1):
+    def __init__(self, name=None, nodes=1, **known):
         # No two have one name: who writes facts holds on to a file that it has opened.
         self.name = name or f"acted-{secrets.token_hex(4)}"
-        info = JobInfo(self.name, created=time.time(), label="acted", nodes=(nodes, nodes))
+        info = JobInfo(self.name, created=time.time(), label="acted", nodes=(nodes, nodes), **known)
         self.folder = directory.create(paths.jobs_dir(), info, lambda folder: None)
         self.folder.claim(Process.of(os.getpid()))
 

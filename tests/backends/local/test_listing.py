@@ -11,10 +11,12 @@ import pytest
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress
+from nbtorchjob.ui.record import record
 
 
 def listed(here):
@@ -102,15 +104,40 @@ def test_a_running_job_says_when_its_ranks_wrote_last(act, here):
 
 def test_an_ended_job_takes_little_memory(act, here):
     job = act()
-    report(job, 0, step=0, steps=1)
+    for step in range(9):
+        report(job, step, step=step, steps=9, loss=9 - step)
+        report(job, step, rank=1, step=step, steps=9)
     job.folder.emit("Used", node=0, round=0, seq=0, cores=2.0, memory=1, limit=2)
     [state] = here.jobs()
     assert state.series
     assert state.uses
     job.end()
 
+    [state], [again] = here.jobs(), LocalBackend().jobs()
+    assert again.series == state.series
+    assert (state.uses, state.info.sources) == ({}, {})
+    assert [(rank, [dict(p.metrics) for p in series.points]) for rank, series in state.series.items()] == [
+        (0, [{"step": 8, "steps": 9, "loss": 1}])
+    ]
+
+
+def test_of_a_jobs_code_only_the_names_of_its_cells_are_listed(act, here):
+    job = act(sources={"<torchjob cell 12>": ("Cell In[12]", "x = 1\n")})
+    job.begin(ranks=(0, 1))
+    job.folder.emit(
+        "RankStops",
+        node=0,
+        rank=1,
+        round=0,
+        lineno=5,
+        function="step",
+        filename="<torchjob cell 12>",
+        why="breakpoint",
+    )
+
     [state] = here.jobs()
-    assert (state.series, state.uses, state.info.sources) == ({}, {}, {})
+    assert state.info.sources == {"<torchjob cell 12>": ("Cell In[12]", "")}
+    assert record(state, 0.0)["pending"][0].startswith("rank 1 stops at Cell In[12], line 5, in `step`")
 
 
 def test_a_deleted_job_is_listed_no_more(act, here):

@@ -289,7 +289,7 @@ def test_a_second_interrupt_cancels_the_job(process, folder):
     _, err = running.communicate()
 
     assert running.returncode == 1
-    assert err.endswith("cancelled CANCELLED\n")
+    assert err.endswith("cancelled cancelled\n")
     assert api.snapshot("cancelled").phase is Phase.CANCELLED
 
 

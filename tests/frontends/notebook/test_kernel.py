@@ -151,7 +151,7 @@ def test_a_failing_cell_is_an_error_with_the_cells_line(kernel):
 
     assert cell.error["ename"] == "JobFailedError"
     # The card tells the rest.
-    assert cell.error["traceback"][-1].endswith(" FAILED: rank 0: ZeroDivisionError: division by zero")
+    assert cell.error["traceback"][-1].endswith(" failed: rank 0: ZeroDivisionError: division by zero")
     drawings = card_of(cell)
     assert set(drawings) == {"text/html", "text/plain"}
     for drawn in drawings.values():

@@ -51,7 +51,7 @@ class Waits:
         self.cancelled = True
 
     def exception(self):
-        return JobCancelledError("swift-otter CANCELLED") if self.cancelled else None
+        return JobCancelledError("swift-otter cancelled") if self.cancelled else None
 
 
 class Clock:
@@ -345,11 +345,11 @@ def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, ca
 
 
 def test_an_error_whose_card_is_there_is_told_in_a_line():
-    error = JobFailedError("swift-otter FAILED\nrank 0: ValueError: no\nCell In[3], line 3")
+    error = JobFailedError("swift-otter failed\nrank 0: ValueError: no\nCell In[3], line 3")
 
     assert view.short(error, view.Silent())._render_traceback_() == [str(error)]
     assert view.short(error, view.Card({}))._render_traceback_() == [
-        "swift-otter FAILED: rank 0: ValueError: no"
+        "swift-otter failed: rank 0: ValueError: no"
     ]
 
 

@@ -20,7 +20,7 @@ import {
   moved,
   shown
 } from './layout';
-import { GroupCells, JobCells, RunsCells } from './row';
+import { GroupCells, JobCells, RunsCells, isHeaded } from './row';
 import { type Selected, ranged, selects, toggled } from './selecting';
 import { useAnchor, useViewport } from './viewport';
 import { type Wanted, useWanted } from './wanted';
@@ -218,9 +218,20 @@ function RowBox(props: RowProps) {
       {row.kind === 'group' ? (
         <GroupCells row={row} />
       ) : row.kind === 'runs' ? (
-        <RunsCells runs={row.runs} open={row.open} pointed={hovered || active} />
+        <RunsCells
+          runs={row.runs}
+          open={row.open}
+          pointed={hovered || active}
+          headed={isHeaded(row)}
+        />
       ) : (
-        <JobCells job={row.job} pointed={hovered || active} selected={selected} onCheck={onCheck} />
+        <JobCells
+          job={row.job}
+          pointed={hovered || active}
+          selected={selected}
+          headed={isHeaded(row)}
+          onCheck={onCheck}
+        />
       )}
     </div>
   );

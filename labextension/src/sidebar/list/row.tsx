@@ -3,16 +3,16 @@
 import { type MouseEvent, memo, useSyncExternalStore } from 'react';
 
 import { quick } from '../../commands/verbs';
-import { groupOf, lookOf } from '../../model/groups';
+import { type GroupName, groupOf, needsAttention } from '../../model/groups';
 import type { Job } from '../../model/record';
-import { type Listed, type Runs, elapsedOf } from '../../model/runs';
+import { type Listed, type Runs, elapsedOf, shares } from '../../model/runs';
 import { duration, phase, ran, status, stillness } from '../../model/words';
 import { usePage } from '../context';
 
-import type { GroupRow } from './layout';
+import type { GroupRow, JobRow, RunsRow } from './layout';
 import { type Selected, toggled } from './selecting';
 import { Uses } from './uses';
-import { ago, details, gist, heading, origin, runsCall, runsGist } from './words';
+import { ago, details, gist, heading, origin, runsGist, runsOrigin } from './words';
 
 export const GroupCells = memo(function GroupCells({ row }: { row: GroupRow }) {
   const { trans, icon } = usePage();
@@ -31,10 +31,32 @@ interface RunsProps {
   readonly runs: Runs;
   readonly open: boolean;
   readonly pointed: boolean;
+  /** Whether it stands below the heading of its group. */
+  readonly headed: boolean;
+}
+
+/** A state in a word; for screen readers alone where the heading above says the same. */
+function Word({ text, of, headed }: { text: string; of: GroupName; headed: boolean }) {
+  const { trans } = usePage();
+  const told = headed && text === heading(of, trans);
+  return (
+    <span
+      className="jp-nbtorchjob-jobs-word"
+      data-nbtorchjob-state={of}
+      data-told={told || undefined}
+    >
+      {text}
+    </span>
+  );
+}
+
+/** Whether a row stands below the heading of its group. */
+export function isHeaded({ parent }: JobRow | RunsRow): boolean {
+  return parent?.kind === 'group';
 }
 
 /** The runs of a group in two lines, as a job has them. */
-export const RunsCells = memo(function RunsCells({ runs, open, pointed }: RunsProps) {
+export const RunsCells = memo(function RunsCells({ runs, open, pointed, headed }: RunsProps) {
   const { icon, trans } = usePage();
   const said = runsGist(runs, trans);
   return (
@@ -50,18 +72,40 @@ export const RunsCells = memo(function RunsCells({ runs, open, pointed }: RunsPr
           <span className="jp-nbtorchjob-jobs-caret" aria-hidden>
             {icon(open ? 'open' : 'closed')}
           </span>
-          <span className="jp-nbtorchjob-jobs-label">{runsCall(runs)}</span>
+          <span className="jp-nbtorchjob-jobs-label">{runsOrigin(runs)}</span>
           <RunsElapsed runs={runs} />
         </div>
         <div className="jp-nbtorchjob-jobs-line">
-          <span className="jp-nbtorchjob-jobs-word">{phase(runs.phase, trans)}</span>
+          <Word text={phase(runs.phase, trans)} of={groupOf(runs)} headed={headed} />
           <span className="jp-nbtorchjob-jobs-gist">{said}</span>
         </div>
+        <RunsBar runs={runs} />
       </div>
       {pointed && <Actions listed={runs} />}
     </>
   );
 });
+
+const LOOK_OF_RUNS = {
+  SUCCEEDED: 'succeeded',
+  RUNNING: 'running',
+  FAILED: 'failed',
+  STOPPED: 'cancelled',
+  CANCELLED: 'cancelled',
+  PENDING: 'waiting',
+  SUBMITTED: 'waiting'
+} as const;
+
+/** The counts that the words beside it tell already, each with its share of the width. */
+function RunsBar({ runs }: { runs: Runs }) {
+  return (
+    <div className="jp-nbtorchjob-jobs-bar" aria-hidden>
+      {shares(runs).map(([stand, count]) => (
+        <div key={stand} data-nbtorchjob-state={LOOK_OF_RUNS[stand]} style={{ flexGrow: count }} />
+      ))}
+    </div>
+  );
+}
 
 function RunsElapsed({ runs }: { runs: Runs }) {
   const { clock, elapsed, trans } = usePage();
@@ -76,13 +120,15 @@ interface JobProps {
   /** Whether mouse or keyboard are on it: of other rows nobody sees the buttons and the tooltip. */
   readonly pointed: boolean;
   readonly selected: boolean;
+  /** Whether it stands below the heading of its group. */
+  readonly headed: boolean;
   /** The same function each time. */
   readonly onCheck: (change: (selected: Selected) => Selected) => void;
 }
 
 /** A job in two lines, with what can be done to it. Drawn anew only when its record changed. */
 export const JobCells = memo(function JobCells(props: JobProps) {
-  const { job, pointed, selected, onCheck } = props;
+  const { job, pointed, selected, headed, onCheck } = props;
   const { icon, trans } = usePage();
   const check = (event: MouseEvent) => {
     event.stopPropagation();
@@ -103,7 +149,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
             aria-hidden
             onClick={check}
           >
-            <span className="jp-nbtorchjob-jobs-dot" data-nbtorchjob-state={lookOf(job)} />
+            <span className="jp-nbtorchjob-jobs-dot" data-nbtorchjob-state={groupOf(job)} />
             <span className="jp-nbtorchjob-jobs-box">{selected && icon('select')}</span>
           </span>
           <span className="jp-nbtorchjob-jobs-name">{job.name}</span>
@@ -111,9 +157,9 @@ export const JobCells = memo(function JobCells(props: JobProps) {
           <Elapsed job={job} />
         </div>
         <div className="jp-nbtorchjob-jobs-line">
-          <span className="jp-nbtorchjob-jobs-word">{status(job, trans)}</span>
+          <Word text={status(job, trans)} of={groupOf(job)} headed={headed} />
           <span className="jp-nbtorchjob-jobs-gist">
-            <Stillness job={job} />
+            {!needsAttention(job) && <Stillness job={job} />}
             {gist(job, trans)}
           </span>
           {job.terminal && <Began job={job} />}
@@ -151,14 +197,15 @@ function Stillness({ job }: { job: Job }) {
 }
 
 /** The progress that the words beside it tell already. */
-function Bar({ job: { progress, terminal } }: { job: Job }) {
+function Bar({ job }: { job: Job }) {
+  const { progress, terminal } = job;
   if (terminal || !progress?.total) {
     return null;
   }
   const width = `${Math.min(100, (100 * progress.done) / progress.total)}%`;
   return (
     <div className="jp-nbtorchjob-jobs-bar" aria-hidden>
-      <div style={{ width }} />
+      <div data-nbtorchjob-state={groupOf(job)} style={{ width }} />
     </div>
   );
 }

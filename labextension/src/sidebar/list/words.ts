@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { GroupName } from '../../model/groups';
+import { type GroupName, needsAttention } from '../../model/groups';
 import type { Budget, Job, Progress, Strip } from '../../model/record';
 import { type Runs, counted } from '../../model/runs';
 import { duration, shape, status } from '../../model/words';
@@ -12,6 +12,7 @@ const DOT = ' · ';
 /** A group's heading. */
 export function heading(name: GroupName, trans: TranslationBundle): string {
   const words: Record<GroupName, string> = {
+    attention: trans.__('Needs you'),
     running: trans.__('Running'),
     waiting: trans.__('Waiting'),
     failed: trans.__('Failed'),
@@ -49,10 +50,17 @@ export function budgets(
 }
 
 /** As the card says it: "3 of 20 epochs · 2 min 10 s left". */
-export function progress({ unit, done, total, left }: Progress, trans: TranslationBundle): string {
+export function progress(of: Progress, trans: TranslationBundle): string {
+  return [reached(of, trans), toGo(of, trans)].filter(Boolean).join(DOT);
+}
+
+function reached({ unit, done, total }: Progress, trans: TranslationBundle): string {
   const whole = { epoch: epochs, step: steps, percent: percents }[unit] ?? reports;
-  const reached = whole(done, total, trans);
-  return left === null ? reached : reached + DOT + trans.__('%1 left', duration(left, trans));
+  return whole(done, total, trans);
+}
+
+function toGo({ left }: Progress, trans: TranslationBundle): string {
+  return left === null ? '' : trans.__('%1 left', duration(left, trans));
 }
 
 function steps(done: number, total: number | null, trans: TranslationBundle): string {
@@ -87,11 +95,15 @@ export function origin(job: Job): string {
 
 /** What a row says below the name, the most urgent first: it may be cut at its end. */
 export function gist(job: Job, trans: TranslationBundle): string {
+  const going = job.terminal ? null : job.progress;
   const used = Object.entries(job.budgets).filter(([, budget]) => budget.used > 0);
   const said = [
     job.failure,
     job.terminal ? null : job.pending[0],
-    job.terminal || !job.progress ? null : progress(job.progress, trans),
+    ...(job.failure ? [] : job.metrics.slice(0, 1)),
+    going && toGo(going, trans),
+    ...(job.failure ? [] : job.metrics.slice(1)),
+    going && reached(going, trans),
     shape(job, trans),
     budgets(used, trans),
     origin(job) === job.label && notebookName(job),
@@ -106,11 +118,24 @@ export function runsCall({ jobs: [first] }: Runs): string {
   return call === undefined ? name : `${name}(…)`;
 }
 
-/** What the row of a group's runs says below its name. */
+/** What the row of a group's runs says beside its name: what was run, or where from, if that is just a cell. */
+export function runsOrigin(runs: Runs): string {
+  const call = runsCall(runs);
+  return (call === 'cell' && notebookName(runs.jobs[0])) || call;
+}
+
+/** What the row of a group's runs says below its name, the most urgent first. */
 export function runsGist(runs: Runs, trans: TranslationBundle): string {
   const [first] = runs.jobs;
-  const size = trans._n('%1 run', '%1 runs', runs.newest.length);
-  return [counted(runs, trans), size, notebookName(first), first.where].filter(Boolean).join(DOT);
+  const urgent = runs.newest.find(needsAttention);
+  const said = [
+    urgent && `${urgent.name}: ${status(urgent, trans)}`,
+    counted(runs, trans),
+    runsOrigin(runs) === runsCall(runs) && notebookName(first),
+    trans._n('%1 run', '%1 runs', runs.newest.length),
+    first.where
+  ];
+  return said.filter(Boolean).join(DOT);
 }
 
 /** What was used of one thing: "memory 7.2 of 8 GB", of one node of several with its number. */

@@ -1,9 +1,18 @@
 import { describe, expect, it } from 'vitest';
 
+import { folded, isRuns } from '../../../src/model/runs';
 import { duration, shape, status } from '../../../src/model/words';
-import { budgets, details, gist, origin, progress } from '../../../src/sidebar/list/words';
+import {
+  budgets,
+  details,
+  gist,
+  origin,
+  progress,
+  runsGist,
+  runsOrigin
+} from '../../../src/sidebar/list/words';
 
-import { aJob, english } from '../../jobs';
+import { aJob, aRun, english } from '../../jobs';
 
 describe('words', () => {
   it.each([
@@ -64,6 +73,32 @@ describe('words', () => {
     expect(gist(failed, english)).not.toContain('no room');
     expect(gist(waiting, english)).toMatch(/^no GPU is free · 2 nodes/);
     expect(gist(aJob(), english)).toBe('2 nodes × 4 ranks · local');
+  });
+
+  it('put the newest figures before the size', () => {
+    const progress = { unit: 'epoch', done: 26, total: 40, left: 39 };
+    const metrics = ['loss 0.0237', 'accuracy 0.9'];
+
+    expect(gist(aJob({ progress, metrics }), english)).toMatch(
+      /^loss 0.0237 · 39 s left · accuracy 0.9 · 26 of 40 epochs · 2 nodes/
+    );
+    expect(gist(aJob({ phase: 'SUCCEEDED', metrics }), english)).toMatch(/^loss 0.0237 · accuracy/);
+    expect(gist(aJob({ phase: 'FAILED', failure: 'no', metrics }), english)).toMatch(
+      /^no · 2 nodes/
+    );
+  });
+
+  it('tell of runs where they are from, and which one needs somebody', () => {
+    const [runs] = folded(
+      [aRun(1, { label: 'cell' }), aRun(2, { label: 'cell', status: 'HUNG' })],
+      () => true
+    );
+    if (!runs || !isRuns(runs)) {
+      throw new Error('not folded');
+    }
+
+    expect(runsOrigin(runs)).toBe('train.ipynb');
+    expect(runsGist(runs, english)).toBe('sweep-r2: Hung · 2 running · 2 runs · local');
   });
 
   it.each([

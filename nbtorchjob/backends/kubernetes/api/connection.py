@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -247,17 +248,37 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
         yield
     # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-        cause = getattr(error, "os_error", None)  # plainer than aiohttp's words around it
-        silent = "timed out" if isinstance(error, asyncio.TimeoutError) else type(error).__name__
-        why = getattr(cause, "strerror", None) or " ".join(str(error).split()) or silent
-        if isinstance(cause, ConnectionRefusedError):
-            why = os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
+        why = _reason(error)
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:
             raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error
+
+
+# What OpenSSL says of a certificate, by its number (x509_vfy.h).
+_EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few plain words why nothing answers, whatever words aiohttp has around it."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        if cause.verify_code == _EXPIRED:
+            return "its certificate has expired"
+        if cause.verify_code in (_OF_ANOTHER_HOST, _OF_ANOTHER_IP):
+            return "its certificate is of another host"
+        return "its certificate isn't signed by the kubeconfig's certificate authority"
+    if isinstance(cause, ssl.SSLError):
+        return "it doesn't speak TLS as expected: another port, or http:// in place of https://"
+    if isinstance(cause, asyncio.TimeoutError):
+        return "timed out"
+    if isinstance(cause, ConnectionRefusedError):
+        return os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return "the connection broke off"
 
 
 def _proxy(login: Login) -> str:

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from nbtorchjob.backends.kubernetes.api import kubeconfig
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.text import words
 
@@ -116,38 +117,26 @@ class Login(NamedTuple):
     namespace: str
 
 
-def contexts() -> list[str]:
-    """Return the names of all contexts, each once; none where the kubeconfig can't be read."""
-    try:
-        import yaml  # of the extra
-
-        files = [yaml.safe_load(Path(path).read_bytes()) or {} for path in _kubeconfigs()]
-        named = (one["name"] for file in files for one in file.get("contexts") or ())
-        return list(dict.fromkeys(map(str, named)))
-    except Exception:  # whatever a wrong file, or a missing package, makes it stumble over
-        return []
-
-
 async def log_in(context: str | None) -> Login:
     """Read the credentials anew; raises ``ClusterError`` where there are none, or none that can be used."""
-    files = _kubeconfigs()
+    files = kubeconfig.paths()
     if not files and not context:
         return _account()
     with extras.needed("kubernetes", "a cluster"):
         from kubernetes.aio import client, config
 
+    if not files:
+        place = f"there is no kubeconfig at {kubeconfig.wanted()}"
+        raise ClusterError(f"no context {context!r}: {place}; log in, or set KUBECONFIG")
+    merged = kubeconfig.Kubeconfig(files)
+    name = merged.check(context)
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
     settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES}
     try:
-        if not files:
-            raise LookupError(f"no context {context!r}")
         with _complaints() as complaints:
             loader = await config.load_kube_config(
-                os.pathsep.join(files),
-                context or _current_context(files),
-                client_configuration=settings,
-                persist_config=False,
+                os.pathsep.join(files), name, client_configuration=settings, persist_config=False
             )
         if complaints and not settings.api_key and not settings.cert_file:
             failure = _said(complaints[-1])
@@ -158,8 +147,9 @@ async def log_in(context: str | None) -> Login:
         return Login(client.ApiClient(settings), settings.host, namespace)
     except ClusterError:
         raise
-    except Exception as error:  # the loader raises whatever a wrong file makes it stumble over
-        raise _unusable(files, error) from error
+    except Exception as error:  # whatever else the loader stumbles over
+        why = f"`kubectl --context {name} version` may tell why"
+        raise ClusterError(f"{merged} can't be used for the context {name}: {why}") from error
 
 
 def _said(complaint: str) -> str:
@@ -169,13 +159,13 @@ def _said(complaint: str) -> str:
         return f"it ended with code {returned[1]}" + (
             f" and said: {words.line(printed, _SAID)}" if printed else ""
         )
-    if undecoded := re.fullmatch(r"exec: failed to decode process output: (.*)", complaint, re.DOTALL):
-        return f"it printed no JSON ({undecoded[1]})"
+    if re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
+        return "it printed no JSON"
     if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
         return f"it printed JSON without {lacking[1]!r}"
     if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
         return "it printed JSON that is no credential"
-    return complaint.removeprefix("exec: ")
+    return "it gave no credential"
 
 
 _SAID = 500  # characters of what a login command says
@@ -184,38 +174,15 @@ _SAID = 500  # characters of what a login command says
 def _account() -> Login:
     try:
         where = server()
+    except LookupError as error:
+        place = f"there is no kubeconfig at {kubeconfig.wanted()}, and this is no pod"
+        raise ClusterError(f"no cluster is known: {place}; log in, or set KUBECONFIG") from error
+    try:
         namespace = (ACCOUNT / "namespace").read_text().strip()
         return Login(Account(ACCOUNT, _UNREAD_BYTES), where, namespace)
-    except (OSError, LookupError) as error:
-        raise _unusable([], error) from error
-
-
-def _kubeconfigs() -> list[str]:
-    # Not the package's own default: it is read when the package is imported, once for all.
-    named = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return [
-        path for path in map(os.path.expanduser, named.split(os.pathsep)) if path and os.path.exists(path)
-    ]
-
-
-def _current_context(files: list[str]) -> str | None:
-    """Return the first file's word, as kubectl does: the package takes the last one's."""
-    import yaml
-
-    configs = (yaml.safe_load(Path(path).read_bytes()) or {} for path in files)
-    return next((one["current-context"] for one in configs if one.get("current-context")), None)
-
-
-def _unusable(files: list[str], error: Exception) -> ClusterError:
-    why = " ".join(str(error).split()) or type(error).__name__
-    if files:
-        return ClusterError(
-            f"the kubeconfig {', '.join(files)} can't be used: {why}: see kubectl config get-contexts"
-        )
-    wanted = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return ClusterError(
-        f"no cluster is known, there is no kubeconfig at {wanted} ({why}): log in, or set KUBECONFIG"
-    )
+    except OSError as error:
+        why = error.strerror or "its certificate authority holds no certificate"
+        raise ClusterError(f"this pod's account in {ACCOUNT} can't be read: {why}") from error
 
 
 class _Complaints(logging.Handler):

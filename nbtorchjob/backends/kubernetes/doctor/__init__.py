@@ -30,7 +30,7 @@ async def look(spec: JobSpec) -> list[Finding]:
 async def _cluster(spec: JobSpec) -> list[Finding]:
     try:
         login = await log_in(spec.cluster.context)
-    except ClusterError as exc:
+    except NBTorchJobError as exc:  # no credentials, or nothing to read them with
         return [Finding(False, str(exc)), _left_out("the cluster")]
     await login.api.close()
     findings = [server.login(spec.cluster.context, login)]

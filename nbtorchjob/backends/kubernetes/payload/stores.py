@@ -17,9 +17,11 @@ from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import ArtifactsReady, Sent
+from nbtorchjob.text import words
 
 _FOLDER = r"[a-z0-9][-a-z0-9.]*"  # of a job
 _READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
+_SAID = 300  # characters of a library's error
 PIECE = 4 << 20  # bytes in memory at a time
 _DIGITS = 12  # of a digest, in a file's name
 
@@ -159,8 +161,26 @@ def submit_errors(url: str) -> Iterator[None]:
     except NBTorchJobError:
         raise
     except Exception as exc:  # whatever a store's library raises
-        said = " ".join(str(exc).split())
-        raise SubmitError(f"{url} can't be used from here ({type(exc).__name__}: {said})") from exc
+        raise SubmitError(f"{url} can't be used from here: {_reason(url, exc)}") from exc
+
+
+# The extra that brings the driver of a scheme.
+_DRIVERS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("az", "abfs", "abfss")}
+_EXTRAS = {scheme: extra for extra, schemes in _DRIVERS.items() for scheme in schemes}
+
+
+def _reason(url: str, error: Exception) -> str:
+    """Say what a library's error comes to, and what to do where that is known."""
+    scheme = urlsplit(url).scheme
+    if isinstance(error, ImportError):
+        ours = _EXTRAS.get(scheme)
+        how = f": pip install 'nbtorchjob[{ours}]'" if ours else ""
+        return f"the driver for {scheme}:// isn't installed{how}"
+    if scheme and scheme not in _fsspec().available_protocols():
+        return f"{scheme}:// is no kind of store that fsspec knows"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"the store says {words.line(str(error), _SAID)!r}" if str(error) else type(error).__name__
 
 
 def _fsspec() -> Any:

@@ -110,6 +110,7 @@ _JOB = _object(
     pending=_said(_list(_TEXT), "why it waits, a line each"),
     failure=_said(_or_null(_TEXT), "the first failure in one line"),
     progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
+    metrics=_said(_list(_TEXT), 'its newest ones in words, at most a few: "loss 0.41"'),
     still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
     artifacts=_said(_or_null(_COUNT), "files that its ranks left; null where that isn't known"),
     uses=_said(_list(ref("Use")), "of its first nodes, while it runs; those of which it was measured"),

@@ -255,7 +255,7 @@ async def test_a_stream_that_is_cut_says_so(server, client):
 async def test_a_silent_stream_is_cut(server, client):
     server.on(PODS_PATH, Stream([], HANG))
 
-    with pytest.raises(UnreachableError, match="Timeout"):
+    with pytest.raises(UnreachableError, match="timed out"):
         async with client.stream("watch", Target(PODS, "ns"), {}, silence=0.05) as answer:
             assert [chunk async for chunk in answer.chunks()] == []
 
