@@ -7,6 +7,7 @@ import io
 import logging
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -52,10 +53,87 @@ Listener = Callable[[Event], object]
 _log = logging.getLogger(__name__)
 
 
+class _Following:
+    """What is followed of one job, once for all handles of this process on it.
+
+    Each would open the job's file or connections again, and fold the same facts to the same state.
+    """
+
+    def __init__(self, info: JobInfo) -> None:
+        self.state = JobState(info)
+        self.ended: Once[None] = Once()
+        self.callbacks: list[Callback] = []
+        self.current = False  # whether the state was looked up: else it is that of facts read again so far
+        self._heard = False
+
+    def begin(self, backend: Backend, listener: Listener | None, over: Callable[[], object]) -> None:
+        """Follow the job in the background; ``over`` is called at the end."""
+        from nbtorchjob.machine import loop  # late, as all here that needs asyncio: a list follows no job
+
+        loop.start(self._follow_to_its_end(backend, listener, over))
+
+    def tell(self, callback: Callback) -> None:
+        """Have ``callback`` called with each new state, and with the one that others have led to already."""
+        from nbtorchjob.machine import loop  # late, as above
+
+        def catch_up() -> None:
+            if self._heard and callback in self.callbacks:
+                self._call(callback)
+
+        self.callbacks.append(callback)
+        loop.call_soon(catch_up)
+
+    def adopt(self, state: JobState) -> None:
+        """Go on from a state that was looked up: facts that are read again change nothing."""
+        from nbtorchjob.machine import loop  # late, as above
+
+        def take() -> None:
+            if not self.current and not self.ended.come:
+                self.state, self.current = state, True
+
+        loop.call_soon(take)
+
+    async def _follow_to_its_end(
+        self, backend: Backend, listener: Listener | None, over: Callable[[], object]
+    ) -> None:
+        import asyncio
+
+        try:
+            # Whoever listens is told every byte of the logs; a state holds no more than their ends anyway.
+            since: dict[tuple[int, int], int] | None = None if listener is None else {}
+            async for event in backend.follow(self.state.info.address, since=since):
+                self.state, self._heard = apply(self.state, event), True
+                if listener is not None:
+                    listener(event)
+                for callback in tuple(self.callbacks):
+                    self._call(callback)
+            over()
+            self.ended.bring(None)
+        except asyncio.CancelledError:  # as the process ends; to whoever waits as a future says so
+            over()
+            self.ended.fail(concurrent.futures.CancelledError())
+            raise
+        except BaseException as exc:
+            over()
+            self.ended.fail(exc)
+
+    def _call(self, callback: Callback) -> None:
+        try:
+            callback(self.state)
+        except Exception:  # it is the user's, and the job's other followers wait
+            _log.exception("a callback of %s raised", self.state.info.name)
+
+
+_Key = tuple[Backend, str, str, float]
+_followings: weakref.WeakValueDictionary[_Key, _Following] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
 class Job(Generic[T]):
     """One submitted job, followed in the background from when its state is first asked for.
 
-    Handles are independent: the job lives on without any, and any number can follow it.
+    Handles are independent: the job lives on without any. All handles of a process on one job follow it
+    together.
     """
 
     def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False, joined: bool = False) -> None:
@@ -63,51 +141,38 @@ class Job(Generic[T]):
         self.trust = trust  # unpickles its values though they may be of another person's job
         self.joined = joined  # it ran already when its cell was run again
         self._backend = backend
-        self._state = JobState(info)
-        self._callbacks: list[Callback] = []
         self._listener: Listener | None = None
         self._lock = threading.RLock()
         self._values: dict[int, T] = {}
-        self._following: Once[None] | None = None
+        self._following: _Following | None = None
 
-    def _start(self) -> Once[None]:
-        """Follow the job, if that hasn't begun; return what comes when the job has ended."""
-        from nbtorchjob.machine import loop  # late, as all here that needs asyncio: a list follows no job
-
+    def _follow(self, known: JobState | None = None) -> _Following:
+        """Follow the job, if that hasn't begun, from the state that is ``known`` of it."""
         with self._lock:
             if self._following is None:
-                self._following = Once()
-                loop.start(self._follow_to_its_end(self._following))
+                self._following = self._shared(known)
             return self._following
+
+    def _shared(self, known: JobState | None) -> _Following:
+        key = (self._backend, self._backend.login, self.info.address, self.info.created)
+        made = _Following(self.info)
+        if known is not None:
+            made.state, made.current = known, True
+        if self._listener is not None:
+            made.begin(self._backend, self._listener, lambda: None)
+            return made
+        with _sharing:
+            following = _followings.get(key)
+            if following is None:
+                following = _followings[key] = made
+                made.begin(self._backend, None, lambda: _followings.pop(key, None))
+        if known is not None and following is not made:
+            following.adopt(known)
+        return following
 
     @property
     def _ended(self) -> Once[None]:
-        return self._start()
-
-    async def _follow_to_its_end(self, ended: Once[None]) -> None:
-        import asyncio
-
-        try:
-            await self._follow()
-            ended.bring(None)
-        except asyncio.CancelledError:  # as the process ends; to whoever waits as a future says so
-            ended.fail(concurrent.futures.CancelledError())
-            raise
-        except BaseException as exc:
-            ended.fail(exc)
-
-    async def _follow(self) -> None:
-        # Whoever listens is told every byte of the logs; a state holds no more than their ends anyway.
-        since: dict[tuple[int, int], int] | None = None if self._listener is None else {}
-        async for event in self._backend.follow(self.info.address, since=since):
-            self._state = apply(self._state, event)
-            if self._listener is not None:
-                self._listener(event)
-            for callback in tuple(self._callbacks):
-                try:
-                    callback(self._state)
-                except Exception:  # it is the user's, and the job's other followers wait
-                    _log.exception("a callback of %s raised", self.name)
+        return self._follow().ended
 
     @property
     def name(self) -> str:
@@ -123,18 +188,22 @@ class Job(Generic[T]):
     def state(self) -> JobState:
         """All that is known of the job now; the object doesn't change, ask again for news."""
         with self._lock:
-            if self._following is None:
+            following = self._following
+            if following is None:
                 # Else a job that has ended long ago would seem to be submitted just now, until its
                 # follower has come to its end: what it reads again then changes nothing.
+                known: JobState | None = None
                 with suppress(NBTorchJobError):
-                    self._state = self._backend.snapshot(self.info.address)
-        self._start()
-        return self._state
+                    known = self._backend.snapshot(self.info.address)
+                following = self._follow(known)
+                if known is not None and not following.current:
+                    return known
+        return following.state
 
     def _known(self) -> JobState:
         """Return what is known of the job now, without following it."""
-        if self._following is not None and self._following.come:
-            return self._state
+        if self._following is not None and self._following.ended.come:
+            return self._following.state
         return self._backend.snapshot(self.info.address)  # who follows it may have only begun to
 
     def done(self) -> bool:
@@ -471,9 +540,9 @@ class Job(Generic[T]):
 
         It must not block: the job's other followers wait for it. What it raises is logged.
         """
-        self._callbacks.append(callback)
-        self._start()
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+        following = self._follow()
+        following.tell(callback)
+        return lambda: following.callbacks.remove(callback) if callback in following.callbacks else None
 
     def listen(self, listener: Listener) -> None:
         """Have ``listener`` told every fact, and every byte of the logs, on the background thread.

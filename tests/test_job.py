@@ -35,6 +35,8 @@ CANCELLED = (*STARTED, ev.CancelRequested(3.0), ev.NodeExited(8.0, 0, None, 15),
 
 
 class Scripted:
+    login = ""
+
     def __init__(self, folder):
         self.facts: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
         self.folder = folder
@@ -235,6 +237,29 @@ def test_subscribers_see_each_new_state_until_they_leave(backend):
 
     assert seen == [Phase.PENDING]
     assert stayed == [Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
+
+
+def test_handles_on_one_job_follow_it_together(backend):
+    first, second = handle(backend, created=1.0), handle(backend, created=1.0)
+    backend.tell(*STARTED)  # each fact comes once, to whoever follows
+    until(first, lambda state: state.phase is Phase.RUNNING)
+
+    until(second, lambda state: state.phase is Phase.RUNNING)  # which nothing new tells
+    backend.tell(*ENDED)
+    assert (first.wait(LIMIT), second.wait(LIMIT)) == (True, True)
+    assert first.state == second.state
+
+
+def test_a_handle_made_after_the_end_follows_anew(backend):
+    first = handle(backend, created=1.0)
+    backend.tell(*STARTED, *ENDED)
+    assert first.wait(LIMIT)
+
+    again = handle(backend, created=1.0)
+    assert not again.done()
+    backend.tell(*FAILED)
+    assert again.wait(LIMIT)
+    assert (first.state.phase, again.state.phase) == (Phase.SUCCEEDED, Phase.FAILED)
 
 
 def test_the_first_state_that_is_asked_for_has_what_is_known_already(backend):

@@ -164,6 +164,11 @@ class Backend(ABC):
         """Return the most bytes of shipped files in a payload; None if big files travel apart from it."""
         return None
 
+    @property
+    def login(self) -> str:
+        """What this process asks with at present; with another login it follows a job once more."""
+        return ""
+
     def ours(self, name: str) -> bool:
         """Whether the job was submitted from this machine, so that nobody else chose its outputs."""
         return True

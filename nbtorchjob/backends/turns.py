@@ -303,6 +303,11 @@ class TurnBackend(Backend):
         """Refuse: a turn is a part of its lab."""
         self._of_a_lab("delete", name)
 
+    @property
+    def login(self) -> str:
+        """That of its backend."""
+        return self.inner.login
+
     def ours(self, name: str) -> bool:
         """Whether its lab was submitted from here."""
         return self.inner.ours(parsed(name)[0])

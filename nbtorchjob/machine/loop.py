@@ -64,6 +64,11 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
     return over.result()
 
 
+def call_soon(callback: Callable[[], object]) -> None:
+    """Have ``callback`` called on the background loop's thread; it must not block."""
+    _loop().call_soon_threadsafe(callback)
+
+
 def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Await ``close`` on the background loop when the process ends, once all work was cancelled."""
     _closing.append(close)

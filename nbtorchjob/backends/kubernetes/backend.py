@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import queue
 import time
 from collections.abc import (
@@ -279,6 +280,11 @@ class KubernetesBackend(Backend):
             return loop.run(_act(name, read))
         except ForbiddenError as exc:
             raise AskError(f"the key of {name} can't be read: {exc}") from exc
+
+    @property
+    def login(self) -> str:
+        """The kubeconfig that the environment names."""
+        return os.environ.get("KUBECONFIG", "")
 
     def ours(self, name: str) -> bool:
         """Whether this machine's cache says so."""
