@@ -18,8 +18,8 @@ from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spr
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-ROUNDS, STEPS, EVERY = 7, 200, 50
-WIDTH, BATCH = 512, 512
+ROUNDS, STEPS, EVERY = 5, 200, 50
+WIDTH, BATCH = 512, 256
 
 
 def train(every: "int | None", waits: bool, folder: str) -> float:

@@ -15,14 +15,15 @@ from tests.patience import LIMIT
 pytestmark = pytest.mark.torch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
-NAMES = ("torch", "transformers", "lightning", "accelerate")
+NAMES = ("torch", "transformers", "lightning", "accelerate", "resumed")
 FOUND = re.findall(r"^```python\n%%torchjob (.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 CELLS = dict(zip(NAMES, FOUND, strict=True))
 
 
 def installed(name):
+    package = {"resumed": "accelerate"}.get(name, name)
     return pytest.param(
-        name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs {name}")
+        name, marks=pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"needs {package}")
     )
 
 
@@ -55,9 +56,9 @@ def test_a_cell_of_the_page_trains_on_two_ranks_and_what_it_logs_is_reported(nam
         return
     assert job.state.series.keys() == {0}
     points = logged(job)
-    assert {"transformers": "loss", "accelerate": "train_loss"}[name] in points[0]
-    assert points[-1]["step"] == (steps - 1 if name == "accelerate" else steps)
-    if name != "accelerate":
+    assert {"transformers": "loss"}.get(name, "train_loss") in points[0]
+    assert points[-1]["step"] == (steps if name == "transformers" else steps - 1)
+    if name == "transformers":
         assert points[0]["steps"] == steps
     assert all(isinstance(number, int | float) for point in points for number in point.values())
 
@@ -90,6 +91,23 @@ def test_a_trainer_reports_what_it_logs_and_the_next_attempt_goes_on_from_what_i
     assert steps == sorted(steps)
     assert steps[-1] == 16
     assert all(isinstance(number, int | float) for point in points for number in point.values())
+
+
+@pytest.mark.parametrize("name", [installed("resumed")])
+def test_a_training_with_accelerate_goes_on_with_another_number_of_ranks(name, shell, tmp_path):
+    weights = "\ntorch.cat([parameter.flatten() for parameter in model.parameters()]).tolist()\n"
+
+    def trained(folder, ranks, epochs):
+        line, body = CELLS[name]
+        body = body.replace("optimizer, sampler", f"optimizer, folder={str(tmp_path / folder)!r}, sampler")
+        body = body.replace("epochs(2)", f"epochs({epochs})")
+        shell.run_cell("%load_ext nbtorchjob").raise_error()
+        line = f"%%torchjob {line.replace('-node 2', f'-node {ranks}')}"
+        shell.run_cell(f"{line}\n{body.rsplit(chr(10), 2)[0]}{weights}").raise_error()
+        return shell.user_ns["resumed"]
+
+    trained("parts", 2, 1)
+    assert trained("parts", 1, 2) == pytest.approx(trained("whole", 1, 2), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [installed("accelerate")])
