@@ -5,8 +5,8 @@ In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. I
 :func:`torchjob`; :func:`map` and :func:`as_completed` for many jobs of one function, :func:`keep` and
 :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
 job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`,
-:func:`leaving`, :class:`Leaving` and :class:`RecoverableError`; :class:`ResumableTraining` and
-:class:`GlobalBatchSampler` for a training that goes on at any size.
+:func:`leaving`, :class:`Leaving`, :func:`swap_point` and :class:`RecoverableError`;
+:class:`ResumableTraining` and :class:`GlobalBatchSampler` for a training that goes on at any size.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ResultError,
         SpecError,
         SubmitError,
+        SwapError,
         UnreachableError,
     )
     from nbtorchjob.frontends.panel import ConfigPanel
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.leaving import Leaving, leaving
     from nbtorchjob.runtime.api.report import report
     from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
+    from nbtorchjob.runtime.api.swapping import swap_point
     from nbtorchjob.runtime.api.training import ResumableTraining
     from nbtorchjob.runtime.facts.errors import RecoverableError
     from nbtorchjob.spec.cluster import Cluster
@@ -96,6 +98,7 @@ __all__ = [
     "Runs",
     "SpecError",
     "SubmitError",
+    "SwapError",
     "UnreachableError",
     "Worker",
     "artifacts_dir",
@@ -114,6 +117,7 @@ __all__ = [
     "profile",
     "report",
     "submit",
+    "swap_point",
     "torchjob",
     "unload_ipython_extension",
 ]
@@ -137,7 +141,7 @@ _HOMES = {
         *("ApiError", "CaptureError", "ClusterError", "ForbiddenError", "JobCancelledError"),
         *("AskError", "JobEndedError", "JobFailedError", "JobNotFoundError", "NBTorchJobError"),
         *("NameTakenError", "NotFoundError", "ProfileError", "ResultError", "SpecError", "SubmitError"),
-        *("JobStoppedError", "UnreachableError"),
+        *("JobStoppedError", "SwapError", "UnreachableError"),
     ),
     "job": ("Job",),
     "labs": ("Lab",),
@@ -149,6 +153,7 @@ _HOMES = {
     "runtime.api.report": ("report",),
     "runtime.api.sampler": ("GlobalBatchSampler",),
     "runtime.api.training": ("ResumableTraining",),
+    "runtime.api.swapping": ("swap_point",),
     "spec.jobspec": ("JobSpec",),
     "frontends.panel": ("ConfigPanel",),
 }

@@ -21,6 +21,7 @@
     ├── JobNotFoundError (LookupError)  no job of that name
     ├── JobEndedError                   the job has ended, and the request needs a running one
     ├── AskError                        a node can't be reached, or refuses
+    ├── SwapError                       the code of a running job stays as it is
     ├── ProfileError                    a rank of a running job can't be profiled
     ├── DamagedError                    a job's record can't be read; the job can be deleted
     ├── JobFailedError                  the job failed; also of the type that its rank raised
@@ -254,6 +255,10 @@ class AskError(NBTorchJobError):
     """A node can't be reached, or refuses the request. ``said`` is whether the node itself refused."""
 
     said = False
+
+
+class SwapError(NBTorchJobError):
+    """The code of a running job can't be changed as asked; its ranks go on as before."""
 
 
 class ProfileError(NBTorchJobError):

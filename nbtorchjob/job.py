@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
+    from nbtorchjob.swapping import SwapAnswer
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -439,6 +440,28 @@ class Job(Generic[T]):
             if number is not None and number not in forward.PORTS:
                 raise SpecError(name, number, "1 to 65535")
         return forward.Forward(self._backend, self._known(), port, rank, local)
+
+    def swap(
+        self,
+        code: str = "",
+        *,
+        or_back: bool = False,
+        within: float = 60.0,
+        namespace: dict[str, Any] | None = None,
+        **values: Any,
+    ) -> SwapAnswer:
+        """Have the ranks of this running job go on with other code, all at one call.
+
+        ``code`` defines functions, classes and values, and ``values`` are more of the latter, of plain types.
+        What the code reads beside is taken from ``namespace`` where the ranks don't have it. The ranks change
+        at a call of ``swap_point()``, ``leaving()`` or ``report()`` that all of them make ``within`` so many
+        seconds. With ``or_back`` the old code is put back if the new one's first call raises on any rank.
+        Raises ``SwapError`` where the code stays as it was.
+        """
+        from nbtorchjob import swapping  # late: most handles change nothing
+
+        text = "\n".join(filter(None, (code, swapping.values({k: repr(v) for k, v in values.items()}))))
+        return swapping.swap_job(self.info, text, namespace or {}, or_back=or_back, within=within)
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.

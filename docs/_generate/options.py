@@ -82,6 +82,7 @@ _BESIDE = {
     "preemptible": "--spot-toleration spot",
     "idle": "--keep lab",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
+    **dict.fromkeys(("or-back", "within"), "--swap train"),
     **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),
     **dict.fromkeys(("stop-when", "halve"), "--each lr=1,2"),
     **dict.fromkeys(("by", "factor", "at-least", "largest"), "--each lr=1,2 --halve loss"),

@@ -44,6 +44,7 @@ def from_cell(
     former: Container[str] = (),
     theirs: Theirs = NOTHING,
     given: Mapping[str, Any] = NO_ITEMS,
+    swaps: bool = False,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
@@ -51,13 +52,16 @@ def from_cell(
     parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
     set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along, nor what each run of a group
-    has of its own, of which ``given`` are the first one's values. Raises ``CaptureError`` where that can't
-    work, and ``SyntaxError`` as Python does.
+    has of its own, of which ``given`` are the first one's values. One that ``swaps`` only defines names, and
+    calls nothing. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
     """
     # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     # The magic was line 1: so a traceback counts lines as the notebook does.
-    cell = cells.parse("\n" + text, filename, _future_flags(namespace))
+    cell = cells.parse(text if swaps else "\n" + text, filename, _future_flags(namespace))
+    if swaps:
+        cells.check_defines(cell)
+        cell = replace(cell, entry=None)
     if given:
         varying.check_read(given, _looked_up(cell, namespace), cell.sets, "the cell")
         theirs = Theirs(frozenset(given))

@@ -103,6 +103,27 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     )
 
 
+def check_defines(cell: Cell) -> None:
+    """Raise ``CaptureError`` for a cell that does more than define names: for the first line that does."""
+    body = ast.parse(cell.text).body
+    for statement in body[ast.get_docstring(ast.Module(body, [])) is not None :]:
+        if not _defines(statement):
+            raise CaptureError(
+                f"line {statement.lineno} does more than define something: a swap takes functions, classes, "
+                "imports, and values of names"
+            )
+    if cell.star:
+        raise CaptureError("a swap can't take `import *`: name what it is to import")
+
+
+def _defines(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        parts = [part for target in targets for part in getattr(target, "elts", (target,))]
+        return statement.value is not None and all(isinstance(part, ast.Name) for part in parts)
+    return isinstance(statement, (*_DEFINITIONS, ast.Import, ast.ImportFrom))
+
+
 # What finds a module, or something in one, by a text: of importlib, pkgutil, pydoc, runpy, hydra, werkzeug.
 BY_TEXT = frozenset(
     (

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands import connecting, debugging, labs, running, verbs
+from nbtorchjob.commands import connecting, debugging, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
 from nbtorchjob.frozen import FrozenDataclass
@@ -43,6 +43,8 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "NAME PATH [FOLDER]": (2, 3),
     "NAME [PORT[:RANK]]": (1, 2),
     "SHELL": (1, 1),
+    "NAME FILE": (2, 2),
+    "NAME K=V...": (2, float("inf")),
 }
 
 
@@ -153,6 +155,8 @@ _LOCAL_PORT = option("--local-port N", "the port here; the same number, if free,
 _END = option("--end", "close it; without a port, all of the job's")
 _STDOUT = option("--stdout", "only what was written to stdout")
 _STDERR = option("--stderr", "only what was written to stderr")
+_OR_BACK = option("--or-back", "put the old code back if the new one's first call fails")
+_WITHIN = option("--within SECONDS", "time for all ranks to reach one call; 60 by default")
 _ZIP = option("--zip FILE", "write all ranks' whole logs to FILE")
 _LOGS = (_RANK, _NODE, _EVERY_RANK, _STDOUT, _STDERR, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _ZIP)
 _FOLLOW = option("-f, --follow", "follow the log until the job ends")
@@ -236,6 +240,20 @@ _ROWS = (
         "NAME...",
         "release ranks held by --hold",
         answers=debugging.release,
+    ),
+    Verb(
+        "swap",
+        "NAME FILE",
+        "change a running job's code to a file's",
+        (_OR_BACK, _WITHIN),
+        answers=swapping.swap,
+    ),
+    Verb(
+        "set",
+        "NAME K=V...",
+        "change values that a running job's code reads",
+        (_OR_BACK, _WITHIN),
+        answers=swapping.set_,
     ),
     Verb(
         "logs",

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -39,18 +39,28 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
     ``asked`` is the lab's spec, with what was requested of the turn; ``push`` are the names whose values are
     laid over those that the ranks have.
     """
-    far = asked.remote
-    size, buffers = _buffers(file, call, far=far)
     header = {
-        "format": wire.FORMAT,
-        "python": sys.version_info[:2],
         "all_ranks": asked.all_ranks,
         "locals": not asked.no_locals,
         "push": [*push],
         "turn": _turn(call),
         "settings": {},
-        "buffers": buffers,
     }
+    return _write_later(file, call, key, header, far=asked.remote)
+
+
+def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
+    """Write the payload of code that a running job's ranks go on with; return its size.
+
+    ``words`` say of the swap what nodes and ranks read of it (``runtime/node/swaps``).
+    """
+    return _write_later(file, call, key, {"swap": dict(words)}, far=far)
+
+
+def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
+    """Write a payload for ranks that run already."""
+    size, buffers = _buffers(file, call, far=far)
+    header = {"format": wire.FORMAT, "python": sys.version_info[:2], "buffers": buffers, **words}
     out = io.BytesIO()
     # On this machine to compress a cell, and for each rank to undo that, takes longer than its bytes do.
     how = zipfile.ZIP_DEFLATED if far else zipfile.ZIP_STORED
@@ -147,6 +157,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
             "packages": _installs(call, spec, key),
             "ship": bool(call.shipped),
             "given": bool(call.given),
+            "swaps": may_swap(call, spec),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -204,10 +215,16 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "ship": call.shipped,
         "runs": call.given,
         "process": call.lays or spec.lab,
+        "swaps": may_swap(call, spec),
         "lab": spec.lab,
         "debugger": _debug(call, spec),
     }
     return frozenset(part for part, wanted in wants.items() if wanted)
+
+
+def may_swap(call: Call, spec: JobSpec) -> bool:
+    """Whether code of a job may be swapped: it may pass a point, as where it reports."""
+    return spec.lab or _may_use_ours(call)
 
 
 def _may_use_ours(call: Call) -> bool:

@@ -42,7 +42,8 @@ PARTS = {
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
     "process": ("rank/carried.py", "rank/logsetup.py"),
-    "lab": ("install/needed.py", "lab/"),
+    "swaps": ("rank/names.py", "rank/swapped.py", "rank/swapping.py", "node/receiving.py", "node/swaps.py"),
+    "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
     "debugger": ("debug/",),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.

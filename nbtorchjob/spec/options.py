@@ -61,6 +61,9 @@ class CellOptions:
     keep: str | None = setting("--keep NAME", "start a lab that runs further cells")
     on: str | None = setting("--on NAME", "run on the ranks of this lab")
     rank: str | None = setting("--rank N", "the lab's ranks to use: 0,2 or 1-3")
+    swap: str | None = setting("--swap NAME", "change this running job's code to the cell's")
+    or_back: bool = setting("--or-back", "with --swap: put the old code back if the new fails")
+    within: str | None = setting("--within SECONDS", "with --swap: time to reach one call, 60 by default")
     push: tuple[str, ...] = setting("--push NAME", "send this variable, overriding the lab's", takes="texts")
     pull: tuple[str, ...] = setting("--pull NAME", "copy this variable from the lab", takes="texts")
     argv: tuple[str, ...] = ()
@@ -84,6 +87,13 @@ class CellOptions:
             raise SpecError(
                 "keep", self.keep, "with --on: a cell either starts a lab or runs on one", Shape.CONFLICT
             )
+        if self.swap is not None:
+            for name in ("keep", "on", "out", "arg", "many"):
+                if value := getattr(self, name):
+                    raise SpecError(f"--{name}", value, "with --swap: its cell only defines", Shape.CONFLICT)
+        for name, value in (("--or-back", self.or_back), ("--within", self.within)):
+            if value and self.swap is None:
+                raise SpecError(name, value, "without --swap NAME", Shape.CONFLICT)
         if self.many is not None:
             for name in ("keep", "on"):
                 if getattr(self, name) is not None:

@@ -408,6 +408,30 @@ class RankLeft(FrozenDataclass):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+class Swapped(FrozenDataclass):
+    """Ranks went on with other code: the ``number``-th swap of the job, of a lab's turn in its ``round``.
+
+    They did so at the ``call``-th ``point``, "leaving()" or the like, of that round, all at the same.
+    ``names`` says how each changed (``runtime/rank/swapped``), ``text`` is the cell and ``diff`` what it
+    makes of the code before it. ``metrics`` are what rank 0 had reported last, ``by`` says whose it is, in
+    words. ``back`` is why what was there was put back; "" where the new code stays.
+    """
+
+    time: float
+    node: int
+    round: int
+    number: int
+    id: str
+    by: str
+    text: str
+    diff: str
+    names: Mapping[str, str]
+    point: str
+    call: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    back: str = ""
+
+
 class RankFailed(FrozenDataclass):
     """An exception left the user's code on a rank; one that ``stays`` runs a lab's further turns."""
 
@@ -639,6 +663,7 @@ Event: TypeAlias = (
     | RankBegan
     | NodeLeaves
     | RankLeft
+    | Swapped
     | RankFailed
     | RankStops
     | RankGoesOn
@@ -718,7 +743,8 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("size", "total", "sizes", "call"), _Bound(1 << 62)),
     **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), _Bound(1 << 62)),
     **dict.fromkeys(("pushed", "changed", "packages", "samples", "uses"), _Bound(items=4096)),
-    **dict.fromkeys(("gpus", "metrics"), _Bound(items=1024)),
+    **dict.fromkeys(("gpus", "metrics", "names"), _Bound(items=1024)),
+    "number": _Bound(10**9),
     **dict.fromkeys(("distributions", "installed", "modules"), _Bound(items=8192)),
     "data": _Bound(items=16),
 }
@@ -729,6 +755,7 @@ _NEEDED: Mapping[type, tuple[str, ...]] = {
     LabEnds: ("why",),
     RankStops: ("why",),
     RankGoesOn: ("how",),
+    Swapped: ("id", "names"),
     Displayed: ("data",),
     Sampled: ("why",),
     ValueReady: ("ref",),

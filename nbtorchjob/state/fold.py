@@ -42,6 +42,7 @@ _MOST = 8192
 _MOST_RANKS = 1 << 16
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
+_MOST_SWAPS = 256
 _MOST_WHY = 160  # characters of why a fact doesn't fit
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
@@ -402,6 +403,8 @@ _APPLY: dict[type, _Rule] = {
     ev.RankBegan: _one_each("began", _rank, _round_and_time, _MOST_RANKS),
     # Of frameworks only rank 0 reports.
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
+    # Each node tells of it; only rank 0's knows what that had reported.
+    ev.Swapped: _sorted("swaps", lambda e: (e.round, e.id), lambda e: (len(e.metrics), -e.time), _MOST_SWAPS),
     ev.RankFailed: _rank_failed,
     ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),

@@ -57,6 +57,7 @@ class Known(FrozenDataclass):
     began: Mapping[int, ev.RankBegan] = field(default_factory=NumberedMapping)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
+    swaps: tuple[ev.Swapped, ...] = ()  # the newest, by round and id: see ``swapped``
     stops: Mapping[int, ev.RankStops] = field(default_factory=NumberedMapping)  # by rank, the newest
     goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=NumberedMapping)  # by rank, the newest
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
@@ -80,6 +81,11 @@ class Known(FrozenDataclass):
     removed: float | None = None
     lost: ev.Lost | None = None
     closed: float | None = None
+
+    @cached_property
+    def swapped(self) -> tuple[ev.Swapped, ...]:
+        """The swaps of its code, by time; one that was put back has its number once more."""
+        return tuple(sorted(self.swaps, key=lambda swap: (swap.time, swap.number)))
 
     @property
     def operator_verdict(self) -> ev.Verdict | None:

@@ -48,6 +48,7 @@ _ROUNDS = (
     ev.RankBegan,
     ev.NodeLeaves,
     ev.RankLeft,
+    ev.Swapped,
     ev.RankFailed,
     ev.RankExited,
     ev.Reported,

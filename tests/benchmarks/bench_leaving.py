@@ -22,7 +22,7 @@ import cloudpickle
 
 from nbtorchjob import Elastic, Job, JobSpec, Leaving, Retry, checkpoint_dir, leaving, submit
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.runtime.api.leaving import Page, begin
+from nbtorchjob.runtime.api.points import Page, begin
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import GRACE_S
 from tests.backends.kubernetes.cluster import Emulator

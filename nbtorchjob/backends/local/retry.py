@@ -33,6 +33,7 @@ def _fill(new: JobDirectory, old: JobDirectory) -> None:
     try:
         new.prepare(old.key.read_bytes(), old.request())
         directory.share_payload(old, new)
+        directory.share_swaps(old, new)
     except FileNotFoundError as exc:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"

@@ -12,7 +12,7 @@ from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
 # Options for a notebook's cell; a command has arguments instead, and a shell that keeps its output.
-CELLS_ONLY = ("arg", "out", "push", "pull")
+CELLS_ONLY = ("arg", "out", "push", "pull", "swap", "or-back", "within")
 
 _RUN = replace(
     VERBS["run"],

@@ -51,4 +51,5 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if before == ["completion"]:
         return [shell for shell in SHELLS if shell.startswith(word)]
     completions = completion.of_verbs(before, word, COMMANDS)
-    return [candidate for candidate in completions if candidate.lstrip("-") not in (*CELLS_ONLY, "o")]
+    without = {"-o", *(f"--{key}" for key in CELLS_ONLY)}
+    return [candidate for candidate in completions if candidate not in without]

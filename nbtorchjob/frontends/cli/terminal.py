@@ -79,7 +79,7 @@ class Terminal:
             more = f"; {_own_arguments(alone[0], ahead)}" if alone and "--" not in words else ""
             raise LineError(f"nbtorchjob run {usage}: name one function, got {shlex.join(alone)!r}{more}")
         for key in CELLS_ONLY:
-            if getattr(options, key):
+            if getattr(options, key.replace("-", "_")):
                 raise LineError(
                     f"--{key} is for notebook cells; pass arguments after --, the value goes to stdout"
                 )

@@ -14,7 +14,7 @@ from IPython.display import display
 from nbtorchjob import api, capture
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.commands import front, running, runs, table, verbs
+from nbtorchjob.commands import front, running, runs, swapping, table, verbs
 from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
 from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
@@ -121,6 +121,8 @@ class TorchJobMagics:
         spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"
         try:
+            if cell_options.swap is not None:  # below the magic's line, as in the notebook
+                return swapping.cell(cell_options, "\n" + cell, filename, self)
             on = running.ask_lab(
                 cell_options, lambda: capture.asked_for(cell, self.shell.user_ns, filename), self
             )

@@ -10,6 +10,7 @@ from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
 from nbtorchjob.runtime.api.leaving import Leaving
 from nbtorchjob.runtime.api.report import report
+from nbtorchjob.runtime.api.swapping import swap_point
 from nbtorchjob.runtime.facts.errors import RecoverableError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "checkpoint_dir",
     "leaving",
     "report",
+    "swap_point",
 ]
 
 leaving: Callable[[], "float | bool"]  # from below

@@ -6,12 +6,14 @@ import itertools
 import os
 from typing import Any, Dict
 
+from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.facts.emit import EVENTS, emit
 
 ROUND = "NBTORCHJOB_ROUND"
 # What counts, and what may be reported beside it to say how many there will be.
 TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
 
+_point = points.of[points.REPORT]
 _seq = itertools.count()
 sent = 0  # how many so far: a sign that the rank goes on
 last: Dict[str, float] = {}  # the newest
@@ -30,6 +32,7 @@ def report(**metrics: Any) -> None:
         emit("Reported", rank=rank, round=round_, seq=next(_seq), metrics=numbers)
         sent += 1
         last = numbers
+        _point.passed()
 
 
 def begin() -> None:

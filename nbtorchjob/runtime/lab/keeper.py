@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
@@ -40,8 +40,6 @@ class Keeper(NodeAgent):
         self._lab = lab
         self._pids: Dict[int, int] = {}
         self._distrusted: Optional[PeersEnded] = None
-        self._woken, self._wake = os.pipe()  # it waits for long where ranks wait, and then there is a turn
-        os.set_blocking(self._woken, False)
         lab.agent = self
 
     @property
@@ -69,17 +67,20 @@ class Keeper(NodeAgent):
             emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
             self._lookout.go_on(round_, folder, ranks)
             self._meter.begin(round_, self._pids)
-        os.write(self._wake, b"\0")
+        local = {worker.global_rank: worker.local_rank for worker in workers}
+        self._may_swap(folder, [local[rank] for rank in ranks])
+        self.wake()
 
     def leave_turn(self) -> None:
         """Take in that the ranks of this node wait from now on; called in that thread, too."""
+        self._end_swaps()
         self._lookout.rest()
         self._meter.every = _IDLE_USE_S
 
     def distrust(self, exc: PeersEnded) -> None:
         """End the job, as somebody else writes to the store of its nodes; called in any thread."""
         self._distrusted = exc
-        os.write(self._wake, b"\0")
+        self.wake()
 
     @property
     def leaving(self) -> bool:
@@ -124,23 +125,17 @@ class Keeper(NodeAgent):
             self._lab.broken()
         return codes
 
-    def _wait_for_an_end(self, seconds: float) -> None:
-        super()._wait_for_an_end(_IDLE_S if self._lab.idle else max(seconds, _BUSY_S))
-        if self._turn_begun():  # which most often is over before there is anything to see
+    def _wait_for_an_end(self, seconds: float) -> bool:
+        swaps = self.swaps is not None and self.swaps.busy
+        busy = seconds if swaps else max(seconds, _BUSY_S)
+        woken = super()._wait_for_an_end(_IDLE_S if self._lab.idle else busy)
+        # For a turn, which most often is over before there is anything to see.
+        if woken and self._distrusted is None and not swaps:
             super()._wait_for_an_end(_BUSY_S)
         if self._distrusted is not None:
             self._peers.tell(self._distrusted.code)
             raise self._distrusted
-
-    def _turn_begun(self) -> bool:
-        """Whether that is what it was woken for, or may be."""
-        try:
-            return bool(os.read(self._woken, 4096)) and self._distrusted is None
-        except BlockingIOError:
-            return False
-
-    def _ends(self) -> List[Any]:
-        return [*super()._ends(), self._woken]
+        return woken
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         if self._lab.idle:  # what its ranks hold they have had the time to save

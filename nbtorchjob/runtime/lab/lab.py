@@ -51,7 +51,7 @@ import os
 import queue
 import time
 from collections import OrderedDict, deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import (
     Any,
@@ -78,11 +78,11 @@ from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET, TEXT
 from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.node.receiving import HEAR_S, received, room_for
 from nbtorchjob.runtime.objects.wire import derived, sign
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
-_HEAR_S = 60.0  # for the next piece of a payload to come
 _LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
 _KNOWN = 1024  # turns that are known again when they are sent twice
 _WAITING = 1000  # turns
@@ -233,15 +233,15 @@ class Lab:
         try:
             path = path_of(self._folder, number)
             try:
-                payload = self._received(asked, path)
+                payload = received(asked, path, self._key)
                 relay = self._relay
                 if isinstance(relay, Lead):
                     yield {"bring": list(relay.others)}
                     said: Any = b""
                     while isinstance(said, bytes):  # signs of life
-                        said = asked.hear(_HEAR_S)
+                        said = asked.hear(HEAR_S)
                     if said is None:
-                        raise Refused("the cell wasn't brought to all nodes within %d s" % _HEAR_S)
+                        raise Refused("the cell wasn't brought to all nodes within %d s" % HEAR_S)
                     relay.all_have(number, name_of(asked["id"]))
                 answer, new = self._standing.done(partial(self._take, asked, number, payload))
             except BaseException:
@@ -259,7 +259,7 @@ class Lab:
         name = name_of(asked["id"])
         path = brought(self._folder, "%s-%d" % (name, next(self._numbers)))
         try:
-            self._received(asked, path)
+            received(asked, path, self._key)
             os.replace(path, brought(self._folder, name))
         finally:
             with suppress(FileNotFoundError):
@@ -276,25 +276,6 @@ class Lab:
                 self._brought.pop(name, None)
                 with suppress(FileNotFoundError):
                     os.unlink(brought(self._folder, name))
-
-    def _received(self, asked: Question, path: str) -> Payload:
-        """Take in a payload."""
-        left = int(asked["size"])
-        with _room_for(path), open(path, "xb") as file:
-            while left > 0:
-                said = asked.hear(_HEAR_S)
-                if not isinstance(said, bytes):
-                    raise Refused("the cell didn't come: nothing was said for %d s" % _HEAR_S)
-                left -= len(said)
-                file.write(said)
-        try:
-            payload = Payload(path)
-            payload.verify(self._key)
-        except PayloadError as exc:
-            raise Refused(str(exc)) from exc
-        if left:
-            raise Refused("the payload is damaged: it is too long")
-        return payload
 
     def _forget(self, number: int) -> None:
         relay = self._relay
@@ -630,7 +611,7 @@ class Lab:
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
         self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
-        with _room_for(self._folder):
+        with room_for(self._folder):
             self._tell_taken(base, turn, asked["id"], words)
         self._taken[asked["id"]] = answer
         while len(self._taken) > _KNOWN:
@@ -677,18 +658,6 @@ class Lab:
             self._tell("LabEnds", node=self._node, why="asked")
             self._next()
         return {"ends": True}
-
-
-@contextmanager
-def _room_for(path: str) -> Iterator[None]:
-    """Refuse a turn for which a disk has no room."""
-    try:
-        yield
-    except OSError as exc:
-        if shortage.number_of(exc) not in shortage.FULL:
-            raise
-        exc.filename = exc.filename or path
-        raise Refused("%s: %s" % (exc.strerror, shortage.limit_met(exc))) from exc
 
 
 def _words(ahead: Sequence[_Turn]) -> List[Dict[str, Any]]:

@@ -18,12 +18,10 @@ meanwhile, nor in what is done here between two of them.
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import linecache
 import mmap
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -32,17 +30,17 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
-from nbtorchjob.runtime.api import displays, leaving, report
+from nbtorchjob.runtime.api import displays, leaving, points, report
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.errors import from_exception, users_traceback
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
 from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
-from nbtorchjob.runtime.objects import loading, memory, rebuilt
 from nbtorchjob.runtime.rank import call, settings, streams, worker
+from nbtorchjob.runtime.rank.names import Names
 from nbtorchjob.runtime.rank.spawned import CELLS, define
 from nbtorchjob.runtime.store.payload import Payload
 
@@ -194,7 +192,7 @@ class _Turns:
         os.environ[report.ROUND] = str(round_)
         if not first:
             self._output.turn_to(log)
-            leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
+            points.begin(folder, int(os.environ["LOCAL_RANK"]))
             report.begin()
         displays.begin(order["speaker"])
         here = os.getpid()
@@ -226,8 +224,8 @@ class _Turns:
         if order["files"]:
             importlib.invalidate_caches()
         self._show(payload)
-        names = _Names(self._namespace, payload.header.get("push", ()))
-        content = _loads(payload, names)
+        names = Names(self._namespace, payload.header.get("push", ()))
+        content = names.load(payload)
         del payload
         if order["round"] != self._base:
             emit.emit("RankBegan", rank=self._rank, round=order["round"])
@@ -246,7 +244,7 @@ class _Turns:
         while len(self._shown) > _SHOWN:
             linecache.cache.pop(self._shown.popleft(), None)
 
-    def _keep(self, content: Dict[str, Any], order: Dict[str, Any], names: _Names) -> None:
+    def _keep(self, content: Dict[str, Any], order: Dict[str, Any], names: Names) -> None:
         """Have processes that the code starts with "spawn" know what came along, and what a cell defines."""
         path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
         os.environ[CELLS] = path
@@ -312,78 +310,10 @@ def later(space: Dict[str, Any]) -> Iterator[str]:
             if "payload" in record:
                 payload = Payload(record["payload"])
                 payload.show_sources()
-                _Names(space, record["push"]).take(payload)
+                Names(space, record["push"]).take(payload)
             else:
                 with suppress(SyntaxError):  # it ran nowhere
                     yield from define(record, space)
-
-
-def _loads(payload: Payload, names: _Names) -> Dict[str, Any]:
-    """Load a call, and lay what came with it where ``names`` has it."""
-    import torch
-
-    try:
-        with torch.device("cpu"):  # where what travels is made, whatever default the code has set
-            return names.take(payload)
-    except BaseException:
-        memory.forget()
-        raise
-
-
-class _Names:
-    """The names of ``__main__``, for what is loaded there.
-
-    What came with a call is laid there where the name is free, or one of those in ``push``, and its functions
-    find their globals there.
-    """
-
-    def __init__(self, names: Dict[str, Any], push: Any) -> None:
-        self.push = list(push)
-        self.laid = False  # whether anything was
-        self._names = names
-
-    def take(self, payload: Payload) -> Dict[str, Any]:
-        """Load a payload's call."""
-        content: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self.load)
-        self.lay(dict(content["names"]))
-        return content
-
-    def load(self, data: bytes, buffers: Any) -> Any:
-        """Load a pickle."""
-        loader = _Loader(io.BytesIO(data), buffers=buffers)
-        loader.instead = {
-            rebuilt.make_function: self._make_function,
-            rebuilt.fill_function: self._fill_function,
-        }
-        return loader.load()
-
-    def lay(self, names: Dict[str, Any]) -> None:
-        """Lay names there."""
-        for name, value in names.items():
-            if name in self.push or name not in self._names:
-                self._names[name] = value
-                self.laid = True
-
-    def _make_function(self, code: Any, space: Any, cells: Any) -> Any:
-        if type(space) is dict and space.get("__name__") == "__main__":
-            space = self._names
-        return rebuilt.make_function(code, space, cells)
-
-    def _fill_function(self, function: Any, state: Any) -> None:
-        if function.__globals__ is self._names:
-            attributes, own, reads, *rest = state
-            self.lay(reads)
-            state = (attributes, own, {}, *rest)
-        rebuilt.fill_function(function, state)
-
-
-class _Loader(pickle.Unpickler):
-    instead: Dict[Any, Any]
-
-    def find_class(self, module: str, name: str) -> Any:
-        """See the base class."""
-        obj = super().find_class(module, name)
-        return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
 class _Output:

@@ -53,7 +53,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import connection
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -155,6 +155,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
         self._torn = False  # whether torch has ended the ranks that were left
         self._departure: Optional[Departure] = None  # of a round whose ranks run
+        self.swaps: Any = None  # of their code, where that can be (``swaps.py``)
+        self._woken, self._wake = os.pipe()  # it waits for long where there is nothing to do
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
         self._gone = False  # whether all of its ranks have left, or returned, and what they saved was sent
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
@@ -196,6 +200,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         with until_started() as signals, template.telling_why():
             started: Dict[int, Any] = super()._start_workers(worker_group)
         self._departure = departure
+        self._may_swap(folder, range(len(ranks)))
         signal.signal(signal.SIGTERM, self._on_sigterm)  # in place of torch's own
         pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         self._lookout.enter(self._round, folder, pids, self._peers)
@@ -203,6 +208,18 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         for number in signals:
             signal.raise_signal(number)
         return started
+
+    def _may_swap(self, folder: str, local: Iterable[int]) -> None:
+        """Let the code of those of this node's ranks be swapped, in a round that has begun."""
+        if self.swaps is not None and self._departure is not None:
+            workers = {w.local_rank: w.global_rank for w in self._worker_group.workers}
+            numbers = {rank: workers[rank] for rank in local}
+            self.swaps.enter(self._round, folder, self._departure.page, numbers, self._peers)
+
+    def wake(self) -> None:
+        """Have it look at once what there is to do; from any thread."""
+        with suppress(BlockingIOError):  # it is about to
+            os.write(self._wake, b"\0")
 
     def _folder_of(self, round_: int) -> str:
         return os.path.join(self._folder, "round-%d" % round_)
@@ -217,7 +234,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     @property
     def questions(self) -> Dict[str, Handler]:
         """What it may be asked."""
-        return {"leave": self.leave}
+        return {"leave": self.leave, **(self.swaps.questions if self.swaps is not None else {})}
 
     def leave(self, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Have ranks save ahead of SIGTERM, and end; yield whether they do, ``why`` being known to who asks.
@@ -248,10 +265,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
             store.set("nbtorchjob/attempt", str(max([*attempts, max(known, default=0) + len(lost)])))
         self._attempt = int(store.get("nbtorchjob/attempt"))
+        if self.swaps is not None:
+            connect = getattr(self._rdzv_handler, "connect", None)  # of several nodes
+            count = self.swaps.agree(store, mine, worker_group.group_world_size, connect)
+            if count and mine == 0:
+                times = "" if count == 1 else ", %d times" % count
+                emit("Notice", text="the ranks begin with the code as it was swapped%s" % times)
         self._since = _IN
         self._peers.enter(self._round, nodes, self._node)
 
     def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
+        self._end_swaps()
         self._end_round()
         self._shutdown()
 
@@ -268,6 +292,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)
+        if result.state != WorkerState.HEALTHY:
+            self._end_swaps()
         if result.state == WorkerState.SUCCEEDED or (
             result.state != WorkerState.HEALTHY and self._remaining_restarts == 0
         ):
@@ -294,6 +320,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
+            pause = _SHORTEST if self._swap(codes) else pause
             if self._leave(codes):
                 self._wait_for_an_end(pause)
                 continue
@@ -328,6 +355,19 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         for process in self._processes:
             process.kill()
         self._pcontext = None  # there is nothing left of it to close
+
+    def _swap(self, codes: Dict[int, int]) -> bool:
+        """See to swaps of the ranks' code; return whether there is more to do about them at once."""
+        departure = self._departure
+        if self.swaps is None or departure is None or not self.swaps.busy:
+            return False
+        gone = {worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes}
+        leaves = departure.own or self._peers.leaves is not None
+        return bool(self.swaps.look(gone | self._returned(), leaves))
+
+    def _end_swaps(self) -> None:
+        if self.swaps is not None:
+            self.swaps.leave("its ranks have ended")
 
     @property
     def _save_on(self) -> bool:
@@ -391,13 +431,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         context = self._pcontext
         return torch_versions.RETURNED.get(context), torch_versions.RETURN_QUEUES.get(context)
 
-    def _wait_for_an_end(self, seconds: float) -> None:
-        """Wait for so long, or until one more rank has ended, or returned."""
-        ends = self._ends()
-        if ends:
-            connection.wait(ends, seconds)
-        else:
-            time.sleep(seconds)
+    def _wait_for_an_end(self, seconds: float) -> bool:
+        """Wait for so long, or until one more rank has ended, or returned; return whether it was woken."""
+        connection.wait([*self._ends(), self._woken], seconds)
+        with suppress(BlockingIOError):
+            return bool(os.read(self._woken, 4096))
+        return False
 
     def _ends(self) -> "list[Any]":
         """Return what can be waited for."""

@@ -1,4 +1,4 @@
-"""A node that is about to end gives the ranks of all nodes the time to save (``leaving.py``).
+"""A node that is about to end gives the ranks of all nodes the time to save (``api/points.py``).
 
 Somebody's SIGTERM is the word, or ahead of it a question (``NodeAgent.leave``). Where ranks call
 ``leaving()``, the node
@@ -18,9 +18,9 @@ them meet again, with the new one, once their ranks have left.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
-from nbtorchjob.runtime.api.leaving import CALLS, TOLD, Page
+from nbtorchjob.runtime.api.points import AT, LEAVE, LEAVING, Agreement, Page
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
 
@@ -36,7 +36,7 @@ class Departure:
     """How the ``ranks`` of a node leave in one round, whose folder is ``folder``."""
 
     def __init__(self, folder: str, node: int, round_: int, ranks: int, peers: Any) -> None:
-        self._page = Page.create(folder, ranks)
+        self.page = Page.create(folder, ranks)
         self._node = node
         self._round = round_
         self._grace = self._seconds = 0.0  # for ranks, of which they have the second by themselves
@@ -44,15 +44,14 @@ class Departure:
         self._asked_at: Optional[float] = None  # when somebody told this node to end
         self._why = ""  # as far as whoever told it said so
         self._until: Optional[float] = None
-        self._bound = 0
-        self._bounds: List[int] = []  # of all nodes, once they are known
+        self._agreement: Optional[Agreement] = None
         self.agreed = False  # whether ranks know at which call they are told
 
     @property
     def may_begin(self) -> bool:
         """Whether ranks ask, on any node, already leave, or still may ask before the job's deadline."""
         leave = self._peers.leaves is not None
-        return leave or self._page.asks or self._peers.asks or injected.ends_soon()
+        return leave or self.page.asks or self._peers.asks or injected.ends_soon()
 
     def begin(self, why: str = "") -> None:
         """Take in that this node has to end, in a signal's handler or a thread; the first time counts."""
@@ -64,7 +63,7 @@ class Departure:
 
     def join(self) -> bool:
         """Have ranks save for a node that waits to join, if they ask; return whether they do, in time."""
-        if self._peers.leaves is None and (self._page.asks or self._peers.asks):
+        if self._peers.leaves is None and (self.page.asks or self._peers.asks):
             self._peers.want_leave(injected.saving() * _BY_THEMSELVES, joins=True)
         return self._peers.leaves is not None and not self.over
 
@@ -91,7 +90,7 @@ class Departure:
 
     def look(self, before: Callable[[], None]) -> None:
         """Do what is next, once a node has to end; ``before`` is called before ranks are told."""
-        if self._page.asks:
+        if self.page.asks:
             self._peers.say_asks()
         if self._asked_at is not None and self._peers.leaves is None:
             self._peers.want_leave(self._seconds)
@@ -99,19 +98,18 @@ class Departure:
             emit("NodeLeaves", **fields)
         if self._peers.leaves is not None and self._until is None:
             self._until = time.monotonic() + self._peers.leaves
-            self._bound = self._page.bind()
-        if self._until is not None and not self.agreed:
-            bounds = self._peers.say("bound", str(self._bound))
-            if bounds is not None:
+            self._agreement = Agreement(self.page, LEAVE, LEAVING, self._peers, "bound")
+        if self._agreement is not None and self._until is not None and not self.agreed:
+            call = self._agreement.look()
+            if call:
                 before()
-                self._bounds = [int(bound) for bound in bounds]
-                self._page.tell(max(self._bounds), self._until - time.monotonic())
+                self.page.tell(call, self._until - time.monotonic())
                 self.agreed = True
 
     def asks(self, rank: int, code: Optional[int]) -> bool:
         """Whether this node's ``rank``, from 0, calls, or still may; ``code`` is what it has ended with."""
-        may = self._page[TOLD] <= _ENOUGH and code != exits.TOLD_LOST_PEER
-        return self._page[CALLS + rank] > 0 or may
+        may = self.page[AT + LEAVE] <= _ENOUGH and code != exits.TOLD_LOST_PEER
+        return self.page.calls(LEAVING)[rank] > 0 or may
 
     def say_gone(self) -> None:
         """Tell the other nodes that those ranks of this one have left that ask."""
@@ -119,7 +117,8 @@ class Departure:
 
     def others_gone(self) -> bool:
         """Return whether that is so for all nodes where ranks ask."""
-        gone = zip(self._bounds, self._peers.have_said("gone"))
+        bounds = self._agreement.bounds if self._agreement is not None else []
+        gone = zip(bounds, self._peers.have_said("gone"))
         return all(said for bound, said in gone if bound > 1)
 
     def all_have_sent(self) -> bool:

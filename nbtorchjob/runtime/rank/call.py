@@ -16,6 +16,7 @@ import types
 from typing import Any
 
 from nbtorchjob.runtime.api import displays
+from nbtorchjob.runtime.api.swapping import PLACE
 
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
@@ -30,11 +31,23 @@ def run(call: dict[str, Any], path: str = "") -> Any:
     namespace = namespace_of(call)
     sys.argv = list(call["argv"])
     become_main(namespace, path)
-    return act(call, namespace)
+    return act(call, namespace, _replay(namespace))
 
 
-def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
-    """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``."""
+def _replay(namespace: dict[str, Any]) -> Any:
+    """Return what makes the swaps of earlier attempts again, if there were any."""
+    if not os.path.isdir(os.environ.get(PLACE, "")):
+        return None
+    from nbtorchjob.runtime.rank import swapped  # late: it travels only where code may be swapped
+
+    return swapped.Replay(swapped.earlier(os.environ[PLACE]), namespace)
+
+
+def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
+    """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``.
+
+    ``replay`` is what makes swaps again as the code that they change is defined (``swapped.Replay``).
+    """
     # Set this process up as the notebook's is, whatever a lab's turn before has set.
     settings = call.get("carried", {})
     logging = call.get("logging", {})
@@ -51,13 +64,15 @@ def act(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
         value = None
         for cell in call["cells"]:
             mine = not cell["ranks"] or int(os.environ["RANK"]) in cell["ranks"]
-            value = _cell(cell, namespace) if mine else None
+            value = _cell(cell, namespace, replay) if mine else None
         displays.end_of_cell()
         return value
     if "cell" in call:
-        value = _cell(call, namespace)
+        value = _cell(call, namespace, replay)
         displays.end_of_cell()
         return value
+    if replay is not None:
+        replay.advance(())
     return _finished(call["function"](*call["args"], **call["kwargs"]))
 
 
@@ -98,7 +113,7 @@ def become_main(namespace: dict[str, Any], path: str) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 
-def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
+def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any) -> Any:
     text, filename = call["cell"], call["filename"]
     show(text, filename)
     tree = ast.parse(text, filename)
@@ -106,6 +121,8 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
     if isinstance(last, ast.Expr):
         assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
         tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
+    if replay is not None:
+        namespace[replay.into(tree)] = replay.advance
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         values = {name: namespace[name] for name in call.get("theirs", ())}

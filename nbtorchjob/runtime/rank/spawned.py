@@ -25,6 +25,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
+from nbtorchjob.runtime.api.swapping import PLACE
 from nbtorchjob.runtime.objects import loading
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.store.payload import Payload
@@ -61,6 +62,10 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
     missed = set(define(packed, space)) if "cell" in packed else set()
     missed.update(later(space))
+    if os.path.isdir(os.environ.get(PLACE, "")):
+        from nbtorchjob.runtime.rank import swapped  # late: it travels only where code may be swapped
+
+        swapped.Replay(swapped.earlier(os.environ[PLACE]), space).advance(())
     space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.api import displays, frameworks, leaving, report
+from nbtorchjob.runtime.api import displays, frameworks, leaving, points, report
+from nbtorchjob.runtime.api import swapping as swap_points
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
@@ -73,7 +74,7 @@ def run_rank(
     flusher = streams.redirect(log, at_once=header["unbuffered"])
     displays.install()
     frameworks.install(header["autolog"])
-    leaving.begin(folder, int(os.environ["LOCAL_RANK"]))
+    points.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
     before_abort(sampler.say_last)
@@ -141,6 +142,11 @@ def begin(rank: Rank) -> Payload:
     fresh.use_threads()
     groups.meet_at(rank.meeting)
     payload = Payload(rank.path)
+    if rank.header["swaps"]:
+        from nbtorchjob.runtime.rank import swapping  # late, as below
+
+        swapping.install()
+        os.environ[swap_points.PLACE] = os.path.join(os.path.dirname(rank.folder), swap_points.KEPT)
     stops = rank.header["debug"]
     if stops:
         from nbtorchjob.runtime.debug import debugger  # late: it travels only where it is needed

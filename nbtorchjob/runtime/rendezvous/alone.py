@@ -90,6 +90,10 @@ class Alone:
         """Say it for all nodes of this round, unless another one has; return what stands."""
         return value
 
+    def heard(self, word: str) -> str:
+        """Return what was said for all nodes of this round; "" as long as nobody has."""
+        return ""
+
     def others_done(self) -> bool:
         """Whether the ranks of all other nodes of this round have returned."""
         return True

@@ -23,6 +23,7 @@ that store when it ends, and a beat while it lives:
     R/sent/N   what ranks of node N saved is in the job's store
     R/counts   1 if that counts, as all have sent theirs; 0 if not
     R/left/N   node N may end, as far as that goes
+    R/swap/…   how nodes agree on code that their ranks go on with (``swaps.py``)
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
                cluster may take its log away as soon as another node has failed
@@ -279,6 +280,14 @@ class Peers(Alone):
         assert self._ring is not None
         with store_may_be_gone():
             return str(self._store.compare_set(self._ring.key(word), "", value).decode())
+        return ""
+
+    def heard(self, word: str) -> str:
+        """See the base class."""
+        assert self._ring is not None
+        key = self._ring.key(word)
+        with store_may_be_gone():
+            return str(self._store.get(key).decode()) if self._store.check([key]) else ""
         return ""
 
     def others_done(self) -> bool:

@@ -212,6 +212,11 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         retried=payload.header["retry"]["retries"] > 0,
         lookout=lookout,
     )
+    if payload.header["swaps"] and key:
+        from nbtorchjob.runtime.node.swaps import Swaps  # it travels with code that passes points alone
+
+        agent.swaps = Swaps(node, folder, modules, key, keeps=not payload.header["lab"])
+        agent.swaps.wake = agent.wake
     if key:  # which a node that was started by hand needn't have
         own = questions.node_key(key, injected.run(), node)
         handlers: Dict[str, answering.Handler] = {

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nbtorchjob.runtime.api import leaving
-from nbtorchjob.runtime.api.leaving import Page
+from nbtorchjob.runtime.api import leaving, points
+from nbtorchjob.runtime.api.points import LEAVE, LEAVING, Page
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.rendezvous.alone import Alone
 from tests.patience import LIMIT
@@ -17,7 +17,7 @@ fork = multiprocessing.get_context("fork")
 
 def call_until_told(folder, rank, pauses, answers):
     """Be a rank that steps until it is told, and tell at which call it was."""
-    leaving.begin(folder, rank)
+    points.begin(folder, rank)
     calls = 1
     while not leaving.leaving():
         calls += 1
@@ -92,12 +92,12 @@ def test_a_process_that_a_rank_starts_is_none(folder):
     answers = fork.SimpleQueue()
 
     def rank():
-        leaving.begin(str(folder), 0)
+        points.begin(str(folder), 0)
         leaving.leaving()
         child = fork.Process(target=lambda: answers.put(leaving.leaving()))
         child.start()
         child.join()
-        answers.put(Page(str(folder)).most)
+        answers.put(Page(str(folder)).most(LEAVING))
 
     process = fork.Process(target=rank)
     process.start()
@@ -114,7 +114,7 @@ def test_in_a_notebook_nobody_leaves():
 
 def test_what_is_left_is_true_to_the_end(folder):
     page = Page.create(str(folder), 1)
-    page.tell(page.bind(), -5.0)
+    page.tell(page.bind(LEAVE, LEAVING), -5.0)
     answers = fork.SimpleQueue()
     process = fork.Process(target=call_until_told, args=(str(folder), 0, [0], answers))
     process.start()

@@ -19,6 +19,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain, record
 from nbtorchjob.machine.processes import NOBODY, Process
+from nbtorchjob.runtime.api.swapping import KEPT
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.spec.validation import checked
 from nbtorchjob.state import JobInfo
@@ -353,6 +354,14 @@ def share_payload(old: JobDirectory, new: JobDirectory) -> None:
         os.link(saved, new.payload)
     except OSError:  # file systems without links, or with no more of them, each say so in their own way
         shutil.copyfile(saved, new.payload)
+
+
+def share_swaps(old: JobDirectory, new: JobDirectory) -> None:
+    """Have a new job begin with the code of an old one as it was swapped: its nodes agree on what one has."""
+    folders = list(old.path.glob(f"node-*/{KEPT}"))
+    most = max(folders, key=lambda folder: len([*folder.iterdir()]), default=None)
+    if most is not None:
+        shutil.copytree(most, new.node(0) / KEPT)
 
 
 def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:

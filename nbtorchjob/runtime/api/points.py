@@ -1,0 +1,217 @@
+"""Calls that all ranks of a job make equally often: at one that none has passed they change together.
+
+A node and its ranks share a page of numbers for a round, so that such a call costs a rank well below a
+microsecond when there is nothing to do. There are three kinds of calls (``LEAVING``, ``POINT``, ``REPORT``),
+and two *words* that may hold from one call on: that the ranks leave (``LEAVE``), and that they go on with
+other code (``SWAP``). Of each kind, word and rank the page has
+
+    HALT+kind    the first call that has to look further: the least bound of a word of that kind
+    BOUND+word   the first call that has to wait until it is known at which one the word holds
+    AT+word      that call, the same on every rank of the job; 0 as long as it isn't known
+    CALLS+kind   how often the rank has called, in a block of its own; READY is what it has done of a swap
+
+A rank writes how often it has called before it reads the bound. So once a node has set a bound, and some
+time has passed for it to be seen, each rank's number is either below it, or there to be read. The nodes tell
+each other their bounds (``Agreement``), and the largest is the call at which the word holds: no rank has
+passed it, as each waits at its own node's bound until it is known. A rank that waits so holds nobody up for
+long: nodes agree without them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import Any, Callable, List, Optional
+
+PAGE = "points"  # the file, in a round's folder
+KINDS = LEAVING, POINT, REPORT = range(3)
+NAMES = ("leaving()", "swap_point()", "report()")  # by kind
+LEAVE, SWAP = range(2)
+
+# Where the numbers lie. UNTIL is until when ranks may save, in nanoseconds of the host's monotonic clock;
+# ASKS is 1 once a rank has ``leaving`` in hand: it may be in its first step, and call after it. NUMBER, KIND
+# and VERDICT are of the swap: which one it is in this round, where it is to be done, and what the nodes have
+# decided.
+UNTIL, ASKS, NUMBER, KIND, VERDICT = range(5)
+HALT = 5
+BOUND = HALT + len(KINDS)
+AT = BOUND + 2
+CALLS = AT + 2
+READY = len(KINDS)  # in a rank's block
+BLOCK = len(KINDS) + 1
+
+NO_BOUND = (1 << 63) - 1
+PAUSE_S = 0.001
+_NUMBER = 8  # bytes, each written at once where it is aligned
+_SEEN_S = 0.002  # for what one process writes to be seen by another: a matter of nanoseconds
+
+
+class Page:
+    """The numbers that a node shares with its ranks; every field is a number of 64 bits."""
+
+    def __init__(self, folder: str) -> None:
+        with open(os.path.join(folder, PAGE), "r+b") as file:
+            self.numbers: Any = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    @classmethod
+    def create(cls, folder: str, ranks: int) -> "Page":
+        """Make the page of a new round, whose folder this is."""
+        with open(os.path.join(folder, PAGE), "wb") as file:
+            file.write(bytes((CALLS + ranks * BLOCK) * _NUMBER))  # a hole could end a rank, on a full disk
+        page = cls(folder)
+        for at in range(HALT, AT):
+            page[at] = NO_BOUND
+        return page
+
+    def __getitem__(self, at: int) -> int:
+        return int(self.numbers[at])
+
+    def __setitem__(self, at: int, number: int) -> None:
+        self.numbers[at] = number
+
+    @property
+    def asks(self) -> bool:
+        """Whether a rank calls ``leaving()``, as far as is known by now."""
+        return self[ASKS] > 0 or self.most(LEAVING) > 0
+
+    def calls(self, kind: int) -> List[int]:
+        """Return how often each rank has made such calls."""
+        return [int(number) for number in self.numbers[CALLS + kind :: BLOCK]]
+
+    def most(self, kind: int) -> int:
+        """Return how often the rank has called that is furthest; 0 where none ever has."""
+        return max(self.calls(kind))
+
+    def ready(self, rank: int) -> int:
+        """Return what the rank, from 0, has done of a swap."""
+        return self[CALLS + rank * BLOCK + READY]
+
+    def bind(self, word: int, kind: int) -> int:
+        """Have ranks wait at a call that none of them has passed; return its number."""
+        while self.most(kind) >= self[BOUND + word] or self[BOUND + word] == NO_BOUND:
+            self[BOUND + word] = self.most(kind) + 1
+            self._halt()
+            time.sleep(_SEEN_S)
+        return self[BOUND + word]
+
+    def release(self, word: int) -> None:
+        """Have nobody wait for that word any more."""
+        self[BOUND + word] = NO_BOUND
+        self._halt()
+
+    def _halt(self) -> None:
+        for kind in KINDS:
+            words = [self[BOUND + LEAVE]] if kind == LEAVING else []
+            words += [self[BOUND + SWAP]] if kind == self[KIND] else []
+            self[HALT + kind] = min(words, default=NO_BOUND)
+
+    def tell(self, call: int, seconds: float) -> None:
+        """Tell ranks from that call of ``leaving()`` on that they have so many seconds."""
+        self[UNTIL] = time.monotonic_ns() + int(seconds * 1e9)
+        self[AT + LEAVE] = call
+
+
+class Agreement:
+    """How a node and its ``peers`` agree on the call, of one kind, at which a word holds on all ranks."""
+
+    def __init__(self, page: Page, word: int, kind: int, peers: Any, name: str) -> None:
+        self.bounds: List[int] = []  # of all nodes, once they are known
+        self._peers = peers
+        self._name = name
+        self._bound = page.bind(word, kind) if page.most(kind) or kind == LEAVING else 0
+
+    def look(self) -> int:
+        """Return the call; 0 as long as other nodes haven't said their bound."""
+        bounds = self._peers.say(self._name, str(self._bound))
+        if bounds is not None:
+            self.bounds = [int(bound) for bound in bounds]
+        return max(self.bounds, default=0)
+
+
+class Point:
+    """One kind of call, in the process of a rank."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.calls = 0
+        self._numbers: Any = None
+        self._mine = self._halt = 0
+
+    def begin(self, page: Optional[Page], rank: int) -> None:
+        """Count anew on a page; on none do nothing."""
+        self.calls = 0
+        self._numbers = None if page is None else page.numbers
+        self._mine, self._halt = CALLS + rank * BLOCK + self.kind, HALT + self.kind
+
+    def passed(self) -> bool:
+        """Count a call, and do what is to be done at it; return whether there may be more to look at."""
+        numbers = self._numbers
+        if numbers is None:
+            return False
+        self.calls = calls = self.calls + 1
+        numbers[self._mine] = calls
+        if calls < numbers[self._halt]:
+            return False
+        _hold(self)
+        return True
+
+
+page: Optional[Page] = None
+folder = ""  # the page's
+rank = 0  # of this process, on its node
+of = tuple(map(Point, KINDS))  # by kind
+# Set by what takes part in swaps: does swap ``number`` at that call of this rank; looks at each call while
+# new code is on trial.
+on_swap: Optional[Callable[[int, int], None]] = None
+on_trial: Optional[Callable[[], None]] = None
+_swapped = 0  # the newest swap of this page that this rank is through with
+
+
+def begin(of_round: str, local_rank: int) -> None:
+    """Let this process share its node's page, in a round's folder, as the rank of that number there.
+
+    It does so in this process, and in no child of it.
+    """
+    global page, folder, rank, _swapped
+    if page is None:
+        os.register_at_fork(after_in_child=_forget)
+    page, folder, rank, _swapped = Page(of_round), of_round, local_rank, 0
+    for point in of:
+        point.begin(page, rank)
+
+
+def _forget() -> None:
+    global page
+    page = None
+    for point in of:
+        point.begin(None, 0)
+
+
+def tell_ready(what: int) -> None:
+    """Tell the node what this rank has done of a swap."""
+    if page is not None:
+        page[CALLS + rank * BLOCK + READY] = what
+
+
+def _hold(point: Point) -> None:
+    """Wait where it isn't known yet what is to be done at this call, and do it."""
+    global _swapped
+    shared, call = page, point.calls
+    assert shared is not None
+    while call >= shared[HALT + point.kind]:
+        swap = shared[NUMBER]
+        if swap > _swapped and point.kind == shared[KIND] and call >= shared[BOUND + SWAP]:
+            at = shared[AT + SWAP]
+            if at and call >= at:
+                _swapped = swap  # first: what is done may itself call this
+                if on_swap is not None:
+                    on_swap(swap, call)
+            elif not at:
+                time.sleep(PAUSE_S)
+                continue
+        if on_trial is not None:
+            on_trial()
+        if point.kind != LEAVING or call < shared[BOUND + LEAVE] or shared[AT + LEAVE]:
+            return
+        time.sleep(PAUSE_S)

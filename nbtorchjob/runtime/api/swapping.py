@@ -1,0 +1,34 @@
+"""``swap_point()``: where ranks may go on with other code, all of a job at the same call (``points.py``)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from nbtorchjob.runtime.api import points
+
+KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
+PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that they start
+_point = points.of[points.POINT]
+optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
+
+
+def swap_point(optimizer: Any = None) -> None:
+    """Let this job's code be swapped here; call it equally often on each rank, once a step.
+
+    With an ``optimizer`` of torch's each of its steps is such a point from now on, after it has stepped.
+    ``leaving()`` and, where all ranks call it, ``report()`` are such points, too. A call takes well below a
+    microsecond. Outside a job it does nothing.
+    """
+    if optimizer is None:
+        _point.passed()
+    elif optimizer not in optimizers:
+        optimizers.add(optimizer)
+        optimizer.register_step_post_hook(_stepped)
+
+
+swap_point.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank counts its calls
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _point.passed()

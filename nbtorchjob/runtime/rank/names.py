@@ -1,0 +1,76 @@
+"""The names of ``__main__``, for what is loaded into a rank that runs already."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+from typing import Any, Dict
+
+from nbtorchjob.runtime.objects import loading, memory, rebuilt
+from nbtorchjob.runtime.store.payload import Payload
+
+
+class Names:
+    """The names of ``__main__``, for what is loaded there.
+
+    What came with a call is laid there where the name is free, or one of those in ``push``, and its functions
+    find their globals there.
+    """
+
+    def __init__(self, names: Dict[str, Any], push: Any) -> None:
+        self.push = list(push)
+        self.laid = False  # whether anything was
+        self._names = names
+
+    def load(self, payload: Payload) -> Dict[str, Any]:
+        """Load a call on a rank, and lay what came with it."""
+        import torch
+
+        try:
+            with torch.device("cpu"):  # where what travels is made, whatever default the code has set
+                return self.take(payload)
+        except BaseException:
+            memory.forget()
+            raise
+
+    def take(self, payload: Payload) -> Dict[str, Any]:
+        """Load a payload's call."""
+        content: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self._load)
+        self._lay(dict(content["names"]))
+        return content
+
+    def _load(self, data: bytes, buffers: Any) -> Any:
+        loader = _Loader(io.BytesIO(data), buffers=buffers)
+        loader.instead = {
+            rebuilt.make_function: self._make_function,
+            rebuilt.fill_function: self._fill_function,
+        }
+        return loader.load()
+
+    def _lay(self, names: Dict[str, Any]) -> None:
+        for name, value in names.items():
+            if name in self.push or name not in self._names:
+                self._names[name] = value
+                self.laid = True
+
+    def _make_function(self, code: Any, space: Any, cells: Any) -> Any:
+        if type(space) is dict and space.get("__name__") == "__main__":
+            space = self._names
+        return rebuilt.make_function(code, space, cells)
+
+    def _fill_function(self, function: Any, state: Any) -> None:
+        if function.__globals__ is self._names:
+            attributes, own, reads, *rest = state
+            self._lay(reads)
+            state = (attributes, own, {}, *rest)
+        rebuilt.fill_function(function, state)
+
+
+class _Loader(pickle.Unpickler):
+    instead: Dict[Any, Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See the base class."""
+        obj = super().find_class(module, name)
+        return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj

@@ -1,0 +1,372 @@
+"""Changes a running job's code: refuses what can't be changed, and brings the rest to its nodes.
+
+The nodes agree among themselves (``runtime/node/swaps``), so what is done here may end at any moment.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import io
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeAlias
+
+from nbtorchjob import capture
+from nbtorchjob.backends import backend, stacks
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.talk import Talk
+from nbtorchjob.capture import Theirs, cells
+from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SwapError
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.payload import archive, identity
+from nbtorchjob.runtime.facts.errors import Error
+from nbtorchjob.runtime.objects import pickler
+from nbtorchjob.runtime.rank.swapped import ADDED, LATER, REPLACED, SAME, set_by
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
+from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.info import MARK
+from nbtorchjob.state.text.tracebacks import frames_text, summary
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
+
+_ASKED_S = 10.0
+_TAKEN_S = 60.0  # for a node to take a payload in
+_MORE_S = 45.0  # for nodes to answer, once a swap's own time is over
+_TOLD_S = 5.0  # for a fact to be heard of
+_MOST_TEXT = 1 << 16  # characters of a cell, and of a diff, that are recorded
+_NO_POINT = (
+    "ranks change at a call that all of them make, of swap_point(), leaving() or report(), and %s made none: "
+    "call `nbtorchjob.swap_point()` once a step on each"
+)
+_WHY: Mapping[str, str] = {
+    "absent": "the new code didn't reach all nodes",
+    "leaves": "one of its nodes is about to end",
+    "over": "a rank has ended or returned",
+    "unable": "a rank can't change its code",
+}
+_HOWS: Mapping[str, str] = {
+    REPLACED: "replaced",
+    ADDED: "added",
+    LATER: "replaced; it runs right now, so from its next call on",
+    SAME: "unchanged",
+}
+
+_Sources: TypeAlias = list[tuple[str, str]]  # labels and texts of a job's code, the newest last
+
+
+class SwapAnswer(FrozenDataclass):
+    """What became of a swap: by name how its value changed, and where on all ranks; ``step`` is the job's."""
+
+    job: str
+    names: Mapping[str, str]
+    point: str
+    call: int
+    step: float | None = None
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        at = f" (step {words.number(self.step)})" if self.step is not None else ""
+        head = f"{self.job}: swapped on all ranks at call {self.call:,} of {self.point}{at}"
+        rows = words.columns([(f"  {name}", _HOWS.get(how, how)) for name, how in self.names.items()])
+        return "\n".join([head, *rows])
+
+
+def sources(state: JobState) -> _Sources:
+    """Return the texts of a job's code as it was submitted, and of what was swapped in since."""
+    own = [(label, text) for label, text in state.info.sources.values()]
+    own += [(turn.name, turn.taken.text) for turn in turns.turns(state) if turn.taken.text]
+    return [*own, *((f"swap {swap.number}", swap.text) for swap in state.swapped if not swap.back)]
+
+
+def swap(
+    chosen: Backend,
+    state: JobState,
+    text: str,
+    namespace: dict[str, Any],
+    *,
+    filename: str = "<torchjob swap>",
+    root: Path | None = None,
+    origin: Callable[[capture.Call], Origin] = lambda call: Origin(),
+    or_back: bool = False,
+    within: float = 60.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> SwapAnswer:
+    """Change the code of a running job to what the definitions in ``text`` say, on all ranks at one call.
+
+    What they read beside is taken from ``namespace`` where the ranks don't have it. With ``or_back`` the old
+    code is put back on all ranks if the first call of the new one raises on any. Raises ``SwapError`` with
+    the reason where the code stays as it was, and ``CaptureError`` and ``SyntaxError`` before anything is
+    sent.
+    """
+    _check(state)
+    cell = cells.parse(text, filename)
+    cells.check_defines(cell)
+    known = sources(state)
+    _refuse_locals(state, cell, known)
+    has = _names(known) | set(state.info.captured or ())
+    without: set[str] = set()
+    for last in (False, False, True):
+        reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
+        theirs = {name for name in reads if (name in has or name not in namespace) and name not in without}
+        call = capture.from_cell(
+            text, namespace, filename=filename, root=root, theirs=Theirs(frozenset(theirs)), swaps=True
+        )
+        for note in call.notes:
+            say(f"Note: {note}")
+        answer = _Sender(chosen, state, within).send(
+            call,
+            {
+                "sets": sorted(cell.sets),
+                "assumes": sorted(theirs),
+                "or_back": or_back,
+                "within": within,
+                "by": identity.whose(call, origin(call)),
+                "text": cell.text[:_MOST_TEXT],
+                "diff": diff(known, cell.text)[:_MOST_TEXT],
+            },
+        )
+        lacks = {name for name in answer.get("lacks", ()) if name in namespace}
+        if lacks and not last:  # what the notebook only seemed to have sent along
+            without |= lacks
+            continue
+        return _answered(chosen, state, answer)
+    raise AssertionError("unreachable")
+
+
+def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any) -> SwapAnswer:
+    """Do what :func:`swap` does to a job that is known by its record; of a lab's cell to the lab."""
+    address = info.address.rpartition(MARK)[0] if info.of_lab else info.address
+    chosen = backend(info.backend)
+    return swap(chosen, chosen.snapshot(address), text, namespace, **options)
+
+
+def _check(state: JobState) -> None:
+    name = state.name
+    if state.phase.terminal:
+        raise JobEndedError(f"{name} has ended: its code can't be changed any more")
+    if state.info.lab is not None and turns.running(state) is None:
+        raise SwapError(f"{name} is idle: run the cell on it, with --on {name}")
+    if state.phase is not Phase.RUNNING or not state.members:
+        raise SwapError(f"{name} is {state.phase.value.lower()}: its code can be swapped once its ranks run")
+
+
+def _names(known: _Sources) -> set[str]:
+    """Return the names that some texts set."""
+    names: set[str] = set()
+    for _, text in known:
+        with suppress(SyntaxError, NBTorchJobError):
+            names |= cells.parse(text, "<source>").sets
+    return names
+
+
+def _refuse_locals(state: JobState, cell: cells.Cell, known: _Sources) -> None:
+    """Refuse a value whose name the job's code has for a local variable alone: a swap wouldn't reach it."""
+    values = {
+        name
+        for statement in ast.parse(cell.text).body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for name in set_by(statement)
+    }
+    codes: list[tuple[str, CodeType]] = []
+    for label, text in [*known, ("the new code", cell.text)]:
+        with suppress(SyntaxError, ValueError):
+            codes += [
+                (label, code)
+                for code in _nested(compile(text, "<source>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True))
+            ]
+    looked_up = {name for _, code in codes for name in pickler.names_read(code)}
+    for name in sorted(values - looked_up):
+        for label, code in codes:
+            if code.co_name != "<module>" and name in (*code.co_varnames, *code.co_cellvars):
+                raise SwapError(
+                    f"{name} is a local variable of {code.co_name}() ({label}, line {code.co_firstlineno}), "
+                    f"which {state.name} runs: a swap changes globals, so have the code read {name} as one"
+                )
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def diff(known: _Sources, text: str) -> str:
+    """Return how definitions differ from those of the same names in some texts, as a unified diff."""
+    before: dict[str, str] = {}
+    for _, source in known:
+        before.update(_definitions(source))
+    pieces = []
+    for name, new in _definitions(text).items():
+        old = before.get(name, "")
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, name, lineterm="", n=2)
+        pieces += [*lines]
+    return "\n".join(pieces)
+
+
+def _definitions(text: str) -> dict[str, str]:
+    """Return the text of each definition at the top of a source, by its names; the last one counts."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        names = ", ".join(sorted(set_by(statement)))
+        if names:
+            first = min(part.lineno for part in (statement, *getattr(statement, "decorator_list", ())))
+            found[names] = "\n".join(text.splitlines()[first - 1 : statement.end_lineno])
+    return found
+
+
+class _Sender:
+    """Brings a payload to all nodes, and hears what they have made of it."""
+
+    def __init__(self, chosen: Backend, state: JobState, within: float) -> None:
+        self._backend = chosen
+        self._address = state.info.address
+        self._state = state
+        self._nodes = [node.index for node in state.members]
+        self._within = within
+        self._talks: list[Talk] = []
+        self._lock = threading.Lock()
+
+    def send(self, call: capture.Call, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the nodes' answer; raises ``SwapError`` where not all of them take the payload."""
+        id_, file = f"s{secrets.token_hex(8)}", io.BytesIO()
+        spec: JobSpec = self._state.info.asked
+        archive.write_swap(file, call, self._backend.key(self._address), {**said, "id": id_}, far=spec.remote)
+        question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
+        pool = ThreadPoolExecutor(len(self._nodes), "swap")  # each answers once all have the payload
+        try:
+            under_way = [pool.submit(self._to, node, question, file.getbuffer()) for node in self._nodes]
+            answers, trouble = [], []
+            for node, sent in zip(self._nodes, under_way, strict=True):
+                try:
+                    answers.append(sent.result())
+                except (AskError, TimeoutError, OSError) as exc:
+                    trouble.append((node, exc))
+                    if not answers:
+                        self._leave()
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return self._together(id_, answers, trouble)
+
+    def _to(self, node: int, question: Mapping[str, Any], data: memoryview) -> dict[str, Any]:
+        talk = self._backend.talk(self._address, node, question, _ASKED_S)
+        with self._lock:
+            self._talks.append(talk)
+        with talk:
+            talk.send_all(data)
+            talk.hear(_TAKEN_S)
+            return talk.hear(self._within + _MORE_S) or {}
+
+    def _leave(self) -> None:
+        with self._lock:
+            for talk in self._talks:
+                talk.close()
+
+    def _together(
+        self, id_: str, answers: Sequence[dict[str, Any]], trouble: Sequence[tuple[int, BaseException]]
+    ) -> dict[str, Any]:
+        """Return what all nodes say together; of nodes that are gone their record tells what they did."""
+        name = self._state.name
+        done = [answer for answer in answers if answer.get("outcome")]
+        if not done and trouble:
+            fact = self._told(id_)
+            if fact is not None:
+                return {"outcome": "swapped", **_as_answer(fact)}
+            node, exc = trouble[0]
+            why = str(exc) or "it didn't answer"
+            if "knows no question" in why:
+                why = "its code can't be swapped: it passes no point, or is of an older version"
+            raise SwapError(f"{name}: nothing was swapped, as node {node} can't take it: {why}")
+        together: dict[str, Any] = {**(done or answers)[0]}
+        together["unreached"] = [f"node {node}: {exc or 'it did not answer'}" for node, exc in trouble]
+        for key in ("errors", "lacks", "late", "silent"):
+            together[key] = [item for answer in answers for item in answer.get(key, ())]
+        together["metrics"] = next((a["metrics"] for a in answers if a.get("metrics")), {})
+        names: dict[str, str] = {}
+        order = [SAME, ADDED, REPLACED, LATER]
+        for answer in answers:
+            for key, how in answer.get("names", {}).items():
+                names[key] = max(names.get(key, how), how, key=order.index)
+        return {**together, "names": names}
+
+    def _told(self, id_: str) -> Swapped | None:
+        until = time.monotonic() + _TOLD_S
+        while True:
+            with suppress(NBTorchJobError):
+                for fact in self._backend.snapshot(self._address).swaps:
+                    if fact.id == id_:
+                        return fact
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.2)
+
+
+def _as_answer(fact: Swapped) -> dict[str, Any]:
+    return {"names": dict(fact.names), "point": fact.point, "call": fact.call, "metrics": dict(fact.metrics)}
+
+
+def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> SwapAnswer:
+    """Return what was swapped; raises ``SwapError`` with why nothing was."""
+    name, why = state.name, answer.get("why", "")
+    if answer.get("outcome") == "swapped":
+        step = answer.get("metrics", {}).get("step")
+        return SwapAnswer(name, answer["names"], answer["point"], answer["call"], step)
+    back = answer.get("outcome") == "back"
+    nothing = f"{name}: the old code was put back on all ranks" if back else f"{name}: nothing was swapped"
+    for failed in answer.get("errors", ()):
+        error = Error.from_json(failed["error"])
+        trace = frames_text(error, dict(state.info.sources).get) if error.frames else ""
+        raise SwapError(
+            "\n".join(filter(None, (f"{nothing}, as rank {failed['rank']} raised {summary(error)}", trace)))
+        )
+    if back:
+        raise SwapError(f"{nothing}, as the first call of the new one failed")
+    if why == "late":
+        raise SwapError(f"{nothing}: {_late(chosen, state, answer['late'])}")
+    if why == "no point":
+        who = words.ranks(answer["silent"]) if answer["silent"] else "some"
+        raise SwapError(f"{nothing}: {_NO_POINT % who}")
+    reasons = [_WHY.get(why, why) or "its nodes gave no reason", *answer["unreached"]]
+    raise SwapError(f"{nothing}: {'; '.join(reasons)}")
+
+
+def _late(chosen: Backend, state: JobState, late: Sequence[int]) -> str:
+    """Say which ranks didn't come to the call, and where they are: as of a hang."""
+    who = words.ranks(late) if late else "not all ranks"
+    said = f"{who} didn't come to the call where the others waited"
+    with suppress(NBTorchJobError):
+        report = stacks.ask(chosen, state, 5.0)
+        said += f"\n{report}"
+    return f"{said}; {hint('stacks', state.name)} shows where each is"
+
+
+def values(pairs: Mapping[str, str]) -> str:
+    """Return definitions of plain values, from their texts; raises ``SwapError`` for what is none."""
+    lines = []
+    for name, text in pairs.items():
+        try:
+            ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise SwapError(f"{name}={text}: expected a plain value, such as 1e-4, True or 'adam'") from None
+        if not name.isidentifier():
+            raise SwapError(f"{name}={text}: expected NAME=VALUE")
+        lines.append(f"{name} = {text}")
+    return "\n".join(lines)

@@ -1,0 +1,291 @@
+"""What a cell of definitions changes in a rank's ``__main__``, whose functions and classes stay."""
+
+import ast
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+from nbtorchjob import capture
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime.rank import call
+from nbtorchjob.runtime.rank.swapped import (
+    ADDED,
+    LATER,
+    REPLACED,
+    SAME,
+    CannotSwapError,
+    Change,
+    LackingNamesError,
+    Replay,
+    earlier,
+)
+
+pytestmark = pytest.mark.torch
+
+KEY = b"k" * 32
+BEFORE = """
+import enum
+
+scale, other = 2, [1]
+
+def loss(x, by=1):
+    return x * scale * by
+
+class Base:
+    def who(self):
+        return "base"
+
+class Net(Base):
+    kept = 0
+    def who(self):
+        return "net of " + super().who()
+    def gone(self):
+        return "gone"
+
+class Slotted:
+    __slots__ = ("x",)
+
+class Kind(enum.Enum):
+    ONE = 1
+
+def make(by):
+    def inner(x):
+        return x * by
+    return inner
+
+closed = make(3)
+"""
+
+
+@pytest.fixture
+def space():
+    """Return the namespace of a rank that has run a cell."""
+    names = {"__name__": "__main__"}
+    exec(compile(BEFORE, "<before>", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def pack(tmp_path):
+    """Return what writes the payload of a swap, as a host does."""
+
+    def write(text, namespace=(), assumes=()):
+        (tmp_path / "swaps").mkdir(exist_ok=True)
+        path = tmp_path / "swaps" / f"{len(earlier(str(tmp_path / 'swaps'))) + 1}.payload"
+        theirs = capture.Theirs(frozenset(assumes))
+        packed = capture.from_cell(text, dict(namespace), theirs=theirs, swaps=True)
+        words = {"sets": sorted(packed.sets), "assumes": sorted(assumes), "or_back": False}
+        with path.open("wb") as file:
+            archive.write_swap(file, packed, KEY, words, far=False)
+        return str(path)
+
+    return write
+
+
+def changed(space, path):
+    change = Change(space)
+    change.prepare(path)
+    change.apply()
+    return change
+
+
+def test_whoever_holds_on_to_a_function_goes_on_with_its_new_code(space, pack):
+    held = space["loss"]
+    change = changed(space, pack("def loss(x, by=2):\n    return -x * by * scale", assumes=["scale"]))
+
+    assert space["loss"] is held
+    assert held(1) == -4
+    assert change.hows == {"loss": REPLACED}
+
+
+def test_objects_that_are_there_get_new_methods(space, pack):
+    net, bound = space["Net"](), space["Net"]().who
+    text = (
+        "class Net(Base):\n    def who(self):\n        return 'new of ' + super().who()\n"
+        "    def more(self):\n        return 1"
+    )
+    changed(space, pack(text, assumes=["Base"]))
+
+    assert (net.who(), bound(), net.more(), net.kept) == ("new of base", "new of base", 1, 0)
+    assert not hasattr(net, "gone")
+
+
+def test_all_is_put_back(space, pack):
+    held, net = space["loss"], space["Net"]()
+    before = dict(space)
+    text = (
+        "scale, new = 5, 6\nclass Net(Base):\n    def who(self):\n        return 'x'\n"
+        "def loss(x):\n    return 0\ndef closed(x):\n    return 0"
+    )
+    change = changed(space, pack(text, assumes=["Base"]))
+    assert (held(1), net.who(), space["new"], space["closed"](1)) == (0, "x", 6, 0)
+    change.undo()
+
+    assert space == before
+    assert (held(1), net.who(), net.gone(), space["closed"](1)) == (2, "net of base", "gone", 3)
+
+
+def test_nothing_is_changed_before_it_is_applied(space, pack):
+    before, scale = dict(space), space["loss"](1)
+    change = Change(space)
+    change.prepare(pack("scale = 7\nadded = scale + 1\ndef loss(x):\n    return x"))
+
+    assert space == before
+    assert space["loss"](1) == scale
+    assert change.hows == {"scale": REPLACED, "added": ADDED, "loss": REPLACED}
+
+
+def test_what_is_alike_is_told(space, pack):
+    text = "scale = 2\ndef loss(x, by=1):\n    return x * scale * by\nother = [2]"
+
+    assert changed(space, pack(text)).hows == {"scale": SAME, "loss": SAME, "other": REPLACED}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("class Net:\n    pass", r"Net has other bases now \(object, not Base\)"),
+        ("class Slotted:\n    __slots__ = ('x', 'y')", "Slotted has other __slots__ now"),
+        ("def Net():\n    pass", "Net is a class, and can't become a function"),
+        ("import enum\nclass Kind(enum.Enum):\n    TWO = 2", "Kind is an enum"),
+    ],
+)
+def test_what_objects_that_are_there_cant_get_is_refused(space, pack, text, why):
+    before = dict(space)
+
+    with pytest.raises(CannotSwapError, match=why):
+        Change(space).prepare(pack(text))
+    assert space == before
+
+
+def test_a_cell_that_raises_leaves_all_as_it_was(space, pack):
+    before = dict(space)
+
+    with pytest.raises(ZeroDivisionError):
+        Change(space).prepare(pack("scale = 7\ndef loss(x):\n    return 0\nbad = scale / 0"))
+    assert space == before
+    assert space["loss"](1) == 2
+
+
+def test_names_that_a_rank_lacks_are_told(space, pack):
+    with pytest.raises(LackingNamesError, match="this rank has no helper, which the new code reads"):
+        Change(space).prepare(pack("def loss(x):\n    return helper(x)", assumes=["helper"]))
+
+
+def test_what_the_notebook_has_comes_along_where_the_rank_has_none(space, pack):
+    notebook = {"__name__": "__main__", "scale": 100}
+    exec(compile("def helper(x):\n    return x + scale", "<notebook>", "exec"), notebook)
+    changed(space, pack("def loss(x):\n    return helper(x)", notebook, ["scale"]))
+
+    assert space["loss"](1) == 3  # by the rank's own scale
+
+
+def test_code_that_runs_is_replaced_from_its_next_call_on(space, pack):
+    go = threading.Event()
+    space["go"] = go
+    exec(compile("def loop():\n    go.wait()\n    return 'old'", "<before>", "exec"), space)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(space["loop"]()))
+    thread.start()
+    until = time.monotonic() + 60
+    while all(frame.f_code is not space["loop"].__code__ for frame in _inner()):
+        assert time.monotonic() < until
+    change = changed(space, pack("def loop():\n    return 'new'"))
+    go.set()
+    thread.join()
+
+    assert change.hows == {"loop": LATER}
+    assert (answers, space["loop"]()) == (["old"], "new")
+
+
+def _inner():
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+def test_an_object_made_in_the_cell_is_of_the_class_that_is_there(space, pack):
+    changed(space, pack("class Base:\n    def who(self):\n        return 'b'\nmade = Base()"))
+
+    assert type(space["made"]) is space["Base"]
+
+
+def test_a_compiled_function_goes_on_with_new_code_compiled(space, pack):
+    import torch
+
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    space["torch"], space["backend"] = torch, backend
+    exec(compile("@torch.compile(backend=backend)\ndef f(x):\n    return x + 1", "<before>", "exec"), space)
+    inner = torch.compile(space["loss"], backend=backend)
+    assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (2, 2)
+    compiled = len(seen)
+    changed(space, pack("def f(x):\n    return x + 10\ndef loss(x):\n    return x * 30"))
+
+    assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (11, 30)
+    assert len(seen) == compiled + 2
+
+
+def test_a_module_that_is_compiled_and_wrapped_gets_its_new_forward(space, pack):
+    import torch
+
+    text = "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * %d"
+    space["torch"] = torch
+    exec(compile(text.replace("Net", "Model") % 2, "<before>", "exec"), space)
+    model = torch.compile(space["Model"](), backend="eager")
+    assert model(torch.ones(1)).item() == 2
+    changed(space, pack(text.replace("Net", "Model") % 5, assumes=["torch"]))
+
+    assert model(torch.ones(1)).item() == 5
+
+
+SCRIPT = """
+seen = []
+scale = 1
+def loss(x):
+    return x * scale
+class Net:
+    def f(self):
+        return 1
+net = Net()
+for step in range(2):
+    seen.append((loss(1), net.f(), scale))
+    scale *= 10
+seen
+"""
+
+
+def test_a_later_attempt_runs_a_script_as_it_was_swapped(pack, tmp_path):
+    pack("def loss(x):\n    return helper(x) * scale\ndef helper(x):\n    return x + 1", assumes=["scale"])
+    pack("scale = 3\nclass Net:\n    def f(self):\n        return 2")
+    space = {"__name__": "__main__"}
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+    packed = {"cell": SCRIPT, "filename": "<script>", "flags": 0, "entry": None}
+
+    assert call.act(packed, space, replay) == [(6, 2, 3), (60, 2, 30)]
+
+
+def test_a_later_attempt_calls_a_function_as_it_was_swapped(pack, tmp_path, space):
+    pack("def loss(x):\n    return -x")
+    space["main"] = lambda: space["loss"](1)
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+
+    assert call.act({"function": space["main"], "args": (), "kwargs": {}}, space, replay) == -1
+
+
+def test_a_script_without_swaps_is_what_it_was():
+    tree = ast.parse(SCRIPT)
+    Replay([], {}).into(tree)
+
+    assert [type(node) for node in tree.body if not isinstance(node, ast.Expr)] == [
+        type(node) for node in ast.parse(SCRIPT).body if not isinstance(node, ast.Expr)
+    ]
