@@ -27,9 +27,10 @@ from nbtorchjob.capture import Theirs, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SwapError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.objects import pickler
-from nbtorchjob.runtime.rank.swapped import ADDED, LATER, REPLACED, SAME, set_by
+from nbtorchjob.runtime.rank.swapped import set_by
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
 from nbtorchjob.state.events import Swapped

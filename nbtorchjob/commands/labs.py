@@ -19,6 +19,7 @@ from nbtorchjob.runtime.lab.lead import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.state.info import MARK
+from nbtorchjob.state.text import swaps
 from nbtorchjob.state.turns import Stage, Turn
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -77,6 +78,11 @@ def promote(args: ParsedArgs, front: Front) -> Any:
         for note in cell_options.notes:
             front.say(f"Note: {note}")
         parts = [capture.Part(turn.taken.text, turn.taken.filename, _some(turn, state)) for turn in chosen]
+        rounds = {turn.taken.round: turn for turn in chosen}
+        for swap in swaps.as_swapped(state):
+            if swap.round in rounds:
+                what = f"{rounds[swap.round].name} runs as it was sent, without swap {swap.number}"
+                front.say(f"Note: {what} ({swaps.names(swap)})")
         label = f"{lab.name}, {words.ranks([turn.number for turn in chosen]).replace('rank', 'cell')}"
         call = capture.from_cells(parts, front.namespace(), label, root=working())
         call = replace(call, promoted=lab.name)

@@ -30,7 +30,7 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import Stream, Wanted, compiled
-from nbtorchjob.state.text import labs
+from nbtorchjob.state.text import labs, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
@@ -112,6 +112,8 @@ def attach(args: ParsedArgs, front: Front) -> Any:
 def retry(args: ParsedArgs, front: Front) -> Any:
     """Run an ended job's payload again, as a new job."""
     job, options = _trusted(args, front)
+    if job.info.cluster and swaps.as_swapped(job.state):
+        front.say(f"Note: the new job runs the code as it was submitted, not as {job.name} swapped it")
     return _hold(job.retry(), options, front)
 
 

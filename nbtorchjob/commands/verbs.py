@@ -24,7 +24,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.text import facts, lifetime
+from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui import jobs_table, parts
@@ -290,6 +290,9 @@ def export(args: ParsedArgs, find: Find) -> Answers:
     job = find(name)
     for path in job.export(folder):
         yield Answer(str(path), {"path": str(path)})
+    if made := swaps.as_swapped(job.state):
+        what = f"The manifests run the code as it was submitted: {words.count(len(made), 'swap')} came after"
+        yield Answer(f"{what}; {hint('describe', job.name)} shows them.", aside=True)
     if missing := job.info.asked.secret_env:
         yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 

@@ -19,7 +19,7 @@ from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
-from nbtorchjob.state.text import usage
+from nbtorchjob.state.text import swaps, usage
 from nbtorchjob.text.words import LINE, duration, line, number, short
 from nbtorchjob.ui import parts as rendered
 from nbtorchjob.ui.parts import MAX_CELL, Part
@@ -206,7 +206,9 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 
 
 def _text(state: JobState) -> str:
-    return "\n".join(text for _, text in cells(state))
+    """Return a job's code, and below it what was swapped in."""
+    later = [f"# swap {swap.number}\n{swap.text.strip()}\n" for swap in swaps.as_swapped(state)]
+    return "\n".join([*(text for _, text in cells(state)), *later])
 
 
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:

@@ -14,7 +14,7 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
-from nbtorchjob.state.text import attempts, facts, usage
+from nbtorchjob.state.text import attempts, facts, swaps, usage
 from nbtorchjob.text.words import LINE, clock, line
 from nbtorchjob.ui import comparison as code
 from nbtorchjob.ui.card import chart, describe, metrics
@@ -129,7 +129,10 @@ def _series(state: JobState) -> Series:
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a chart for each metric that one of them reported, with a line for each job."""
-    per_job = [metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS) for state in states]
+    per_job = [
+        metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS, swaps.marks(state))
+        for state in states
+    ]
     known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
     if not known:
         return [_part("Metrics", said=["None of them reported a metric that changed."])]

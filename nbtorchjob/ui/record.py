@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.state import Attempt, JobState, Phase, turns
+from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.text import attempts, facts, labs, usage
 from nbtorchjob.text.words import line
@@ -103,7 +104,14 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
         "history": [_attempt(attempt) for attempt in state.attempts],
         "told": attempts.lines(state),
         "error": error.to_json() if error else None,
+        "swaps": [_swap(swap) for swap in state.swapped],
     }
+
+
+def _swap(swap: Swapped) -> Record:
+    told = asdict(swap)
+    kept = ("number", "time", "by", "names", "point", "call", "diff", "back")
+    return {**{name: told[name] for name in kept}, "step": swap.metrics.get("step")}
 
 
 def _environment(state: JobState) -> Record | None:

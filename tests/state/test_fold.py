@@ -58,6 +58,13 @@ LEFT = [
     ev.RankStops(4.0, 0, 0, 0, 8, "step", "<cell>", ev.BREAKPOINT),
     ev.RankGoesOn(3.0, 0, 0, 0, "steps"),
     ev.RankGoesOn(5.0, 0, 0, 0, "continues"),
+    *(
+        ev.Swapped(
+            2.5, node, 0, 1, "s1", "ada", "lr = 2", "+lr = 2", {"lr": "replaced"}, "report()", 4, metrics
+        )
+        for node, metrics in enumerate(({"step": 3.0}, {}))
+    ),
+    ev.Swapped(2.7, 1, 0, 1, "s2", "ada", "lr = 0", "", {"lr": "replaced"}, "report()", 6, back="rank 0: no"),
     ev.RankLeft(3.0, 0, 0, 0, 7, {"step": 7.0}),
     ev.RankLeft(3.0, 1, 1, 0, 7, {"step": 6.0}),
     *(ev.NodeExited(5.0, node, code=exits.LEFT) for node in (0, 1)),

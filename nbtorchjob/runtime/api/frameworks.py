@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict
 
 from nbtorchjob.runtime.api.leaving import Leaving, expect, first_call, leaving
 from nbtorchjob.runtime.api.report import report
+from nbtorchjob.runtime.api.swapping import swap_point
 from nbtorchjob.runtime.facts import onimport
 from nbtorchjob.runtime.facts.emit import emit
 
@@ -75,6 +76,7 @@ def _trainer(module: Any) -> None:
                 expect()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            swap_point()
             if self.saves and leaving():
                 control.should_save = control.should_training_stop = True
 
@@ -112,6 +114,7 @@ def _lightning(module: Any) -> None:
                 expect()
 
         def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+            swap_point()
             if self.saves and leaving():
                 if trainer.is_global_zero:
                     _quietly(_tell, {}, counted, trainer)

@@ -9,6 +9,9 @@ from nbtorchjob.runtime.api import points
 
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
 PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that they start
+# How a name came by its new value.
+ADDED, REPLACED, LATER, SAME = "added", "replaced", "later", "same"
+
 _point = points.of[points.POINT]
 optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
 

@@ -39,7 +39,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, SWAP, VERDICT, Agreement, Page
-from nbtorchjob.runtime.api.swapping import KEPT
+from nbtorchjob.runtime.api.swapping import ADDED, KEPT, LATER, REPLACED, SAME
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.node.receiving import received
@@ -466,7 +466,7 @@ class Swaps:
 
     def _names(self, current: _Try) -> Dict[str, str]:
         """Return how each name changed; of ranks among which that differs what says most."""
-        order = (swapped.SAME, swapped.ADDED, swapped.REPLACED, swapped.LATER)
+        order = (SAME, ADDED, REPLACED, LATER)
         names: Dict[str, str] = {}
         for outcome in current.outcomes.values():
             for name, how in outcome.get("names", {}).items():

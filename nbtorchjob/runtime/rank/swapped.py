@@ -24,12 +24,10 @@ import types
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.rank.names import Names
 from nbtorchjob.runtime.store.payload import Payload
-
-# How a name came by its new value.
-ADDED, REPLACED, LATER, SAME = "added", "replaced", "later", "same"
 
 _COMPILED = "_torchdynamo_orig_callable"
 _COPIED = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__")

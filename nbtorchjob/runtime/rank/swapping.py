@@ -29,9 +29,10 @@ import types
 from typing import Any, Dict, Optional
 
 from nbtorchjob.runtime.api import points, report
+from nbtorchjob.runtime.api.swapping import SAME
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.rank import streams
-from nbtorchjob.runtime.rank.swapped import SAME, Change, LackingNamesError
+from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
 
 PREPARED, REFUSED, CHANGED, WENT_WELL, RAISED = range(1, 6)
 GO, DROP, STAYS, BACK = range(1, 5)

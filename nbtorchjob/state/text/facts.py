@@ -24,7 +24,7 @@ from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
-from nbtorchjob.state.text import labs, lifetime, usage
+from nbtorchjob.state.text import labs, lifetime, swaps, usage
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -109,7 +109,10 @@ def origins(state: JobState) -> list[str]:
     image = [line(f"image {state.image}", LINE)] if state.image else []
     cell = f", cell {info.cell}" if info.cell else ""
     notebook = [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
-    return [*image, *notebook, *([line(_checkout(state.checkout), LINE)] if state.checkout else [])]
+    made = swaps.as_swapped(state)
+    changed = [f"code as swapped, {count(len(made), 'time')}: see describe"] if made else []
+    checkout = [line(_checkout(state.checkout), LINE)] if state.checkout else []
+    return [*image, *notebook, *checkout, *changed]
 
 
 def _checkout(fact: CheckoutTold) -> str:
@@ -454,6 +457,7 @@ def artifacts(state: JobState) -> str:
 def notices(state: JobState) -> list[str]:
     """Return the newest lines of what is worth one, and say how many facts aren't believed."""
     texts = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
+    texts += swaps.newest(state)
     if state.refused:
         many, first = len(state.refused), state.refused[0].why
         texts.append(line(f"Ignored {count(many, 'invalid fact')} from this job ({first})", _MAX_TEXT))

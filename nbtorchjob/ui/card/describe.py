@@ -11,7 +11,7 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState, Phase, turns
-from nbtorchjob.state.text import attempts, facts, labs, lifetime, usage
+from nbtorchjob.state.text import attempts, facts, labs, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
 from nbtorchjob.text.ansi import to_text
@@ -60,6 +60,7 @@ def parts(
         Part("What runs", said=[what] if what else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), labs.lines(state, now)),
+        Part("What was swapped", swaps.rows(state, now), wrote=swaps.diffs(state)),
         Part("Why it waits", said=attempts.pending(state, now)),
         Part(
             "Why it was stopped" if state.stopped_early else "Why it failed",

@@ -55,10 +55,15 @@ def summary(series: Series, most: int, *, counting: bool = True) -> list[str]:
     return [*shown, f"and {count(more, 'more metric')}"] if more > 0 else shown
 
 
-def curves(series: Series, turns: Mapping[int, str], most: int = 4) -> dict[str, Curve]:
+def curves(
+    series: Series,
+    turns: Mapping[int, str],
+    most: int = 4,
+    swaps: Sequence[tuple[int, float, str]] = (),
+) -> dict[str, Curve]:
     """Return the metrics worth a chart: those that changed, and aren't themselves a count.
 
-    ``turns`` are why each round began.
+    ``turns`` are why each round began, and ``swaps`` in which round and when code was swapped, with a word.
     """
     drawn: dict[str, Curve] = {}
     for name in latest(series):
@@ -67,15 +72,24 @@ def curves(series: Series, turns: Mapping[int, str], most: int = 4) -> dict[str,
         ]
         values = {as_float(point.metrics[name]) for _, points in rounds for point in points}
         if name not in _COUNTING and len([v for v in values if math.isfinite(v)]) > 1 and len(drawn) < most:
-            drawn[name] = _curve(name, rounds, turns)
+            drawn[name] = _curve(name, rounds, turns, swaps)
     return drawn
 
 
-def _curve(name: str, rounds: Sequence[tuple[int, list[Point]]], turns: Mapping[int, str]) -> Curve:
+def _curve(
+    name: str,
+    rounds: Sequence[tuple[int, list[Point]]],
+    turns: Mapping[int, str],
+    swaps: Sequence[tuple[int, float, str]],
+) -> Curve:
     label, along = _along(rounds)
     points, marks = [], []
     for (round_, reported), xs, (later, _) in zip(rounds, along, [*rounds[1:], (None, [])], strict=True):
         points += [(x, as_float(point.metrics[name])) for x, point in zip(xs, reported, strict=True)]
+        for of, when, word in swaps:
+            before = [x for x, point in zip(xs, reported, strict=True) if point.time <= when]
+            if of == round_ and before:
+                marks.append((before[-1], word))
         if later is not None:
             why = [text for turn, text in turns.items() if round_ < turn <= later]
             marks.append((xs[-1], why[0] if why else ""))

@@ -14,7 +14,7 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import PERCENT, REPORT, progress
-from nbtorchjob.state.text import attempts, facts, labs, lifetime, usage
+from nbtorchjob.state.text import attempts, facts, labs, lifetime, swaps, usage
 from nbtorchjob.state.text.progress import overdue, progress_line, rate, stillness
 from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line, number
@@ -98,7 +98,7 @@ def html(
     room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
-    curves = metrics.curves(_series(state), attempts.turns(state))
+    curves = metrics.curves(_series(state), attempts.turns(state), swaps=swaps.marks(state))
     charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
     drawn = ""
     if charts:

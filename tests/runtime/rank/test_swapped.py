@@ -10,12 +10,9 @@ import pytest
 
 from nbtorchjob import capture
 from nbtorchjob.payload import archive
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.rank.swapped import (
-    ADDED,
-    LATER,
-    REPLACED,
-    SAME,
     CannotSwapError,
     Change,
     LackingNamesError,

@@ -1,0 +1,67 @@
+"""What is said of swaps of a job's code: where, whose, and which names (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbtorchjob.runtime.api.swapping import SAME
+from nbtorchjob.state import JobState
+from nbtorchjob.state.events import Swapped
+from nbtorchjob.text.words import LINE, clock, count, line, number
+
+HEAD = ("swap", "at", "when", "whose", "names", "outcome")
+_MOST = 50
+_MAX_NAMES = 120
+_MAX_WHO = 120
+
+
+def as_swapped(state: JobState) -> tuple[Swapped, ...]:
+    """Return the swaps that the job's code is the outcome of."""
+    return tuple(swap for swap in state.swapped if not swap.back)
+
+
+def where(swap: Swapped) -> str:
+    """Return at which step it was, or at which call where no step was reported."""
+    if "step" in swap.metrics:
+        return f"step {number(swap.metrics['step'])}"
+    return f"call {swap.call:,} of {line(swap.point, 20)}"
+
+
+def names(swap: Swapped) -> str:
+    """Return the names that it changed."""
+    return line(", ".join(name for name, how in swap.names.items() if how != SAME) or "nothing", _MAX_NAMES)
+
+
+def rows(state: JobState, now: float) -> list[tuple[str, ...]]:
+    """Return a row for each of the newest swaps, below a head."""
+    swaps = [
+        (
+            str(swap.number),
+            where(swap),
+            clock(swap.time, now),
+            line(swap.by, _MAX_WHO),
+            names(swap),
+            line(f"put back: {swap.back}", _MAX_NAMES) if swap.back else "stays",
+        )
+        for swap in state.swapped[-_MOST:]
+    ]
+    return [HEAD, *swaps] if swaps else []
+
+
+def diffs(state: JobState) -> list[str]:
+    """Return the lines of what the swaps that stay have changed."""
+    return [line(text, LINE) for swap in as_swapped(state)[-_MOST:] for text in swap.diff.split("\n")]
+
+
+def newest(state: JobState) -> list[str]:
+    """Return a line on the newest swap, if there was one."""
+    swaps = as_swapped(state)
+    if not swaps:
+        return []
+    often = "" if len(swaps) == 1 else f", {count(len(swaps), 'swap')} so far"
+    return [line(f"Code swapped at {where(swaps[-1])}: {names(swaps[-1])}{often}", LINE)]
+
+
+def marks(state: JobState) -> Sequence[tuple[int, float, str]]:
+    """Return in which round and when each swap was that stays, with a word for a chart."""
+    return [(swap.round, swap.time, f"swap {swap.number}") for swap in as_swapped(state)]
