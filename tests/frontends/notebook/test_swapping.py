@@ -1,0 +1,66 @@
+"""``%%torchjob --swap``, ``swap`` and ``set`` in a real shell, on a real job and on a real lab."""
+
+import pytest
+
+from nbtorchjob import CaptureError, SwapError, api
+from tests.backends.local.real import seen
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """%%torchjob --name {name} -d --nproc-per-node 2 {more}
+import os, time
+from nbtorchjob import report, swap_point
+rate = 1.0
+def loss():
+    return rate
+out, step = [], 0
+while not os.path.exists({go!r}):
+    out.append(loss())
+    report(step=step, value=out[-1])
+    step += 1
+    time.sleep(0.01)
+    swap_point()
+[value for at, value in enumerate(out) if at == 0 or value != out[at - 1]]
+"""
+
+
+def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
+    go, file = tmp_path / "go", tmp_path / "new.py"
+    notebook.run(TRAIN.format(name="swapped", more="", go=str(go)))
+    job = api.attach("swapped")
+    seen(job, lambda state: len(state.series) == 2)
+    notebook.run("factor = 10")
+    notebook.run("%%torchjob --swap swapped --or-back\ndef loss():\n    return rate * factor")
+    assert "swapped: swapped on all ranks at call " in notebook.out
+    assert "  loss  replaced" in notebook.out
+    notebook.run("%torchjob set swapped rate=0.5")
+    file.write_text("rate = 7\nif __name__ == '__main__':\n    raise SystemExit\n")
+    notebook.run(f"%torchjob swap swapped {file}")
+    assert "  rate  replaced" in notebook.out
+    assert "line 2 does more than define something" in notebook.error(
+        "%%torchjob --swap swapped\nprint(rate)", CaptureError
+    )
+    assert "rate=os: expected a plain value" in notebook.error("%torchjob set swapped rate=os", SwapError)
+    assert "--within can't be given without --swap" in notebook.refusal("%%torchjob --within 5\n1")
+    go.touch()
+
+    assert notebook.value("%torchjob result swapped" if job.wait(180) else "") == [1.0, 10.0, 5.0, 70]
+    notebook.run("%torchjob describe swapped")
+    assert "What was swapped" in notebook.out
+
+
+def test_the_cell_that_a_lab_runs_is_changed(notebook, tmp_path):
+    go = tmp_path / "go"
+    notebook.run("%%torchjob --keep swaplab --nproc-per-node 2\nrate = 1.0")
+    notebook.run(
+        "%%torchjob --on swaplab -d\n" + TRAIN.format(name="x", more="", go=str(go)).partition("\n")[2]
+    )
+    lab = api.lab("swaplab")
+    seen(lab.newest, lambda state: len(state.series) == 2)
+    notebook.run("%%torchjob --swap swaplab\ndef loss():\n    return 3.0")
+    assert "  loss  replaced" in notebook.out
+    go.touch()
+
+    assert lab.newest.result(180) == [1.0, 3.0]
+    assert "swaplab is idle: run the cell on it" in notebook.error("%torchjob set swaplab rate=2", SwapError)
+    lab.end()
