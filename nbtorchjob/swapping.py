@@ -127,7 +127,7 @@ def swap(
             call,
             {
                 "sets": sorted(cell.sets),
-                "assumes": sorted(theirs),
+                "assumes": sorted(theirs - cell.sets),
                 "or_back": or_back,
                 "within": within,
                 "by": identity.whose(call, origin(call)),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Callable, Iterator, List
 
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, node_index
+from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, STREAM, node_index
+from nbtorchjob.runtime.facts.injected import attempt as injected_attempt
 from nbtorchjob.runtime.store.payload import PayloadError
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ def _is_url(target: str) -> bool:
 
 def _folder() -> str:
     return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "checkpoints")
+
+
+def beside(name: str) -> str:
+    """Return a folder of that name that survives this node's pod, filled by earlier attempts; "" for none.
+
+    It lies among the checkpoints. On the user's own machine a node's folder survives anyway.
+    """
+    target = os.environ.get(CHECKPOINTS)
+    if not target or STREAM not in os.environ:
+        return ""
+    if _is_url(target):
+        target = _filled(target, _folder()) if injected_attempt() > 1 else _folder()
+    return os.path.join(target, ".nbtorchjob-" + name)
 
 
 class Saved:

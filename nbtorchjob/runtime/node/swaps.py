@@ -37,7 +37,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api import checkpoints, points
 from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, SWAP, VERDICT, Agreement, Page
 from nbtorchjob.runtime.api.swapping import ADDED, KEPT, LATER, REPLACED, SAME
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
@@ -58,6 +58,7 @@ from nbtorchjob.runtime.rank.swapping import (
     outcome_of,
     payload_of,
 )
+from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
 # Verdicts beside "go": why nothing is swapped.
 GOES, LATE, UNABLE, POINTLESS, ABSENT, LEAVES, OVER = (
@@ -194,6 +195,7 @@ class Swaps:
         They agree in ``store``, where this node is the one at ``place``. A node that lacks some is given
         them, sealed, by the first one that has them.
         """
+        self._recover()
         store.set("nbtorchjob/swaps/%d" % place, str(self.count()))
         counts = [int(store.get("nbtorchjob/swaps/%d" % other)) for other in range(places)]
         most = max(counts)
@@ -208,15 +210,28 @@ class Swaps:
                     self._keep(number, sealed.unseal("%d" % number))
         return most
 
+    def _recover(self) -> None:
+        """Take what earlier attempts have left in a place that survives pods, as far as it is signed."""
+        for path in swapped.earlier(checkpoints.beside(KEPT)) if self._place else ():
+            if not os.path.exists(os.path.join(self._place, os.path.basename(path))):
+                try:
+                    Payload(path).verify(self._key)
+                except PayloadError as exc:
+                    emit("Notice", text="a swap of an earlier attempt isn't made again: %s" % exc)
+                    return
+                with open(path, "rb") as file:
+                    self._keep(self.count() + 1, file.read())
+
     def _kept(self, number: int) -> str:
         return os.path.join(self._place, "%d.payload" % number)
 
     def _keep(self, number: int, data: bytes) -> None:
-        os.makedirs(self._place, exist_ok=True)
-        path = self._kept(number)
-        with open(path + ".partial", "wb") as file:
-            file.write(data)
-        os.replace(path + ".partial", path)
+        for place in filter(None, (self._place, checkpoints.beside(KEPT))):
+            os.makedirs(place, exist_ok=True)
+            path = os.path.join(place, "%d.payload" % number)
+            with open(path + ".partial", "wb") as file:
+                file.write(data)
+            os.replace(path + ".partial", path)
 
     def enter(self, round_: int, folder: str, page: Page, numbers: Dict[int, int], peers: Any) -> None:
         """Go on with the ranks of a round: by their number here, which one of the job each is."""
@@ -336,8 +351,6 @@ class Swaps:
 
     def _bring_files(self, request: _Request) -> None:
         """Lay the local modules that come along beside those that are there; what is imported stays."""
-        from nbtorchjob.runtime.store.payload import FILES, Payload
-
         payload = Payload(request.path)
         names = [name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES)]
         if any(not os.path.exists(os.path.join(self._files, name)) for name in names):

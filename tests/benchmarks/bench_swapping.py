@@ -1,0 +1,238 @@
+"""Code that is swapped at random moments of a training whose every step is written down.
+
+Four gloo ranks on two nodes step together. After so many swaps all ranks must have changed at the same steps,
+none may be lost, doubled or hung, and each loss must be that of the same schedule run plainly. Then swaps of
+which one rank fails, swaps whose first call fails, and swaps in the midst of which a node, rank or asker is
+killed: all ranks must have the new code or none, and what is told must be true. Also what a point costs.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from nbtorchjob import Elastic, Job, JobSpec, Retry, SwapError, capture, submission
+from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.runtime.api.points import Page, begin
+from nbtorchjob.runtime.api.swapping import swap_point
+from tests.benchmarks.measure import own_state
+
+CELL = """
+import json, os, time
+import torch
+from torch import distributed
+from nbtorchjob import attempt, report, swap_point
+folder = os.environ["NOTES"]
+schedule = json.loads(os.environ["SCHEDULE"])
+first_calls = set()
+def version(step):
+    return 0
+def planned(step):
+    return schedule[step] if step < len(schedule) else None
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+weight = torch.tensor([1.0], dtype=torch.float64)
+notes = open(os.path.join(folder, f"{attempt()}-{rank}"), "a")
+step = 0
+while True:
+    began = time.time()
+    now = planned(step) if schedule else version(step)
+    stop = torch.tensor([float(now is None or os.path.exists(os.path.join(folder, "stop")))])
+    distributed.all_reduce(stop)
+    if stop.item():
+        break
+    gradient = (weight - 0.01 * now) * (rank + 1)
+    distributed.all_reduce(gradient)
+    weight -= 0.01 * gradient
+    notes.write(f"{step} {now} {weight.item()!r} {began}\\n")
+    notes.flush()
+    if step % 10 == 0:
+        report(step=step)
+    step += 1
+    time.sleep(0.002)
+    swap_point()
+step
+"""
+NEW = "def version(step):\n    return %d"
+ONE_FAILS = "import os\nfailed = 1 / (int(os.environ['RANK']) - %d)\n" + NEW
+RAISES = "import os\ndef version(step):\n    return 1 / (int(os.environ['RANK']) - %d)"
+
+
+def start(notes: str, schedule: str = "[]", retry: "Retry | None" = None) -> "Job[int]":
+    """Start a training, and wait until all of its ranks step."""
+    asked = JobSpec(Elastic(2, nproc_per_node=2), env={"NOTES": notes, "SCHEDULE": schedule}, retry=retry)
+    job: Job[int] = submission.submit(capture.from_cell(CELL, {}), asked)
+    wait_for(lambda: len(steps(notes, 1)) == 4 and all(steps(notes, 1)))
+    return job
+
+
+def steps(notes: str, attempt: int) -> "list[list[tuple[int, float, float]]]":
+    """Return of each rank, by step, which version it had, what came out, and when it began."""
+    ranks = []
+    for path in sorted(Path(notes).glob(f"{attempt}-*")):
+        lines = [line.split() for line in path.read_text().split("\n")[:-1]]
+        assert [int(line[0]) for line in lines] == list(range(len(lines))), "a step is lost or doubled"
+        ranks.append([(int(line[1]), float(line[2]), float(line[3])) for line in lines])
+    return ranks
+
+
+def alike(ranks: "list[list[tuple[int, float, float]]]") -> bool:
+    """Whether all ranks had one version, and one outcome, at each step that all have made."""
+    many = min(map(len, ranks), default=0)
+    return all(len({rank[at][:2] for rank in ranks}) == 1 for at in range(many))
+
+
+def outcomes(ranks: "list[list[tuple[int, float, float]]]") -> "list[list[tuple[int, float]]]":
+    """Return the same without the times."""
+    return [[(version, weight) for version, weight, _ in rank] for rank in ranks]
+
+
+def wait_for(look: "object", seconds: float = 120.0) -> None:
+    """Wait until it is so."""
+    until = time.monotonic() + seconds
+    while not look():  # type: ignore[operator]
+        assert time.monotonic() < until, "it hangs"
+        time.sleep(0.02)
+
+
+def end(job: "Job[int]", notes: str) -> None:
+    """Have a training end."""
+    Path(notes, "stop").touch()
+    job.wait(120)
+
+
+def swaps(count: int, fails: int, chance: random.Random) -> None:
+    """Swap, and fail to, so many times; print how long it took until the first step with new code."""
+    with tempfile.TemporaryDirectory() as notes, tempfile.TemporaryDirectory() as plain:
+        job, asked, refused, back = start(notes), [], 0, 0
+        for number in range(1, count + 1):
+            time.sleep(chance.uniform(0, 0.1))
+            asked.append((number, time.time()))
+            job.swap(NEW % number)
+        for number in range(fails):
+            time.sleep(chance.uniform(0, 0.1))
+            try:
+                job.swap(ONE_FAILS % (chance.randrange(4), 1000 + number))
+            except SwapError:
+                refused += 1
+            try:
+                job.swap(RAISES % chance.randrange(4), or_back=True)
+            except SwapError:
+                back += 1
+        end(job, notes)
+        ranks = steps(notes, 1)
+        took = [min(rank_began(rank, number) for rank in ranks) - when for number, when in asked]
+        versions = [version for version, _, _ in ranks[0]]
+        other = start(plain, repr(versions))
+        other.wait(120)
+        same = outcomes(steps(plain, 1)) == outcomes(ranks)
+        known = [0, *(number for number, _ in asked)]
+        print(f"swaps {count}, one rank fails {fails}, first call fails {fails}, steps {len(versions)}")
+        print(f"ranks that change at other steps: {not alike(ranks)}")
+        in_order = list(dict.fromkeys(versions)) == known and versions == sorted(versions)
+        print(f"versions lost or doubled: {not in_order}")
+        print(f"refused {refused}, put back {back}, recorded {sum(not s.back for s in job.state.swapped)}")
+        print(f"each loss that of the schedule run plainly: {same}")
+        print(f"seconds to the first step with new code: median {statistics.median(took):.3f}", end="")
+        print(f", worst {max(took):.3f}")
+        job.delete()
+        other.delete()
+
+
+def rank_began(rank: "list[tuple[int, float, float]]", version: int) -> float:
+    """Return when a rank began its first step with a version."""
+    return next(began for known, _, began in rank if known == version)
+
+
+def ask(job: "Job[int]", said: "multiprocessing.queues.SimpleQueue[str]") -> None:
+    """Be an asker that may be killed."""
+    os.setsid()
+    try:
+        job.swap(NEW % 1)
+        said.put("swapped")
+    except NBTorchJobError as exc:
+        said.put(str(exc).partition("\n")[0])
+
+
+def kills(count: int, chance: random.Random) -> None:
+    """Kill somebody in the midst of a swap; print what was told, and what was so."""
+    fork, untrue, mixed = multiprocessing.get_context("fork"), 0, 0
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as notes:
+            job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
+            nodes = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
+            whom = chance.choice(["lead", "node", "rank", "asker"])
+            said = fork.SimpleQueue()
+            asker = fork.Process(target=ask, args=(job, said))
+            asker.start()
+            time.sleep(chance.uniform(0, 0.6))
+            pids = {"lead": nodes[0], "node": nodes[1], "rank": a_rank(nodes[1]), "asker": asker.pid}
+            os.kill(pids[whom] or 0, signal.SIGKILL)
+            asker.join(120)
+            told = said.get() if not said.empty() else ""
+            attempt = 1 if whom == "asker" else 2
+            wait_for(lambda attempt=attempt, notes=notes: len(steps(notes, attempt)) == 4)
+            time.sleep(0.5)
+            wait_for(lambda attempt=attempt, notes=notes: all(len(r) > 20 for r in steps(notes, attempt)))
+            end(job, notes)
+            ranks = steps(notes, attempt)
+            new = bool(ranks[0][-1][0])
+            recorded = any(not swap.back for swap in job.state.swapped)
+            wrong = recorded != new or (told == "swapped") > new or ("nothing was swapped" in told and new)
+            mixed += not (alike(steps(notes, 1)) and alike(ranks))
+            untrue += wrong
+            print(f"{whom} killed: new code {new}, recorded {recorded}, told {told[-90:]!r}", flush=True)
+            job.delete()
+    print(f"kills {count}: ranks with other code {mixed}, told untruly {untrue}")
+
+
+def a_rank(agent: int) -> int:
+    """Return the process of a rank of that node: the newest of its descendants."""
+    below: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, parent = int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        below.setdefault(parent, []).append(pid)
+    found, waiting = [], [agent]
+    while waiting:
+        children = below.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return max(found)
+
+
+def cost() -> float:
+    """Return the microseconds that a point takes where nothing is to be done."""
+    with tempfile.TemporaryDirectory() as folder:
+        Page.create(folder, 8)
+        begin(folder, 0)
+        began = time.perf_counter()
+        for _ in range(1_000_000):
+            swap_point()
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--swaps", type=int, default=100)
+    parser.add_argument("--fails", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    print(f"swap_point(): {cost():.2f} us a call")
+    with own_state():
+        if given.swaps:
+            swaps(given.swaps, given.fails, random.Random(given.seed))
+        kills(given.kills, random.Random(given.seed))
+
+
+if __name__ == "__main__":
+    main()
