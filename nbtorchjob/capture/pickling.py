@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import os
 import pickle
 import re
 import socket
@@ -51,6 +52,7 @@ _STAYS = {
     "hooks": "its hooks stay here",
     "cache": "what it has cached stays here",
 }
+_DISPLAYS = ("IPython.core.display_functions", "IPython.core.display")  # the latter before IPython 7.23
 
 
 @dataclass
@@ -143,7 +145,7 @@ class Pickler(pickler.Pickler):
         """Note the function, and reduce it."""
         if function.__dict__.get("__wrapped__") is open:
             return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
-        if (function.__module__, function.__name__) == ("IPython.core.display_functions", "display"):
+        if function.__name__ == "display" and function.__module__ in _DISPLAYS:
             return getattr, (builtins, "display")  # which a rank has without IPython, too
         self._note(function)
         self.seen.modules.update(modules_named(function.__code__))
@@ -257,7 +259,10 @@ class Pickler(pickler.Pickler):
     def _note_source(self, filename: str) -> None:
         # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
         entry = cache.get(filename) if filename != "<string>" else None
-        if entry is not None and len(entry) == 4 and entry[1] is None:  # no file: a notebook's cell
+        if entry is None or len(entry) != 4:
+            return
+        # No file, so a notebook's cell. IPython before 8 sets a time all the same.
+        if entry[1] is None or not os.path.exists(filename):
             self.seen.sources[filename] = "".join(entry[2])
 
 

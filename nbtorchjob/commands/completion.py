@@ -21,13 +21,15 @@ def matcher(context: CompletionContext) -> dict[str, Any]:
     """Complete a ``%torchjob`` or ``%%torchjob`` line (IPython's matcher API, version 2)."""
     from IPython.core.completer import SimpleCompletion  # not needed in a terminal
 
-    magic = _LINE.fullmatch(context.line_with_cursor[: context.cursor_position])
-    if magic is None:
-        return {"completions": [], "suppress": False}
-    cell = magic[1] == "%%"
-    texts = list(candidates(magic[2], cell=cell))
+    texts = of_line(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=text, type="param") for text in texts]
     return {"completions": completions, "suppress": bool(texts)}
+
+
+def of_line(line: str) -> list[str]:
+    """Return the completions at the end of a line of the notebook; none unless it is one of the magic's."""
+    magic = _LINE.fullmatch(line)
+    return list(candidates(magic[2], cell=magic[1] == "%%")) if magic is not None else []
 
 
 def candidates(text: str, *, cell: bool) -> Iterable[str]:

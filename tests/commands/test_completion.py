@@ -79,3 +79,9 @@ def test_what_fits_is_offered(text, texts):
 
 def test_every_flag_is_offered():
     assert set(offered("%%torchjob --")) == {flag for flag in options.flags() if flag.startswith("--")}
+
+
+def test_a_line_of_the_notebook_is_completed_if_it_is_the_magics():
+    assert completion.of_line("%torchjob status ev") == ["eval-3333"]
+    assert "--nnodes" in completion.of_line("%%torchjob --nn")
+    assert completion.of_line("print(ev") == []

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.magic import no_var_expand, output_can_be_silenced
+from IPython.core import completer, magic
 
 if TYPE_CHECKING:
     from nbtorchjob.frontends.notebook.magics import TorchJobMagics
@@ -48,9 +48,10 @@ class Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         # The magic itself expands {name}: after `run`, braces are Python.
-        magic = no_var_expand(output_can_be_silenced(LateMagic(shell)))
-        shell.register_magic_function(magic, "line_cell", _NAME)
-        shell.Completer.custom_matchers.append(_matcher)
+        silenced = getattr(magic, "output_can_be_silenced", lambda function: function)  # IPython 8.3
+        shell.register_magic_function(magic.no_var_expand(silenced(LateMagic(shell))), "line_cell", _NAME)
+        self._matcher = _matcher if hasattr(completer, "CompletionContext") else _first_matcher(shell)
+        shell.Completer.custom_matchers.append(self._matcher)
         formatter = shell.display_formatter.mimebundle_formatter
         formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)
 
@@ -59,7 +60,7 @@ class Extension:
         for kind in ("line", "cell"):
             self._shell.magics_manager.magics[kind].pop(_NAME, None)
         with suppress(ValueError):
-            self._shell.Completer.custom_matchers.remove(_matcher)
+            self._shell.Completer.custom_matchers.remove(self._matcher)
         with suppress(KeyError):
             self._shell.display_formatter.mimebundle_formatter.pop("nbtorchjob.job.Job")
 
@@ -99,6 +100,15 @@ def _matcher(context: Any) -> Any:
 # IPython's second matcher API: a plain function would be taken for the first, which gets only the text.
 _matcher.matcher_api_version = 2  # type: ignore[attr-defined]
 _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
+
+
+def _first_matcher(shell: Any) -> Any:
+    def matcher(text: str) -> list[str]:
+        from nbtorchjob.commands import completion
+
+        return completion.of_line(shell.Completer.text_until_cursor)
+
+    return matcher  # IPython's first matcher API, before 8.6: its completer knows the line
 
 
 def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:

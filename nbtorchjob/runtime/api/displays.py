@@ -167,7 +167,9 @@ def end_of_cell() -> None:
 
 
 def _display_in_the_cell(module: Any) -> None:
-    inner = module.display
+    inner = vars(module).get("display")
+    if inner is None or inner.__module__ != module.__name__:  # it is the other module's
+        return
 
     @functools.wraps(inner)
     def display(*objs: Any, **options: Any) -> Any:
@@ -198,4 +200,5 @@ _CHANGES: Dict[str, Callable[[Any], None]] = {
     "tqdm.notebook": _bars_of_text,
     "matplotlib.pyplot": _figures_in_the_cell,
     "IPython.core.display_functions": _display_in_the_cell,
+    "IPython.core.display": _display_in_the_cell,  # before IPython 7.23
 }
