@@ -1,29 +1,29 @@
-"""What saving costs a training: its steps with checkpoints written beside it, and without.
+"""What saving costs a training: steps beside which a checkpoint is written, and others of the same job.
 
-Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB. *waited for* is what
-a loop pays that goes on once a checkpoint is written.
+Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB; one is written in
+every other stretch of steps. *waited for* is what a loop pays that goes on once its checkpoint is whole.
 """
 
+import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from functools import partial
 
 import cloudpickle
 
 from nbtorchjob import Elastic, submit
-from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
+from tests.benchmarks.measure import Row, own_state, show
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-ROUNDS, STEPS, EVERY = 5, 200, 50
+PAIRS, STRETCH = 10, 50
 WIDTH, BATCH = 512, 256
 
 
-def train(every: "int | None", waits: bool, folder: str) -> float:
-    """Return the seconds of a training's steps, without those of the last save."""
+def train(waits: bool, folder: str) -> "tuple[list[float], list[float]]":
+    """Return the seconds of each stretch of steps without a save, and of each with one, in their order."""
+    import time
+
     import torch
     from torch import distributed, nn
     from torch.nn.parallel import DistributedDataParallel
@@ -37,46 +37,54 @@ def train(every: "int | None", waits: bool, folder: str) -> float:
     layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.randn(STEPS * BATCH // 4, WIDTH)
+    data = torch.randn(2 * STRETCH * BATCH, WIDTH)  # an epoch is a pair of stretches
     sampler = GlobalBatchSampler(data, BATCH)
     loader = DataLoader(data, batch_sampler=sampler)
+    every = None if waits else 2 * STRETCH
     training = ResumableTraining(model, optimizer, sampler=sampler, every=every, folder=folder)
-    for _ in training.epochs(4):
+    ends = []
+    for _ in training.epochs(PAIRS + 1):
         for x in training.batches(loader):
+            if training.step % STRETCH == 0:
+                ends.append(time.perf_counter())
+            if waits and (training.step + 1) % (2 * STRETCH) == 0:
+                training.save()
             loss = (model(x) - x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if training.step == 0:  # the first step allocates
-                began = time.perf_counter()
-            if waits and (training.step + 1) % EVERY == 0:
-                training.save()
-        took = time.perf_counter() - began
-    return took
-
-
-def seconds(every: "int | None", waits: bool) -> float:
-    """Return what one job measures."""
-    with tempfile.TemporaryDirectory() as folder:
-        return submit(train, every, waits, folder, spec=Elastic(nproc_per_node=2)).result(300)
+            if training.step % (2 * STRETCH) == 2 * STRETCH - 1:
+                # The save begins when the next batch is requested, and belongs to the stretch behind it.
+                ends.append(time.perf_counter())
+    # For each epoch: its begin, its middle, its last step's end. The first one allocates.
+    middles, lasts = ends[1::3], ends[2::3]
+    with_save = [middle - last for last, middle in zip(lasts[:-1], middles[1:], strict=True)]
+    without = [last - middle for middle, last in zip(middles[1:], lasts[1:], strict=True)]
+    return without, with_save
 
 
 def main() -> None:
     """Print the table."""
-    subjects: dict[str, Callable[[], float]] = {
-        "no saving": partial(seconds, None, False),
-        f"beside the training, every {EVERY} steps": partial(seconds, EVERY, False),
-        f"waited for, every {EVERY} steps": partial(seconds, None, True),
-    }
+    taken = {}
     with own_state():
-        taken = in_turn(subjects, ROUNDS)
-    base, beside, waited = medians(taken).values()
+        for waits in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                job = submit(train, waits, folder, spec=Elastic(nproc_per_node=2))
+                taken[waits] = job.result(900)
+    # Neighbours are compared: a machine differs from minute to minute.
+    ratios = {
+        waits: [saved / free for free, saved in zip(*stretches, strict=True)]
+        for waits, stretches in taken.items()
+    }
+    beside, waited = (statistics.median(ratios[waits]) for waits in (False, True))
+    step = statistics.median(taken[False][0]) / STRETCH
     rows = [
-        Row("no saving", base / STEPS, base / STEPS),
-        Row("beside the training", beside / STEPS, base / STEPS, goal=1.05),
-        Row("waited for", waited / STEPS, base / STEPS, peer=True),
+        Row("no saving", step, step),
+        Row("beside the training", step * beside, step, goal=1.05),
+        Row("waited for", step * waited, step, peer=True),
     ]
-    show(f"A step, with a checkpoint every {EVERY} steps", "no saving", rows, spread(taken))
+    note = f"ratios beside the training, from-to: {min(ratios[False]):.3f}-{max(ratios[False]):.3f}"
+    show(f"A step, with a checkpoint every {STRETCH} steps", "no saving", rows, note)
 
 
 if __name__ == "__main__":

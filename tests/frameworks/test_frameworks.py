@@ -4,13 +4,18 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, capture, submission
+from nbtorchjob import Elastic, capture, submission, submit
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
@@ -108,6 +113,62 @@ def test_a_training_with_accelerate_goes_on_with_another_number_of_ranks(name, s
 
     trained("parts", 2, 1)
     assert trained("parts", 1, 2) == pytest.approx(trained("whole", 1, 2), rel=1e-5)
+
+
+def trainers_losses(folder, until):
+    """Train on 64 samples, eight a step for any number of ranks; return the losses up to a step."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+
+    class Stop(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **rest):
+            if "loss" in logs:
+                losses[state.global_step] = float(logs["loss"])
+            control.should_training_stop = state.global_step == until
+
+    os.makedirs(folder, exist_ok=True)
+    losses: dict[int, float] = {}
+    ranks = int(os.environ["WORLD_SIZE"])
+    config = GPT2Config(
+        vocab_size=32,
+        n_positions=8,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    tokens = torch.randint(32, (64, 8), generator=torch.Generator().manual_seed(0))
+    args = TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=8 // ranks,
+        dataloader_drop_last=True,
+        num_train_epochs=1,
+        logging_steps=1,
+        save_steps=until or 1000,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    torch.manual_seed(0)
+    dataset = [{"input_ids": each, "labels": each} for each in tokens]
+    trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=dataset, callbacks=[Stop()])
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
+    return losses
+
+
+@pytest.mark.parametrize("name", [installed("transformers")])
+def test_a_trainer_goes_on_exactly_with_another_number_of_ranks_where_the_page_says_so(name, tmp_path):
+    def losses(folder, ranks, until):
+        spec = Elastic(nproc_per_node=ranks)
+        return submit(trainers_losses, str(tmp_path / folder), until, spec=spec).result(LIMIT)
+
+    whole, first, second = losses("whole", 1, 0), losses("parts", 2, 3), losses("parts", 1, 0)
+    assert [*first, *second] == [*whole] == [*range(1, 9)]
+    assert {**first, **second} == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [installed("accelerate")])

@@ -47,10 +47,7 @@ def train(kind="plain", dtype="float64", *, log="", folder=None, stop=0, every=4
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     if kind == "fsdp":
-        try:
-            from torch.distributed.fsdp import fully_shard
-        except ImportError:  # before torch 2.6
-            from torch.distributed._composable.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)

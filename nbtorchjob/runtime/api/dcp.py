@@ -25,7 +25,7 @@ from nbtorchjob.runtime.facts.emit import EVENTS, emit
 
 _NAME = re.compile(r"step-(\d{9,})-[0-9a-f]{8}")
 _METADATA = ".metadata"
-_ALONE = "torch.distributed is disabled"  # how DCP's warning begins where there is no process group
+_ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
 
 
 class Checkpoints:

@@ -14,9 +14,10 @@ import random
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sized, Tuple
 
-import torch
-from torch import distributed
-from torch.utils.data import Dataset, Sampler
+try:
+    from torch.utils.data import Dataset, Sampler
+except ImportError:  # a host that only submits: there is nobody to create one
+    Dataset = Sampler = object
 
 
 class Share(NamedTuple):
@@ -155,6 +156,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return {"samples": self._total, **{name: getattr(self, name) for name in names}}
 
     def _order(self) -> Any:
+        import torch
+
         if not self.shuffle:
             return torch.arange(self._total)
         generator = torch.Generator()
@@ -214,6 +217,8 @@ class _Seeded(Dataset):  # type: ignore[misc]
 
 def seed(number: int) -> None:
     """Seed ``random``, torch on all devices, and numpy if it is imported."""
+    import torch
+
     random.seed(number)
     torch.manual_seed(number)
     numpy: Any = sys.modules.get("numpy")
@@ -232,6 +237,8 @@ def group() -> Tuple[int, int]:
 
     Raises ``RuntimeError`` for a rank of several that has no process group yet.
     """
+    from torch import distributed
+
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size(), distributed.get_rank()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
-
-from torch import distributed
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+)
 
 from nbtorchjob.runtime.api.checkpoints import checkpoint_dir
-from nbtorchjob.runtime.api.dcp import Checkpoints
 from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.api.sampler import GlobalBatchSampler, Share, group, seed
+
+if TYPE_CHECKING:
+    from nbtorchjob.runtime.api.dcp import Checkpoints
 
 _FOLDER = "training"
 
@@ -184,6 +194,8 @@ class ResumableTraining:
         return contextlib.nullcontext()
 
     def _state(self) -> Dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict  # late, as it is slow to import
+
         with _without_gradients(self._optimizers):
             model, optimizer = get_state_dict(self._model, self._optimizers)
         state = {"model": model, "optimizer": optimizer, "training": self._progress(_stateless(optimizer))}
@@ -194,7 +206,9 @@ class ResumableTraining:
     def _progress(self, stateless: List[str]) -> Dict[str, Any]:
         return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless}
 
-    def _load(self, checkpoints: Checkpoints, path: str) -> None:
+    def _load(self, checkpoints: "Checkpoints", path: str) -> None:
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
         progress = {"training": self._progress([])}
         checkpoints.load(path, progress)  # ahead of the rest, which changes the model
         self._sampler.load_state_dict(progress["training"])
@@ -241,10 +255,14 @@ def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
 ResumableTraining.__module__ = "nbtorchjob"  # so it comes from there with the cell, too
 
 
-def _opened(folder: "Optional[str | os.PathLike[str]]", keep: int) -> Optional[Checkpoints]:
+def _opened(folder: "Optional[str | os.PathLike[str]]", keep: int) -> "Optional[Checkpoints]":
     ranks, _ = group()
     if folder is None and ROUND not in os.environ:
         return None  # a notebook
+    from torch import distributed
+
+    from nbtorchjob.runtime.api.dcp import Checkpoints
+
     path = checkpoint_dir() / _FOLDER if folder is None else folder
     # Whatever the training's own backend is: threads of ranks meet in this group.
     own = distributed.new_group(backend="gloo") if ranks > 1 else None
