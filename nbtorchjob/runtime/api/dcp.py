@@ -37,6 +37,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str, keep: int, group: Any) -> None:
+        os.makedirs(folder, exist_ok=True)  # what can't be written to is said before hours of work
         self._folder = folder
         self._keep = keep
         self._group = group
@@ -58,7 +59,7 @@ class Checkpoints:
         """Return the path of the newest checkpoint that is whole on all ranks; remove what it replaces."""
         here = {name for name in self._names() if is_whole(os.path.join(self._folder, name))}
         self._whole = sorted(set.intersection(*self._gathered(here)))
-        self._remove_others()
+        self._remove_others("")
         return os.path.join(self._folder, self._whole[-1]) if self._whole else None
 
     def load(self, path: str, state: Dict[str, Any]) -> None:
@@ -91,13 +92,13 @@ class Checkpoints:
             self._whole.append(name)
         elif self._group is None or distributed.get_rank() == 0:
             self._report(_step(name), failure)
-        self._remove_others()
+        self._remove_others(name)
 
     def _report(self, step: int, failure: BaseException) -> None:
         newest = "there is none yet"
         if self.newest_step is not None:
             newest = "the newest one is of step %d" % self.newest_step
-        free = shutil.disk_usage(self._folder).free / 1e9  # torch.save has its own words for a full disk
+        free = shutil.disk_usage(self._folder).free / 1e9  # torch.save words a full disk in its own way
         text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
         text = text % (step, newest, free, _reason(failure))
         if os.environ.get(EVENTS):
@@ -105,22 +106,23 @@ class Checkpoints:
         else:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
-    def _remove_others(self) -> None:
-        """Remove all but the newest whole checkpoints: older ones, and those that were cut off."""
+    def _remove_others(self, ended: str) -> None:
+        """Remove all but the newest whole checkpoints: older ones, and those that were cut off.
+
+        Of this life only those up to the one that has ``ended``: other ranks may have begun the next one.
+        """
         self._whole = self._whole[-self._keep :]
-        if self._removes:
-            for name in set(self._names()) - set(self._whole):
+        others = [name for name in self._names() if name not in self._whole] if self._removes else []
+        for name in others:
+            if name <= ended or not name.endswith(self._life):
                 path = os.path.join(self._folder, name)
-                with contextlib.suppress(
-                    OSError
-                ):  # none is whole from here on, whenever this process is killed
+                # First what makes it whole, as this process may be killed meanwhile.
+                with contextlib.suppress(OSError):
                     os.remove(os.path.join(path, _METADATA))
                 shutil.rmtree(path, ignore_errors=True)  # another node that shares the folder does the same
 
     def _names(self) -> List[str]:
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
-        return []
+        return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
 
     def _gathered(self, value: Any) -> List[Any]:
         """Return each rank's value."""

@@ -80,6 +80,20 @@ def test_a_folder_without_checkpoints_has_none(folder):
     assert loaded(folder / "absent") is None
 
 
+def test_a_rank_that_is_ahead_has_begun_the_next_one_which_stays(folder):
+    checkpoints = saved(folder, 1)
+    (first,) = folder.iterdir()
+    ahead = folder / first.name.replace("01-", "03-")
+    ahead.mkdir()
+    (folder / "step-000000002-00000000").mkdir()  # cut off, by ranks of before
+    checkpoints.save(2, state_of(2))
+    checkpoints.finish()
+    assert steps_in(folder) == [1, 2, 3]
+
+    assert loaded(folder) == 2
+    assert steps_in(folder) == [1, 2]
+
+
 def test_a_state_may_change_as_soon_as_save_returns(folder):
     checkpoints = Checkpoints(str(folder), 2, None)
     state = state_of(1)
