@@ -260,8 +260,9 @@ def describe(call: Call, spec: JobSpec, origin: Origin | None = None) -> JobInfo
     origin = origin or Origin()
     launch = spec.launch
     policy = launch.run_policy
+    written = origin.labels.get(call.filename, "")
     return JobInfo(
-        name=spec.name or naming.generate(call.label),
+        name=spec.name or naming.generate(naming.title(call.label, origin.notebook, written)),
         backend=spec.backend,
         created=time.time(),
         label=call.label,

@@ -319,6 +319,31 @@ def test_generated_names_are_short_enough_for_every_kind_of_job():
     assert naming.generate("训练(model)").startswith("job-")
 
 
+@pytest.mark.parametrize(
+    ("notebook", "cell", "title"),
+    [
+        ("", "Cell In[12]", "cell"),
+        ("/home/ann/01-Digits on MNIST.ipynb", "Cell In[12]", "digits-on-mnist-12"),
+        ("/home/ann/digits.ipynb", "Cell", "digits"),
+        ("/home/ann/a-very-long-name-of-a-notebook.ipynb", "Cell In[1234]", "a-very-long-name-of-1234"),
+        ("/home/ann/训练.ipynb", "Cell In[3]", "job-3"),
+    ],
+)
+def test_a_cells_job_is_named_after_its_notebook_and_number(notebook, cell, title):
+    assert naming.title("cell", notebook, cell) == title
+    assert naming.title("train(lr=0.1)", notebook, cell) == "train(lr=0.1)"
+    assert JobSpec(name=naming.generate(title)).name
+
+
+def test_a_submitted_cell_has_that_name_and_repeated_its_stem():
+    call = capture.from_cell("1", {})
+    origin = Origin("/home/ann/digits.ipynb", "c0ffee", {call.filename: "Cell In[12]"})
+
+    name = submission.describe(call, JobSpec(), origin).name
+    assert re.fullmatch(r"digits-12-[a-z0-9]{4}", name)
+    assert next(naming.again(naming.stem(name), None)).startswith("digits-12-")
+
+
 CELL = RunRequest(capture.from_cell("1", {}), JobSpec(), CellOptions(detach=True), Origin())
 FRONT = Terminal()
 

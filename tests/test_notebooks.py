@@ -66,7 +66,7 @@ def other_jobs_succeed_or_say_why_they_wait(book):
     for card in cards(nbformat.v4.new_notebook(cells=shown)):
         # One that nobody waits for keeps the line of its submission where that took noticeable time.
         good = "succeeded in|cancelled after|(submitted|pending|running) for|submitted · packed and sent"
-        assert re.search(f" ({good}) ", card.splitlines()[0], re.IGNORECASE), card
+        assert re.search(f" ({good}) ", card.splitlines()[0]), card
 
 
 def reads_without_a_kernel(saved):

@@ -7,6 +7,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from nbtorchjob.errors import NameTakenError, SpecError
 from nbtorchjob.spec.validation import digits
@@ -15,6 +16,7 @@ from nbtorchjob.text.hints import hint
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
+CELL = "cell"  # what a cell is labelled that names nothing
 _MOST = 40  # characters, as a spec's own name (``spec/jobspec.py``)
 MOST_GROUP = 32  # of a group's name: five digits may follow, and what a retry adds
 
@@ -25,6 +27,18 @@ def generate(label: str) -> str:
     A DNS-1035 label well below the 40 characters that are safe for every kind of cluster job.
     """
     return f"{_stem(label)}-" + "".join(secrets.choice(_ALPHABET) for _ in range(4))
+
+
+def title(label: str, notebook: str, cell: str = "") -> str:
+    """Return what a job is named after: what it calls, or of a mere cell its notebook and its number.
+
+    ``cell`` is what the notebook calls it, ``Cell In[12]``: ``digits-12``.
+    """
+    if label != CELL or not notebook:
+        return label
+    number = re.search(r"[0-9]+", cell)
+    stem = _stem(PurePath(notebook).stem)
+    return f"{stem[: _STEM - 1 - len(number[0])]}-{number[0]}" if number else stem
 
 
 def derive(label: str, seed: str) -> str:
@@ -41,6 +55,11 @@ def again(label: str, given: str | None) -> Iterator[str]:
     """Yield names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
     for number in itertools.count(2):
         yield generate(label) if given is None else run(given, number)
+
+
+def stem(name: str) -> str:
+    """Return what a generated name was made from: ``digits-12`` of ``digits-12-7k2q``."""
+    return name.rpartition("-")[0]
 
 
 def run(given: str, number: int) -> str:

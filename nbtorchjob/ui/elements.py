@@ -119,9 +119,8 @@ def inserting(label: str, text: str) -> str:
 
 
 def _button(label: str, attributes: str) -> str:
-    return (
-        f'<button class="nbtorchjob-do" title="{escape(label)}" style="display:none" {attributes}></button>'
-    )
+    hidden = 'style="display:none" hidden'
+    return f'<button class="nbtorchjob-do" title="{escape(label)}" {hidden} {attributes}></button>'
 
 
 def fold(summary: str, body: str, *, opened: bool = False) -> str:

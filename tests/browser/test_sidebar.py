@@ -232,7 +232,7 @@ def sweep(notebook):
 
 def test_the_runs_of_a_group_are_one_row_that_unfolds_and_is_deleted(notebook, sweep):
     sidebar, page = notebook.sidebar, notebook.page
-    assert "2 done, 1 failed · 3 runs" in sweep.inner_text()
+    assert "2 done, 1 failed · test_sidebar.ipynb · 3 runs" in sweep.inner_text()
     runs = sidebar.node.locator("[role=row][aria-level='3'] .jp-nbtorchjob-jobs-name")
     assert runs.all_inner_texts() == ["sweep-r1", "sweep-r2", "sweep-r3"]
 

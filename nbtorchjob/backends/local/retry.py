@@ -21,7 +21,7 @@ def retry(job: JobDirectory) -> JobInfo:
     """
     info = job.info()
     site.admitted(info.asked)
-    for name in naming.again(info.label, info.asked.name):
+    for name in naming.again(naming.stem(info.name), info.asked.name):
         new = info.sent_again(name)
         with suppress(NameTakenError):
             pool_client.begin(new, lambda folder: _fill(folder, job), pool_client.as_before)

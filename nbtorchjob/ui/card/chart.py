@@ -138,6 +138,8 @@ DARK = Palette(
     ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#39c5cf", "#d4a72c", "#8b949e"),
 )
 _LINES = range(len(LIGHT.lines))
+# Lines are told apart without their colours, too.
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "2 2 6 2", "1 4")
 _MAX_NAME = 32
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 5  # px; each keeps its lowest and highest point, so that no spike is lost
@@ -202,12 +204,19 @@ def curves(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
         f"<style>{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}"
+        f"{_dashes(numbers)}"
         f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}"
         f"@media(min-width:{1.4 * width:.0f}px){{svg{{font-size:{_FONT * 0.75:.0f}px}}}}</style>"
         + "".join(body)
         + "</svg>"
     )
     return Chart(svg, title, width, height, across)
+
+
+def _dashes(numbers: Sequence[int]) -> str:
+    """Return rules that draw each of several lines in a pattern of its own."""
+    dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
+    return "".join(f".line{n}{{stroke-dasharray:{_DASHES[n]}}}" for n in dashed)
 
 
 def _rules(palette: Palette, many: int) -> str:
@@ -329,10 +338,9 @@ def _legend(
     out, x = [], left
     for name, n in zip(drawn, numbers, strict=True):
         if len(drawn) > 1:
-            out.append(
-                f'<rect x="{x:.1f}" y="11" width="12" height="3" class="line{n}" fill="currentColor"/>'
-            )
-            x += 17
+            stroke = 'stroke="currentColor" stroke-width="2.5"'
+            out.append(f'<path d="M{x:.1f} 12H{x + 22:.1f}" class="line{n}" {stroke}/>')
+            x += 27
         out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
         x += _CHAR * len(name) + 16
     how = DOT.join([*(["log scale"] if up.log else []), *(["smoothed"] if smooth else [])])

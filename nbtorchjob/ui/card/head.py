@@ -6,6 +6,7 @@ somebody should act or know, red where it failed.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from functools import lru_cache
 from html import escape
@@ -104,5 +105,4 @@ def note(tone: Tone, verdict: str, *more: str) -> str:
 def _style() -> str:
     """Return the style without comments and the blanks that only its readers need."""
     text = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    rules = text.partition("*/")[2]
-    return " ".join(rules.split())
+    return " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())

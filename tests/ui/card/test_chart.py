@@ -79,9 +79,20 @@ def test_more_than_one_series_gets_a_legend():
     one = parsed({"loss": [(0, 1.0), (1, 2.0)]})
     two = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]})
 
-    assert not [*one.iter(f"{SVG}rect")]
-    assert len([*two.iter(f"{SVG}rect")]) == 2
+    def keys(svg):
+        return [path for path in svg.iter(f"{SVG}path") if path.get("class", "").startswith("line")]
+
+    assert (len(keys(one)), len(keys(two))) == (0, 2)
     assert "accuracy" in texts(two)
+
+
+def test_several_lines_are_told_apart_without_their_colours():
+    one = curves({"a": [(0, 1.0), (1, 2.0)]}, colours=[3])
+    four = curves({name: [(0, 1.0), (1, 2.0)] for name in "abcd"})
+
+    patterns = re.findall(r"\.line\d\{stroke-dasharray:([\d ]+)\}", four.svg)
+    assert len(patterns) == len({*patterns}) == 3  # the first is drawn through
+    assert "dasharray" not in one.svg
 
 
 def test_nan_and_infinity_leave_gaps():

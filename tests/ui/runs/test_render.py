@@ -120,7 +120,7 @@ def test_a_run_has_one_colour_in_all_charts_and_in_its_row():
     loss, accuracy = drawn(card)[:2]
 
     def colours(chart):
-        legend = re.findall(r'<rect[^>]*class="line(\d)"[^>]*/><text[^>]*>lr=(\d)', chart)
+        legend = re.findall(r'<path[^>]*class="line(\d)"[^>]*/><text[^>]*>lr=(\d)', chart)
         return {lr: number for number, lr in legend}
 
     assert colours(loss) == {"0": "0", "1": "1", "2": "2", "3": "3"}

@@ -230,7 +230,9 @@ class Submitter:
         if self._drafted:
             return self._drafted
         if self._spec.name is None:
-            return naming.derive(self._info.label, f"{self._info.call}-{self._count}")
+            # Without the cell's number: run again unchanged, the cell has another, and is the same job.
+            title = naming.title(self._info.label, self._info.notebook)
+            return naming.derive(title, f"{self._info.call}-{self._count}")
         return naming.run(self._spec.name, self._count + (2 if self._anew else 1))
 
     async def _runtime(self, kind: Kind, namespace: str) -> Runtime | None:
