@@ -100,7 +100,7 @@ def diff(args: ParsedArgs, find: Find) -> Answers:
     yield Answer(
         comparison.text(aspects, names, outcomes),
         comparison.data(aspects, states, outcomes),
-        lambda: comparison.html(aspects, names, outcomes),
+        lambda: comparison.html(aspects, names, outcomes, comparison.charts(states, names)),
     )
 
 

@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from html import escape
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -19,13 +20,18 @@ from nbtorchjob.spec.overlay import value_at
 from nbtorchjob.state import JobState
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
-from nbtorchjob.state.text import swaps, usage
+from nbtorchjob.state.text import attempts, swaps, usage
 from nbtorchjob.text.words import LINE, duration, line, number, short
 from nbtorchjob.ui import parts as rendered
+from nbtorchjob.ui.card import chart, metrics
+from nbtorchjob.ui.elements import SMALL, tag
 from nbtorchjob.ui.parts import MAX_CELL, Part
 
 _MOST_ROWS = 200  # of an aspect
 _MOST_METRICS = 12
+_MOST_CHARTS = 12
+_BESIDE = 2  # charts in a row
+_WIDTH, _HEIGHT = 720, 240  # px of a chart
 _MOST_NAMES = 6
 _DIGITS = 8  # of a digest
 _NONE = "–"
@@ -77,9 +83,35 @@ def text(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Ma
     return rendered.text(heading(respects, names), _parts(respects, names, outcomes))
 
 
-def html(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    return rendered.html(heading(respects, names), _parts(respects, names, outcomes))
+def html(
+    respects: Sequence[Aspect],
+    names: Sequence[str],
+    outcomes: Sequence[Mapping[str, Any]],
+    drawn: Mapping[str, chart.Chart],
+) -> str:
+    """Return the same as :func:`text`, below charts, as HTML that a sanitiser leaves whole."""
+    titles = (tag("div", tag("b", escape(line(metric, LINE))), SMALL) for metric in drawn)
+    captioned = [title + picture.img for title, picture in zip(titles, drawn.values(), strict=True)]
+    top = "".join(metrics.beside(captioned[at : at + _BESIDE]) for at in range(0, len(captioned), _BESIDE))
+    return rendered.html(heading(respects, names), _parts(respects, names, outcomes), top)
+
+
+def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:
+    """Return a chart for each metric that one of the jobs reported, with a line for each job."""
+    per_job = [
+        metrics.curves(state.spoken, attempts.turns(state), _MOST_CHARTS, swaps.marks(state))
+        for state in states
+    ]
+    known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
+    return {metric: _chart(metric, per_job, names) for metric in known}
+
+
+def _chart(metric: str, per_job: Sequence[Mapping[str, metrics.Curve]], names: Sequence[str]) -> chart.Chart:
+    nothing = metrics.Curve("", ())
+    curves = [curves.get(metric, nothing) for curves in per_job]
+    series = {name: curve.points for name, curve in zip(names, curves, strict=True)}  # each keeps its colour
+    along = next(curve.label for curve in curves if curve.label)
+    return chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
 
 
 def data(

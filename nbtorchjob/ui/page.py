@@ -14,7 +14,7 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState, Series
-from nbtorchjob.state.text import attempts, facts, swaps, usage
+from nbtorchjob.state.text import facts, usage
 from nbtorchjob.text.words import LINE, clock, line
 from nbtorchjob.ui import comparison as code
 from nbtorchjob.ui.card import chart, describe, metrics
@@ -23,7 +23,6 @@ from nbtorchjob.ui.comparison import Aspect, aspects
 Page: TypeAlias = dict[str, Any]
 
 MOST = 8  # jobs that are compared at once
-_MOST_CHARTS = 12
 _WIDTH, _HEIGHT = 720, 240  # px of a chart
 _CHAR = 6.2  # px, as a chart guesses
 
@@ -129,19 +128,7 @@ def _series(state: JobState) -> Series:
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a chart for each metric that one of them reported, with a line for each job."""
-    per_job = [
-        metrics.curves(_series(state), attempts.turns(state), _MOST_CHARTS, swaps.marks(state))
-        for state in states
-    ]
-    known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
-    if not known:
+    drawn = code.charts(states, names)
+    if not drawn:
         return [_part("Metrics", said=["None of them reported a metric that changed."])]
-    return [_part(line(metric, LINE), charts=[_chart(metric, per_job, names)]) for metric in known]
-
-
-def _chart(metric: str, per_job: Sequence[Mapping[str, metrics.Curve]], names: Sequence[str]) -> chart.Chart:
-    nothing = metrics.Curve("", ())
-    curves = [curves.get(metric, nothing) for curves in per_job]
-    series = {name: curve.points for name, curve in zip(names, curves, strict=True)}  # each keeps its colour
-    along = next(curve.label for curve in curves if curve.label)
-    return chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
+    return [_part(line(metric, LINE), charts=[picture]) for metric, picture in drawn.items()]

@@ -33,9 +33,9 @@ def text(heading: str, parts: Iterable[Part]) -> str:
     return "\n".join(lines)
 
 
-def html(heading: str, parts: Iterable[Part]) -> str:
-    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    body = [tag("div", tag("b", escape(heading)), PLAIN)]
+def html(heading: str, parts: Iterable[Part], top: str = "") -> str:
+    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole; ``top`` comes first, if any."""
+    body = [tag("div", tag("b", escape(heading)), PLAIN), *([top] if top else [])]
     for part in parts:
         body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
         body += [grid(part.rows, MAX_CELL)] if part.rows else []

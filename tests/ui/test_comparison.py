@@ -190,3 +190,20 @@ def test_a_unified_diff_is_coloured_by_what_its_lines_are():
         ("removed", "-b\n"),
         ("added", "+c\n"),
     ]
+
+
+def test_the_curves_of_ordinary_jobs_are_laid_over_each_other_in_one_chart():
+    fox, owl = (
+        apply(job(name), ev.Reported(1003.0, 0, 0, 1, {"loss": last, "step": 1}))
+        for name, last in (("fox", 0.2), ("owl", 0.3))
+    )
+    names, silent = ("fox", "owl"), apply(JobState(JobInfo("silent")), ev.NodeStarted(1.0, 0, "here"))
+
+    drawn = comparison.charts([fox, owl], names)
+    found = comparison.aspects([fox, owl], names)
+    html = comparison.html(found, names, [comparison.outcome(s, NOW) for s in (fox, owl)], drawn)
+
+    assert [*drawn] == ["loss"]
+    assert drawn["loss"].title == "Chart of fox: 0.2 at the end, owl: 0.3 at the end"
+    assert html.index("loss") < html.index("data:image/svg+xml") < html.index("Results")
+    assert comparison.charts([silent, silent], names) == {}
