@@ -62,7 +62,7 @@ def test_a_cell_runs_as_a_job_from_the_palette_where_nothing_is_loaded(fresh):
     from_palette(notebook, "Run Cell as Torch Job")
     size(notebook)
 
-    notebook.output(0).get_by_text("42", exact=True).wait_for()
+    notebook.output(0).locator("pre").get_by_text("42", exact=True).wait_for()
     assert notebook.source(0) == f"%%torchjob\n{CELL}"
 
 
@@ -70,10 +70,10 @@ def test_a_notebook_is_asked_once_for_its_jobs_size(fresh):
     notebook = fresh(CELL, CELL)
     notebook.command("nbtorchjob:run-cell")
     size(notebook, ranks="2")
-    notebook.output(0).get_by_text("43", exact=True).wait_for()
+    notebook.output(0).locator("pre").get_by_text("43", exact=True).wait_for()
     notebook.run(1, "nbtorchjob:run-cell")
 
-    notebook.output(1).get_by_text("43", exact=True).wait_for()
+    notebook.output(1).locator("pre").get_by_text("43", exact=True).wait_for()
     assert notebook.source(1) == f"%%torchjob --nproc-per-node 2\n{CELL}"
 
 
@@ -102,7 +102,7 @@ def test_a_cell_that_has_its_line_keeps_it_and_runs_from_the_toolbar(fresh):
     notebook = fresh(source)
     notebook.page.locator(".jp-cell-toolbar [data-command='nbtorchjob:run-cell']").click()
 
-    notebook.output(0).get_by_text("43", exact=True).wait_for()
+    notebook.output(0).locator("pre").get_by_text("43", exact=True).wait_for()
     assert notebook.source(0) == source
 
 
@@ -113,7 +113,7 @@ def test_a_cell_runs_as_a_job_by_its_shortcut(fresh):
     notebook.page.get_by_role("dialog").wait_for()
     notebook.page.keyboard.press("Enter")
 
-    notebook.output(0).get_by_text("42", exact=True).wait_for()
+    notebook.output(0).locator("pre").get_by_text("42", exact=True).wait_for()
 
 
 def test_a_cell_of_another_magic_is_refused_and_stays_as_it_was(fresh):

@@ -66,7 +66,7 @@ def test_a_bare_magic_uses_what_the_panel_says(opened):
     line(notebook).get_by_text("--nproc-per-node 3").wait_for()
     notebook.run(1)
 
-    notebook.output(1).get_by_text("'3'", exact=True).wait_for()
+    notebook.output(1).locator("pre").get_by_text("'3'", exact=True).wait_for()
 
 
 def test_what_is_wrong_stands_beside_its_field_and_nothing_can_be_run(opened):
@@ -87,7 +87,7 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_can_be_run(opened):
 def test_the_fields_change_with_the_launch(opened):
     notebook = opened()
     unfold(notebook, "Advanced", "Launch")
-    assert panel(notebook).get_by_label("max-restarts", exact=True).is_visible()
+    panel(notebook).get_by_label("max-restarts", exact=True).wait_for()
     panel(notebook).get_by_role("button", name="PyTorch").click()
     panel(notebook).get_by_label("max-restarts", exact=True).wait_for(state="hidden")
 

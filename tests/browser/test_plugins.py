@@ -48,6 +48,6 @@ def test_a_user_s_settings_are_found(lab, settings):
     notebook = lab.open("settings", ["1"])
     notebook.run_new("6 * 7")
 
-    notebook.output(1).get_by_text("42", exact=True).wait_for()
+    notebook.output(1).locator("pre").get_by_text("42", exact=True).wait_for()
     assert notebook.source(1) == "%%torchjob --nproc-per-node 2\n6 * 7"
     notebook.page.close()
