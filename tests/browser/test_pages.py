@@ -42,7 +42,7 @@ def cards(tmp_path_factory):
         if state == "sweep":
             shown[state] = runs_view.mimebundle("sw", [job.state for job in api.group("sw")])
         else:
-            name = re.search(r"'(.*)'", expression)[1]
+            name = expression.split("'")[1]
             shown[state] = view.mimebundle(api.snapshot(name), OFFERS)
     yield shown
     patch.undo()
