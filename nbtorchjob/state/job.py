@@ -101,7 +101,9 @@ class JobState(Known):
     def _holds_still(self, stop: RankStops) -> bool:
         after = self.goes_on.get(stop.rank)
         gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
-        return stop.round == self.round and not gone_on
+        # An interrupt ends a lab's turn wherever its ranks are.
+        over = any((turn.round, turn.node) == (stop.round, stop.node) for turn in self.turns_over)
+        return stop.round == self.last_round and not gone_on and not over
 
     @cached_property
     def counted_from_zero(self) -> frozenset[str]:

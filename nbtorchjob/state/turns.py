@@ -50,6 +50,8 @@ _ROUNDS = (
     ev.RankLeft,
     ev.Swapped,
     ev.RankFailed,
+    ev.RankStops,
+    ev.RankGoesOn,
     ev.RankExited,
     ev.Reported,
     ev.Displayed,

@@ -105,6 +105,18 @@ def test_a_turn_is_a_job_that_ends_with_its_own_value_and_logs():
     assert [piece.round for piece in state.logs[0].pieces] == [5]
 
 
+def test_a_rank_that_stops_in_the_debugger_is_the_turns_and_the_labs_until_it_goes_on():
+    stop = ev.RankStops(3.4, 1, 1, 5, 2, "<module>", "<cell 5>", ev.BREAKPOINT)
+    begun = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], stop]
+    through = ev.TurnEnded(3.6, 1, 5)
+
+    assert [held.rank for held in known(*begun).stopped] == [1]
+    assert [held.rank for held in seen(begun, "a").stopped] == [1]
+    for end in (ev.RankGoesOn(3.5, 1, 1, 5, ""), through):
+        assert known(*begun, end).stopped == ()
+    assert seen([*begun, ev.RankGoesOn(3.5, 1, 1, 5, "")], "a").stopped == ()
+
+
 def test_a_turn_that_failed_shows_its_first_failing_rank():
     state = seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1, failed=(1,))], "2")
 

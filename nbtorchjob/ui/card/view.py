@@ -353,6 +353,9 @@ def _on_a_lab(
             watched()
             return
         except KeyboardInterrupt:
+            if job.state.stopped:  # an interrupt would end what somebody wants to look at
+                debugs = hint("debug", job.name)
+                raise Detached(f"Stopped waiting for {job.name}: {debugs} looks at where it stops.") from None
             if _interrupted(job, say, asks):
                 return
 

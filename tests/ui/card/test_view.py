@@ -409,6 +409,15 @@ def test_a_cell_that_an_interrupt_does_not_end_shows_where_it_is_and_is_waited_f
     assert capsys.readouterr().out.endswith("lab#2 isn't over after 5 s:\nranks 0-1 wait for each other\n")
 
 
+def test_an_interrupt_leaves_a_cell_of_a_lab_alone_that_stopped_in_the_debugger(clock, capsys):
+    stop = ev.RankStops(1003.0, 0, 0, 0, 2, "<module>", "<cell>", ev.BREAKPOINT)
+    job = on_lab(clock, STARTED, (stop,), KeyboardInterrupt())
+
+    with pytest.raises(view.Detached, match="%torchjob debug lab#2 looks at where it stops"):
+        view.watch(job, Seen(clock), clock=clock)
+    assert "Interrupting" not in capsys.readouterr().out
+
+
 def test_a_second_interrupt_asks_before_it_ends_a_lab(clock):
     asked = []
 
