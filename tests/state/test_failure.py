@@ -1,6 +1,9 @@
 """Every sign of an end or a wait is put down to a cause, with a line and with what to do about it."""
 
+import multiprocessing
 import signal
+import subprocess
+import sys
 from functools import reduce
 
 import pytest
@@ -273,7 +276,7 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         ("AttributeError", "module 'xml' has no attribute 'dom'", Cause.USER, "import xml.dom in the cell."),
         ("AttributeError", "'A' object has no attribute 'dom'", Cause.USER, ""),
         ("EOFError", "EOF when reading a line", Cause.USER, "no keyboard"),
-        ("EOFError", "", Cause.USER, "no keyboard"),
+        ("EOFError", "", Cause.USER, "such as a DataLoader's worker"),
         ("EOFError", "Ran out of input", Cause.USER, ""),
         ("TypeError", "'coroutine' object is not subscriptable", Cause.USER, "put await before the call"),
         (
@@ -352,3 +355,14 @@ def test_what_an_exception_says_cant_break_the_line():
     assert failure.of_error(Error("{text}", "{0} {name}")).line == "{text}"
     assert "{0}" in failure.of_end(ev.NodeExited(1.0, 0, None, None, "a", "Preempting", "{0}\n{x}")).line
     assert failure.of_end(ev.NodeExited(1.0, 0, None, None, "a", "odd\nword")).cause is Cause.UNKNOWN
+
+
+def test_only_a_keyboard_that_is_missing_has_words_of_its_own_for_a_missing_end():
+    """What the rows for EOFError go by: input() says something, a connection that broke doesn't."""
+    asks = subprocess.run([sys.executable, "-c", "input()"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+
+    assert asks.stderr.decode().rstrip().endswith("EOFError: EOF when reading a line")
+    with pytest.raises(EOFError, match=r"^$"):
+        ours.recv()

@@ -290,7 +290,11 @@ ERRORS = (
     Row("AttributeError", _USER, "{word}", "If that is a module: import {home}.{what} in the cell.",
         text=r"^module '(?P<home>[\w.]+)' has no attribute '(?P<what>\w+)'$"),
     Row("EOFError", _USER, "{word}", "A rank has no keyboard: set a variable in the notebook.",
-        text="^$|EOF when reading a line"),
+        text="EOF when reading a line"),
+    # multiprocessing's, without a word: a pipe's, a queue's, that of a tensor which a worker sends.
+    Row("EOFError", _USER, "{word}",
+        "A process that this rank exchanged data with has ended, such as a DataLoader's worker: see the log.",
+        text="^$"),
     Row("TypeError|AttributeError", _USER, "{word}",
         "The value of an async function has to be awaited: put await before the call.",
         text=r"'(?:coroutine|async_generator)'"),
