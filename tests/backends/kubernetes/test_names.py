@@ -223,6 +223,26 @@ def test_a_name_by_which_an_operator_would_take_anothers_object_is_refused(stage
     assert name in {each["metadata"]["name"] for each in stage.objects(path)}
 
 
+@pytest.mark.parametrize(("kind", "what", "name"), FOREIGN)
+def test_an_attempt_whose_operator_would_take_anothers_object_waits_until_that_is_gone(
+    stage, kind, what, name
+):
+    name = name.replace("web", "web-a2")
+    path, body = _foreign(what, name)
+    stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
+    part = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
+    job = stage.submit(part, name="web", kind=kind, retry=Retry(retries=1, backoff=0))
+
+    job.wait(0)
+    until(lambda: any(name in wait.text for wait in job.state.waiting))
+    said = " ".join(wait.text for wait in job.state.waiting)
+    assert "attempt 2 can't be started" in said
+    assert "isn't this job's, and has the name: delete it" in said
+    assert name in {each["metadata"]["name"] for each in stage.objects(path)}
+    stage.delete(path, name)
+    assert job.result(LIMIT) == 2
+
+
 def _foreign(kind, name):
     """Return the path of somebody's object, and what it is."""
     body = {"kind": kind, "metadata": {"name": name}}

@@ -6,6 +6,7 @@ makes it. All that it takes lies with the first attempt's object, so that any ke
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
@@ -20,6 +21,8 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import AlreadyExistsError, ClusterError, NotFoundError, PayloadGoneError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, Next
+
+_OTHERS = "isn't this job's, and has the name: delete it, unless the cluster is about to"
 
 
 async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | None) -> Runtime:
@@ -106,6 +109,8 @@ async def begin(
         on_demand=following.on_demand,
         owner=reference(first),
     )
+    name = labelling.attempt_name(info.name, following.number)
+    await _refuse_adoption(client, kind, scope.namespace, name)
     job, *others = kind.manifests(sub)
     for other in others:
         # The job object comes last: once it is there, nothing of the attempt is missing.
@@ -116,14 +121,48 @@ async def begin(
     return True
 
 
+async def adopted(client: Client, kind: Kind, namespace: str, name: str) -> list[tuple[Target, Object]]:
+    """Return what has the names that an operator uses for a job of that name, as far as we may list it."""
+    targets = [Target(api, namespace, pattern.format(name=name)) for api, pattern in kind.adopts]
+
+    async def listed(target: Target) -> list[Object]:
+        with suppress(ClusterError):
+            named = f"metadata.name={target.name}"
+            return (await client.list(target.api, target.namespace, fields=named, bare=True)).items
+        return []
+
+    lists = await asyncio.gather(*map(listed, targets))
+    return [(target, obj) for target, objs in zip(targets, lists, strict=True) for obj in objs]
+
+
+def made_for(name: str, obj: Object) -> bool:
+    """Whether an operator made an object for a job of that name, be it an earlier one."""
+    return any(owner.get("name") == name for owner in obj["metadata"].get("ownerReferences") or ())
+
+
+async def _refuse_adoption(client: Client, kind: Kind, namespace: str, name: str) -> None:
+    """Raise ``AlreadyExistsError`` where the attempt's operator would take over what it didn't make for it.
+
+    What it made for an attempt of an earlier job would go under this one.
+    """
+    present = await adopted(client, kind, namespace, name)
+    strange = [target for target, obj in present if not made_for(name, obj)]
+    if present and not strange:
+        try:
+            await client.get(Target(kind.api, namespace, name))
+        except NotFoundError:
+            strange = [target for target, _ in present]
+    if strange:
+        raise AlreadyExistsError(f"{strange[0]} {_OTHERS}")
+
+
 async def _create(client: Client, target: Target, body: Object, first: Object) -> None:
     """Create an object of the attempt, unless another kernel has."""
     try:
         await client.create(target.api, target.namespace, body)
     except AlreadyExistsError as taken:
         if not labelling.owned(await client.get(target), first):
-            why = f"{target} isn't this job's, and has the name: delete it, unless the cluster is about to"
-            raise AlreadyExistsError(why) from taken
+            raise AlreadyExistsError(f"{target} {_OTHERS}") from taken
 
 
 def target(kind: Kind, scope: Scope, info: JobInfo, number: int) -> Target:

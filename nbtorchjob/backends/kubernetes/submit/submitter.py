@@ -309,7 +309,9 @@ class Submitter:
             obj = await self._existing(target)
             if obj is not None and not labelling.is_ours(obj):
                 return f"{target.api.kind} {target.name!r}"
-        strangers = (target for target, obj in await self._beside(draft) if not _made_for(draft, obj))
+        strangers = (
+            target for target, obj in await self._beside(draft) if not attempts.made_for(draft.info.name, obj)
+        )
         return next((f"{target.api.kind} {target.name!r}" for target in strangers), "")
 
     async def _await_collection(self, draft: Draft) -> None:
@@ -321,26 +323,14 @@ class Submitter:
         until = time.monotonic() + _COLLECTED_S
         while left := await self._beside(draft):
             for target, obj in left:
-                if not _made_for(draft, obj):
+                if not attempts.made_for(draft.info.name, obj):
                     raise AlreadyExistsError(f"{target} isn't this job's, and has the name")
             if time.monotonic() > until or await self._existing(draft.job) is not None:
                 return
             await asyncio.sleep(_LOOK_S)
 
     async def _beside(self, draft: Draft) -> list[tuple[Target, Object]]:
-        """Return what there is under the names that the job's operator uses, as far as we may list it."""
-        targets = [
-            Target(api, draft.scope.namespace, name.format(name=draft.info.name))
-            for api, name in draft.kind.adopts
-        ]
-        lists = await asyncio.gather(*map(self._listed, targets))
-        return [(target, obj) for target, objs in zip(targets, lists, strict=True) for obj in objs]
-
-    async def _listed(self, target: Target) -> list[Object]:
-        with suppress(ClusterError):
-            named = f"metadata.name={target.name}"
-            return (await self._client.list(target.api, target.namespace, fields=named, bare=True)).items
-        return []
+        return await attempts.adopted(self._client, draft.kind, draft.scope.namespace, draft.info.name)
 
     async def _cleared(self, draft: Draft) -> bool:
         """Remove what has the name without a job; False where that may get its job any moment."""
@@ -424,11 +414,6 @@ def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         key: _merged(obj.get(key) or {}, value) for key, value in patch.items() if isinstance(value, dict)
     }
     return {**obj, **patch, **both}
-
-
-def _made_for(draft: Draft, obj: Object) -> bool:
-    """Whether an operator made an object for a job of that name, be it an earlier one."""
-    return any(owner.get("name") == draft.info.name for owner in obj["metadata"].get("ownerReferences") or ())
 
 
 def _names(jobs: Iterable[JobRef]) -> set[str]:
