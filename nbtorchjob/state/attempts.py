@@ -60,7 +60,7 @@ from nbtorchjob.state.blame import STOPPED, Failure, culprit
 from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
-from nbtorchjob.state.nodes import Life, Node
+from nbtorchjob.state.nodes import ON_DEMAND, Life, Node
 
 _LINES = 5  # kept of the log of the rank that ended an attempt
 _MOST = 1000  # attempts that are looked at, the newest
@@ -154,9 +154,9 @@ def newest(known: Known) -> Known:
 
 
 def losses(known: Known) -> list[Life]:
-    """Return the lives of the newest attempt that ended badly, but for those that a suspension took."""
-    units = parts(known)[-1].units
-    return [u.life for u in units if u.life.ended_badly and not _taken_by_us(known, u.node, u.life)]
+    """Return the lives of the newest attempt that ended badly, and that no suspension and no queue took."""
+    ended = [unit for unit in parts(known)[-1].units if unit.life.ended_badly]
+    return [u.life for u in ended if not (_by_queue(known, u.life) or _taken_by_us(known, u.node, u.life))]
 
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
@@ -317,38 +317,55 @@ def _failed(run: Life, before: float) -> bool:
     return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
 
 
+def _by_queue(known: Known, life: Life) -> bool:
+    """Whether its queue took a pod away that had not failed by itself; the queue gives the job another."""
+    return known.evicted(life) is not None and not _by_itself(known, life)
+
+
 def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
     """Whether a pod went because the job was suspended, or ended for good."""
-    took = life.disruption
-    if took is None or took.reason != ev.DELETED:
-        return False
-    if _by_itself(life):
+    took = life.taken
+    if took is None or _by_itself(known, life):
         return False
     evicted = known.evicted(life)
     if evicted is not None:  # the job is suspended for that
         return evicted.reason == ev.DEACTIVATED
-    if took.time >= _stopped(known):
+    if took >= _stopped(known):
         return life.exit is None or life.ended_on_demand(life.exit)
     # Times are whole seconds.
-    last = max((p.time for p in known.pauses if p.suspended and p.time <= took.time + 1.0), default=None)
+    last = max((p.time for p in known.pauses if p.suspended and p.time <= took + 1.0), default=None)
     if last is not None:
         resumed = [p.time for p in known.pauses if not p.suspended and p.time >= last]
-        if took.time <= min(resumed, default=math.inf) + 1.0:
+        if took <= min(resumed, default=math.inf) + 1.0:
             return True
-    after = next((pause for pause in known.pauses if pause.time > took.time + 1.0), None)
+    # A condition shows only its newest turn. No pod outlives a suspension: it took what is older than its
+    # end, and had ended by then.
+    if any(
+        life.since < p.time <= took + 1.0 and life.end <= p.time + 1.0
+        for p in known.pauses
+        if not p.suspended
+    ):
+        return True
+    after = next((pause for pause in known.pauses if pause.time > took + 1.0), None)
     if after is None or not after.suspended:
-        return after is not None  # a condition shows only its newest turn
+        return after is not None
     # Its condition is written once all pods are deleted, and again a second or more later where that write
     # met another one: until it shows, the job's operator makes no pod.
-    return not any(took.time <= other.since < after.time for other in node.lives.values())
+    return not any(took <= other.since < after.time for other in node.lives.values())
 
 
-def _by_itself(life: Life) -> bool:
-    """Whether a pod failed before it was deleted; that a peer is gone may be what the deletion did."""
+def _by_itself(known: Known, life: Life) -> bool:
+    """Whether a pod failed before it was deleted; that a peer is gone may be what the deletion did.
+
+    Where nobody heard of the deletion at first, it may seem to come after the end that it brought about.
+    """
     exit_ = life.exit
     if exit_ is None or exit_.code in (0, None, exits.INFRASTRUCTURE_ERROR):
         return False
-    return not life.ended_on_demand(exit_)
+    turns = [(pause.time, pause.suspended) for pause in known.pauses if pause.time <= exit_.time]
+    turns += [(eviction.time, True) for eviction in known.evictions if eviction.time <= exit_.time]
+    suspended = max(turns, key=lambda turn: (turn[0], not turn[1]), default=(0.0, False))[1]
+    return not (life.ended_on_demand(exit_) or (suspended and exit_.code in ON_DEMAND))
 
 
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:

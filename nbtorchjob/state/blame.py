@@ -154,7 +154,7 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
     end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
     last = next((life for life in reversed(node.aged) if life.since < end), node.life)
     for life in node.lives.values():
-        newest = life is last
+        newest, evicted = life is last, known.evicted(life)
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
                 loud = exit_.signal is not None or failure.tells(exit_) or exit_.code in _TOLD_TO_END
@@ -162,12 +162,12 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
                 ended = _at(node, life, exit_.time, failure.of_end(exit_))
                 yield _End(ended, newest=newest, loud=loud, peers=peers)
         if life.disruption is not None:
-            evicted = known.evicted(life)
             deleted = life.disruption.reason == ev.DELETED and evicted is None
             ended, age = _taken(node, life, life.disruption, evicted), life.disruption.age
             yield _End(ended, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
-            yield _End(_at(node, life, life.end, failure.of_gone()), newest=newest, loud=False)
+            reason = failure.of_gone() if evicted is None else failure.of_queue(evicted.reason, evicted.text)
+            yield _End(_at(node, life, life.end, reason), newest=newest, loud=evicted is not None)
 
 
 def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:

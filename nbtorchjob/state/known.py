@@ -239,15 +239,18 @@ class Known(FrozenDataclass):
 
     def evicted(self, life: Life) -> ev.Evicted | None:
         """Return why the job's queue took that pod away; None where something else did, or nothing."""
-        took = life.disruption
-        if took is None or took.reason != ev.DELETED:
+        took = life.taken
+        if took is None:
             return None
         # Times are whole seconds, and a job's pods go once it was suspended for the eviction.
-        before = [eviction for eviction in self.evictions if eviction.time <= took.time + 1.0]
+        before = [eviction for eviction in self.evictions if eviction.time <= took + 1.0]
         if not before:
             return None
         begun = [p.time for p in self.pauses if not p.suspended and p.time > before[-1].time]
-        return before[-1] if took.time <= min(begun, default=math.inf) + 1.0 else None
+        again = min(begun, default=math.inf)
+        # A list may show only much later that a pod is gone, and what removes one dates its deletion anew.
+        missed = life.vanished and life.since < again - 1.0
+        return before[-1] if missed or min(took, life.end) <= again + 1.0 else None
 
     @property
     def working(self) -> bool:

@@ -12,7 +12,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 
 # How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
-_ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)
+ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)
 
 
 class Life(FrozenDataclass):
@@ -95,6 +95,13 @@ class Life(FrozenDataclass):
         return self.gone is not None and self.exit is None and self.disruption is None
 
     @property
+    def taken(self) -> float | None:
+        """When its pod was just deleted, or seen to be gone where nobody heard why; None for other ends."""
+        if self.disruption is not None:
+            return self.disruption.time if self.disruption.reason == ev.DELETED else None
+        return self.gone if self.vanished else None
+
+    @property
     def end(self) -> float:
         """When it ended, or was told to; where it lives, when it began."""
         if self.exit is not None:
@@ -108,7 +115,7 @@ class Life(FrozenDataclass):
             return False
         # The API's times are whole seconds: within one, only the code tells what came first.
         at = self.disruption.time
-        return at < exit_.time or (at == exit_.time and exit_.code in _ON_DEMAND)
+        return at < exit_.time or (at == exit_.time and exit_.code in ON_DEMAND)
 
 
 class Node(FrozenDataclass):

@@ -13,6 +13,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, US, Budget, JobInfo, JobState, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.attempts import losses
 from nbtorchjob.state.failure import Cause
 
 
@@ -307,6 +308,45 @@ def test_what_its_queue_takes_from_an_attempt_of_ours_is_paid_for_though_its_num
     assert [(a.number, a.budget) for a in state.attempts] == [(1, Budget.PREEMPTIONS), (1, None)]
     assert [spent.used for spent in state.budgets] == [0, 1]
     assert "preempted by a job of higher priority" in state.attempts[0].failure.reason.line
+
+
+PREEMPTED = ev.Evicted(4.0, "Preempted", "due to prioritization in the ClusterQueue")
+WAS_SUSPENDED = {
+    "its queue said so": [PREEMPTED, ev.Suspended(5.0, True)],
+    "it was resumed in the second of the deletion": [ev.Suspended(5.0, False)],
+    "it was resumed in the next one": [ev.Suspended(6.0, False)],
+}
+PODS_WENT = {
+    "deleted": [ev.NodeDisrupted(5.0, 0, "pod-0-1", ev.DELETED), ended(0, 5.0, 1, 143)],
+    "gone, and nobody saw how": [ev.NodeGone(20.0, 0, "pod-0-1")],
+    "their deletion dated anew": [ended(0, 5.0, 1, 143), ev.NodeDisrupted(7.0, 0, "pod-0-1", ev.DELETED)],
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["it waits", "it runs again"])
+@pytest.mark.parametrize("went", PODS_WENT)
+def test_what_its_queue_took_is_no_loss_that_its_operator_goes_on_with(went, again):
+    facts = [*began(0, 1.0, 1, 100), PREEMPTED, ev.Suspended(4.0, True), *PODS_WENT[went]]
+    back = [ev.Suspended(9.0, False), ev.NodeStarted(10.0, 0, "host", pod="new", attempt=1)]
+    state = fold(info(US, (1, 1), preemptions=1), *facts, *(back if again else []))
+
+    assert losses(state) == []
+    assert [attempt.budget for attempt in state.attempts[:-1]] == [Budget.PREEMPTIONS] * again
+
+
+@pytest.mark.parametrize("known", WAS_SUSPENDED)
+def test_a_pod_that_a_suspension_took_is_no_loss_however_little_is_known_of_it(known):
+    facts = [*began(0, 1.0, 1, 100), *PODS_WENT["deleted"], *WAS_SUSPENDED[known]]
+    state = fold(info(US, (1, 1), preemptions=1), *facts, ev.Waiting(6.0, "waiting", 0, "new"))
+
+    assert losses(state) == []
+
+
+def test_a_pod_that_failed_by_itself_before_its_queue_took_it_is_a_loss():
+    facts = [*began(0, 1.0, 1, 100), ended(0, 3.0, 1, exits.USER_ERROR), PREEMPTED]
+    state = fold(info(US, (1, 1)), *facts, ev.NodeDisrupted(5.0, 0, "pod-0-1", ev.DELETED))
+
+    assert [life.pod for life in losses(state)] == ["pod-0-1"]
 
 
 def test_restarts_in_place_are_no_attempts():

@@ -8,7 +8,7 @@ import yaml
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes.control import cleanup, follow
+from nbtorchjob.backends.kubernetes.control import cleanup, controller, follow
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS as CLUSTER_KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -282,6 +282,26 @@ def test_what_was_suspended_stays_so_until_it_is_resumed(queues, kind):
     assert len(job.state.attempts) == 1
 
 
+def test_a_job_whose_own_watch_is_late_isnt_taken_for_one_that_its_operator_replaced(queues, monkeypatch):
+    monkeypatch.setattr(controller, "TOLD_WITHIN_S", 0.0)
+    job = running(submit(queues, "trainjob", retry=Retry(preemptions=3)))
+    late = ("trainjobs", "workloads")
+    for plural in late:
+        queues.cluster.lag_watches(4, plural)
+    try:
+        backend("kubernetes").suspend(job.name)
+        until(lambda: not queues.pods())
+        backend("kubernetes").resume(job.name)
+        until(lambda: len(job.state.nodes[0].lives) == 2)  # its new pod comes before any word of a suspension
+        queues.sign("go")
+
+        assert job.result(LIMIT) == 1
+    finally:
+        for plural in late:
+            queues.cluster.lag_watches(0, plural)
+    assert len(job.state.attempts) == 1
+
+
 def test_a_running_job_that_nothing_would_hold_for_a_while_isnt_suspended(queues):
     job = running(submit(queues, "indexedjob"))
     without_workloads(queues)
@@ -463,7 +483,8 @@ def test_a_priority_that_isnt_there_is_refused_before_anything_is_sent(queues):
 
 
 @pytest.mark.parametrize("kind", QUEUED)
-def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queues, kind):
+def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queues, kind, monkeypatch):
+    monkeypatch.setattr(controller, "TOLD_WITHIN_S", 0.0)  # it waits in its queue for longer than that
     high = f"high-{queues.namespace}"
     make(queues, "WorkloadPriorityClass", high, None)
     job = running(submit(queues, kind, retry=Retry(preemptions=3)))

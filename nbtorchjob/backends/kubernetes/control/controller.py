@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import holding, journal
-from nbtorchjob.backends.kubernetes.jobs.ref import abandoned
+from nbtorchjob.backends.kubernetes.jobs.ref import abandoned, of_object
 from nbtorchjob.backends.kubernetes.kinds import enforcement
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -22,7 +23,7 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, failure, starting
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, apply, failure, starting
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import budget, losses, newest
 from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
@@ -99,6 +100,14 @@ class JobController:
             reason = self._to_stop(state)
             if state.tries in self._stopped:
                 return []
+            if reason == STOPPED and state.verdict is None:
+                try:
+                    meanwhile = await self._said_meanwhile(state.tries)
+                except ClusterError:
+                    self._not_before = self._now() + AGAIN_S
+                    return []
+                if not self._to_stop(reduce(apply, meanwhile, state)):
+                    return meanwhile
             if reason:
                 await self._halt(
                     state, labelling.STOPPED, labelling.mark(_when(state, reason, self._now()), reason)
@@ -170,20 +179,37 @@ class JobController:
             return failure.DEADLINE_EXCEEDED
         if self._info.retry_owner == OPERATOR and any(spent.over for spent in state.budgets):
             return STOPPED
-        if self._info.retry_owner == US and _replaced(state):
+        if self._info.retry_owner == US and self._tells(_replaced(state), state.tries):
             return STOPPED
         return STOPPED if self._kind.stubborn and self._lost(state) else ""
+
+    async def _said_meanwhile(self, number: int) -> list[ev.Event]:
+        """Return what an attempt's object says by now: a suspension or a queue takes pods, too.
+
+        The watch of such objects may be later than that of pods.
+        """
+        try:
+            obj = await self._session.client.get(attempts.target(self._kind, self._scope, self._info, number))
+        except (ForbiddenError, NotFoundError):  # of what is gone its watch will tell
+            return []
+        return of_object(self._kind, obj) if labelling.belongs(obj, self._info) else []
 
     def _lost(self, state: JobState) -> bool:
         """Whether an attempt has failed that its operator would go on with."""
         lost, numbered = losses(state), self._info.retry_owner == US
-        if not any(numbered or _final(run) for run in lost):
+        final = [run for run in lost if numbered or _final(run)]
+        if not final:
             return False
         view = newest(state)
-        explained = bool(view.errors or view.exits or view.agents)
-        explained = explained or any(_says_why(run) for run in lost if numbered or _final(run))
-        waited = self._waited("loss", state.tries) > TOLD_WITHIN_S
-        return (explained or waited) and (numbered or _own_fault(state))
+        explained = bool(view.errors or view.exits or view.agents) or self._tells(final, state.tries)
+        return explained and (numbered or _own_fault(state))
+
+    def _tells(self, lost: list[Life], attempt: int) -> bool:
+        """Whether it is known why runs ended, or what could tell has had the time to."""
+        if not lost:
+            return False
+        waited = self._waited(f"loss of {','.join(sorted(run.pod for run in lost))}", attempt)
+        return any(_says_why(run) for run in lost) or waited > TOLD_WITHIN_S
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
         # What failed first may be known only when all nodes have ended and their logs are read.
@@ -307,11 +333,11 @@ def _says_why(run: Life) -> bool:
     return run.exit.code not in _TELLING or failure.tells(run.exit)
 
 
-def _replaced(state: JobState) -> bool:
-    """Whether the operator went on with an attempt that lost a node, as if nobody counted."""
+def _replaced(state: JobState) -> list[Life]:
+    """Return what the newest attempt lost and its operator replaced, as if nobody counted."""
     lost = losses(state)
     nodes = newest(state).nodes.values()
-    return any(life in lost and life is not node.life for node in nodes for life in node.lives.values())
+    return [life for node in nodes for life in node.lives.values() if life in lost and life is not node.life]
 
 
 def _own_fault(state: JobState) -> bool:

@@ -242,9 +242,9 @@ class Emulator(Machine):
         """Let the host learn so much later that a Secret or ConfigMap has changed which its pods refer to."""
         self._kubelet.cache.lag_s = seconds
 
-    def lag_watches(self, seconds: float) -> None:
-        """Let clients' watches tell of each change so much later; the operators' aren't late."""
-        self._watches.lag_s = seconds
+    def lag_watches(self, seconds: float, plural: str = "") -> None:
+        """Let clients' watches, or those of one resource, be so much late; the operators' aren't."""
+        self._watches.lag_s[plural] = seconds
 
     def skew_clocks(self, pods: str, seconds: float) -> None:
         """Let the clock be so far ahead on the host of pods that start from now on and match the pattern."""

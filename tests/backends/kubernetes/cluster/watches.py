@@ -35,7 +35,7 @@ class Watches:
     def __init__(self, store: Store, faults: Faults) -> None:
         self._store, self._faults = store, faults
         self.open: list[str] = []
-        self.lag_s = 0.0  # how late a client hears of a change
+        self.lag_s: dict[str, float] = {}  # how late a client hears of a change, by plural; "" for all
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Stream changes until the time is up, the history is gone or the client leaves."""
@@ -75,8 +75,9 @@ class Watches:
             if watch.expired():
                 await response.write(_line("ERROR", watch.too_old()))
                 return
-            if late := self.lag_s if watch.behind() and call.user != CONTROLLER else 0.0:
-                await asyncio.sleep(late)
+            lag = self.lag_s.get(call.resource.plural, self.lag_s.get("", 0.0))
+            if lag and watch.behind() and call.user != CONTROLLER:
+                await asyncio.sleep(lag)
             for line in watch.news():
                 await response.write(line)
             try:
