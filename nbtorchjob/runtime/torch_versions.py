@@ -129,6 +129,9 @@ METHOD_NAME = Detail(_RENDEZVOUS, "get_method_name")
 # this variable says that no agent shares its store with ranks.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
+# Before it, a rank may wait for ever as it leaves a group of gloo's in which an operation of its own goes on.
+_LEAVES_UNFINISHED: Version = (2, 5)
+
 # Since then, the quicker one of the two servers behind a TCPStore takes a socket that listens already.
 _UV_LISTENS: Version = (2, 9)
 
@@ -259,8 +262,12 @@ def too_old(version: str) -> str:
 def missed(version: str) -> List[str]:
     """Return what users miss with a version, each in a line."""
     number = release(version)
-    return [
-        "%s before torch %d.%d" % (detail.missed, *detail.since)
-        for detail in DETAILS
-        if number is not None and detail.missed and not detail.expected(number)
+    if number is None:
+        return []
+    lines = [
+        "%s before torch %d.%d" % (d.missed, *d.since) for d in DETAILS if d.missed and not d.expected(number)
     ]
+    if number < _LEAVES_UNFINISHED:
+        said = "a rank that returns while an asynchronous collective of gloo's goes on may hang: wait for it"
+        lines.append("%s before torch %d.%d" % (said, *_LEAVES_UNFINISHED))
+    return lines
