@@ -8,6 +8,7 @@ pairs of the interpreters of this machine are tried: those of pyenv, those on PA
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -136,11 +137,11 @@ def _expected(title: str, words: str, there: tuple[int, int]) -> bool:
     return not words or bool(between and re.search(pattern, words))
 
 
-def main(pythons: list[str]) -> None:
+def main(pythons: list[str], every: int = 1) -> None:
     """Compare this Python with each of ``pythons``; leave with 1 where something differs."""
     good = True
     for python in pythons:
-        there, cells = version(python), examples()
+        there, cells = version(python), examples()[::every]
         with tempfile.TemporaryDirectory() as folder:
             found = compared(python, Path(folder), cells)
         good = good and not found
@@ -149,23 +150,38 @@ def main(pythons: list[str]) -> None:
     sys.exit(not good)
 
 
+def from_kernel(python: str, others: Iterable[str], folder: Path, every: int = 1) -> subprocess.Popen[str]:
+    """Have an interpreter stand for the kernel, and compare itself with others; it prints what ``main`` does.
+
+    What it needs to capture is copied into ``folder``.
+    """
+    for name in _NEEDED:
+        source = Path(importlib.import_module(name).__file__ or "").parent
+        shutil.copytree(source, folder / name, dirs_exist_ok=True)
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{folder}"}
+    line = [python, "-m", "tests.capture.pythons", f"--every={every}", *others]
+    return subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, cwd=root)
+
+
 def all_pairs() -> None:
     """Have each interpreter that can stand for a kernel compare itself with all others."""
     known = {**interpreters(), _HERE: sys.executable}
-    root = Path(__file__).parents[2]
     good = True
-    with tempfile.TemporaryDirectory() as needed:
-        for name in _NEEDED:
-            source = Path(importlib.import_module(name).__file__ or "").parent
-            shutil.copytree(source, Path(needed, name))
-        env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{needed}"}
+    with tempfile.TemporaryDirectory() as folder:
         for here, python in sorted(known.items()):
             others = [known[there] for there in sorted(known) if there != here]
             if here >= (3, 10):
-                done = subprocess.run([python, "-m", "tests.capture.pythons", *others], env=env)
-                good = good and not done.returncode
+                kernel = from_kernel(python, others, Path(folder))
+                for line in kernel.stdout or ():
+                    print(line, end="", flush=True)
+                good = not kernel.wait() and good
     sys.exit(not good)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:]) if sys.argv[1:] else all_pairs()
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--every", type=int, default=1, help="take only each so many-th cell")
+    arguments.add_argument("pythons", nargs="*")
+    chosen = arguments.parse_args()
+    main(chosen.pythons, chosen.every) if chosen.pythons else all_pairs()

@@ -1,14 +1,26 @@
-"""Another Python on the node: some of the corpus on the oldest and newest here (all: ``make pythons``)."""
+"""Another Python on the node: a part of the corpus on each that is here; all of it: ``make pythons``."""
+
+import sys
 
 import pytest
 
-from tests.capture.pythons import compared, examples, interpreters
+from tests.capture.pythons import compared, examples, from_kernel, interpreters
 
 _OTHERS = interpreters()
-_PAIRS = [*_OTHERS][:1] + [*_OTHERS][1:][-1:]
+_NEWEST = max((there for there in _OTHERS if there >= (3, 10)), default=None)
+_EVERY = 5  # a part of each file of cells
 
 
-@pytest.mark.skipif(not _PAIRS, reason="there is no interpreter of another minor version")
-@pytest.mark.parametrize("there", _PAIRS, ids=[f"3.{minor}" for _, minor in _PAIRS])
+@pytest.mark.skipif(not _OTHERS, reason="there is no interpreter of another minor version")
+@pytest.mark.parametrize("there", _OTHERS, ids=[f"3.{minor}" for _, minor in _OTHERS])
 def test_cells_mean_the_same_on_another_python(there, folder):
-    assert compared(_OTHERS[there], folder, examples()[::5]) == []
+    # Each Python has other cells.
+    assert compared(_OTHERS[there], folder, examples()[there[1] % _EVERY :: _EVERY]) == []
+
+
+@pytest.mark.skipif(_NEWEST is None, reason="there is no other interpreter that can stand for a kernel")
+def test_cells_of_another_python_mean_the_same_here(folder):
+    kernel = from_kernel(_OTHERS[_NEWEST], [sys.executable], folder, _EVERY)
+    said, _ = kernel.communicate()
+
+    assert (kernel.returncode, "0 differ" in said) == (0, True), said
