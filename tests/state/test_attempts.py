@@ -311,12 +311,12 @@ def test_what_its_queue_takes_from_an_attempt_of_ours_is_paid_for_though_its_num
 
 
 PREEMPTED = ev.Evicted(4.0, "Preempted", "due to prioritization in the ClusterQueue")
-WAS_SUSPENDED = {
+WAS_SUSPENDED: dict[str, list[ev.Event]] = {
     "its queue said so": [PREEMPTED, ev.Suspended(5.0, True)],
     "it was resumed in the second of the deletion": [ev.Suspended(5.0, False)],
     "it was resumed in the next one": [ev.Suspended(6.0, False)],
 }
-PODS_WENT = {
+PODS_WENT: dict[str, list[ev.Event]] = {
     "deleted": [ev.NodeDisrupted(5.0, 0, "pod-0-1", ev.DELETED), ended(0, 5.0, 1, 143)],
     "gone, and nobody saw how": [ev.NodeGone(20.0, 0, "pod-0-1")],
     "their deletion dated anew": [ended(0, 5.0, 1, 143), ev.NodeDisrupted(7.0, 0, "pod-0-1", ev.DELETED)],
