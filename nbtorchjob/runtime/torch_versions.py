@@ -157,7 +157,7 @@ GLOO_CALLS = Detail(
 NCCL_CALLS = Detail(
     _C,
     "_dump_nccl_trace_json",
-    since=(2, 6),
+    since=(2, 5),
     missed="what NCCL records of its operations isn't read, so stacks alone tell who hangs",
 )
 
