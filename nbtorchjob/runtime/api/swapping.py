@@ -13,7 +13,7 @@ PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that th
 ADDED, REPLACED, LATER, SAME = "added", "replaced", "later", "same"
 
 _point = points.of[points.POINT]
-optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
+_optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
 
 
 def swap_point(optimizer: Any = None) -> None:
@@ -25,8 +25,10 @@ def swap_point(optimizer: Any = None) -> None:
     """
     if optimizer is None:
         _point.passed()
-    elif optimizer not in optimizers:
-        optimizers.add(optimizer)
+        return
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wraps one (1.15)
+    if optimizer not in _optimizers:
+        _optimizers.add(optimizer)
         optimizer.register_step_post_hook(_stepped)
 
 
