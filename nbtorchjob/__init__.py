@@ -4,8 +4,8 @@ In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. I
 :func:`submit`, :func:`attach`, :func:`jobs`, :func:`dry_run`, :func:`profile` and the decorator
 :func:`torchjob`; :func:`map` and :func:`as_completed` for many jobs of one function, :func:`keep` and
 :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
-job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`attempt`,
-:func:`leaving`, :class:`Leaving`, :func:`swap_point` and :class:`RecoverableError`;
+job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`data_dir`,
+:func:`attempt`, :func:`leaving`, :class:`Leaving`, :func:`swap_point` and :class:`RecoverableError`;
 :class:`ResumableTraining` and :class:`GlobalBatchSampler` for a training that goes on at any size.
 """
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs, as_completed
     from nbtorchjob.runtime.api.artifacts import artifacts_dir
     from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
+    from nbtorchjob.runtime.api.data import data_dir
     from nbtorchjob.runtime.api.leaving import Leaving, leaving
     from nbtorchjob.runtime.api.report import report
     from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
@@ -106,6 +107,7 @@ __all__ = [
     "attach",
     "attempt",
     "checkpoint_dir",
+    "data_dir",
     "dry_run",
     "group",
     "jobs",
@@ -148,6 +150,7 @@ _HOMES = {
     "runs": ("Runs", "as_completed"),
     "runtime.api.artifacts": ("artifacts_dir",),
     "runtime.api.checkpoints": ("attempt", "checkpoint_dir"),
+    "runtime.api.data": ("data_dir",),
     "runtime.facts.errors": ("RecoverableError",),
     "runtime.api.leaving": ("Leaving", "leaving"),
     "runtime.api.report": ("report",),

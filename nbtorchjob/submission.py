@@ -373,8 +373,13 @@ def _differences(call: Call, plan: Plan) -> list[str]:
 
 
 def _with_files(call: Call, plan: Plan) -> Call:
-    """Return a call with the files that its spec names; one that has them already stays as it is."""
+    """Return a call with the files and data that its spec names; one that has them already stays as it is."""
     spec = plan.spec
+    if spec.data and not call.data:
+        from nbtorchjob.capture import data
+
+        data.check(spec, working())
+        call = dataclasses.replace(call, data=data.collect(spec, working()))
     if not spec.ship or call.shipped:
         return call
     from nbtorchjob.capture import shipped

@@ -50,6 +50,7 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "name": ("train",),
     "env": ("A=1",),
     "ship": ("configs/",),
+    "data": ("squad=hf://datasets/rajpurkar/squad", "digits=./digits"),
     "preemptions": ("2",),
     "start-within": ("10m",),
     "idle": ("1h",),
@@ -75,12 +76,14 @@ _SAMPLES: Mapping[str, Sequence[str]] = {
     "requirements": ("requirements.txt",),
     "storage": ("s3://bucket/jobs",),
     "checkpoints": ("s3://bucket/checkpoints",),
+    "data-cache": ("/cache",),
     "pod-patch": ("{metadata: {labels: {a: b}}}", "{spec: {hostNetwork: true}}"),
 }
 _BY_TYPE = {"int": ("2",), "number": ("2.5",), "switch": ("",), "pairs": ("a=b",)}
 _BESIDE = {
     "preemptible": "--spot-toleration spot",
     "idle": "--keep lab",
+    "data-cache": "--mount type=bind,src=/var/cache,dst=/cache",
     **dict.fromkeys(("rank", "push", "pull"), "--on lab"),
     **dict.fromkeys(("or-back", "within"), "--swap train"),
     **dict.fromkeys(("zip", "sample", "seed", "at-once", "yes"), "--each lr=1,2"),

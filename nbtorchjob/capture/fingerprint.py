@@ -33,6 +33,8 @@ def of(call: Call) -> str:
     for file in call.shipped:
         content = file.sha256 or f"{file.size} {file.mtime}"
         sha256.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
+    for folder in call.data:
+        sha256.update(f"{folder.name}\0{folder.listed.sha256}\0".encode())
     return sha256.hexdigest()[:40]
 
 

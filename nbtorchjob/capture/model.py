@@ -55,6 +55,19 @@ class ShippedFile(FrozenDataclass):
     data: bytes | None
 
 
+class DataFolder(FrozenDataclass):
+    """A folder of data, as it lies in a store: its files, and the list of them, by their digests."""
+
+    name: str
+    files: tuple[ShippedFile, ...]
+    listed: ShippedFile
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(file.size for file in self.files)
+
+
 @dataclass
 class Shipped:
     """What was asked for, as it was found: an entry of ``ships`` for each name, ``notes`` of what stays."""
@@ -75,8 +88,9 @@ class Call(FrozenDataclass):
     in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
     ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
     ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them. ``given`` are the names whose values each run of a group has of its own. ``code`` is all code in the
-    pickle; it is ``sourced`` where its sources go along, as a node may have another Python.
+    them, ``data`` the folders of data that go to the job's store. ``given`` are the names whose values each
+    run of a group has of its own. ``code`` is all code in the pickle; it is ``sourced`` where its sources go
+    along, as a node may have another Python.
     """
 
     label: str
@@ -99,6 +113,7 @@ class Call(FrozenDataclass):
     codes: tuple[CodeType, ...] = ()
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: NO_ITEMS)
     shipped: tuple[ShippedFile, ...] = ()
+    data: tuple[DataFolder, ...] = ()
     given: frozenset[str] = frozenset()
     code: Codes = field(default_factory=Codes)
     sourced: bool = True
@@ -131,7 +146,9 @@ class Call(FrozenDataclass):
     def stored(self) -> tuple[ShippedFile | Installer, ...]:
         """What of it goes into a job's store: big files, and what installs the packages."""
         own = self.wanted.installer
-        return (*(file for file in self.shipped if file.data is None), *([own] if own else []))
+        files = {file.sha256: file for folder in self.data for file in (*folder.files, folder.listed)}
+        big = (file for file in self.shipped if file.data is None)
+        return (*big, *files.values(), *([own] if own else []))
 
     def with_files(self, shipped: Shipped) -> Call:
         """Return it with files that were asked for."""

@@ -62,10 +62,12 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
 
 def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
     size, known = sum(file.size for file in files), all(file.sha256 for file in files)
-    digest = digests.of_contents((file.path, file.sha256) for file in files) if known else ""
+    combined = digests.of_contents((file.path, file.sha256) for file in files) if known else ""
     if (root / name).is_dir():
-        return Ship("./" if name == "." else f"{name}/", words.count(len(files), "file"), size, digest=digest)
-    return Ship(name, "file", size, digest=digest)
+        return Ship(
+            "./" if name == "." else f"{name}/", words.count(len(files), "file"), size, digest=combined
+        )
+    return Ship(name, "file", size, digest=combined)
 
 
 def _find(name: str, root: Path, selection: _Selection) -> list[str]:
@@ -180,21 +182,21 @@ def _check_size(selection: _Selection, limit: int | None) -> None:
 
 
 def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
-    data, digest = None, ""
+    data, sha256 = None, ""
     try:
         with open(source, "rb", opener=_plain) as file:
             if whole:
                 data = file.read(seen.st_size + 1)
-                digest = hashlib.sha256(data).hexdigest()
+                sha256 = hashlib.sha256(data).hexdigest()
             elif hashed:
-                digest = _digest(file, seen, str(source))
+                sha256 = digest(file, seen, str(source))
             now = os.fstat(file.fileno())
     except OSError as exc:
         raise _unreadable(path, exc) from exc
     if _state(now) != _state(seen) or (data is not None and len(data) != seen.st_size):
         raise changed(path)
     executable = bool(seen.st_mode & stat.S_IXUSR)
-    return ShippedFile(path, source, seen.st_size, executable, seen.st_mtime_ns, digest, data)
+    return ShippedFile(path, source, seen.st_size, executable, seen.st_mtime_ns, sha256, data)
 
 
 def changed(path: str) -> CaptureError:
@@ -211,7 +213,8 @@ def _state(seen: os.stat_result) -> tuple[int, int, int, int]:
     return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
 
-def _digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
+def digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
+    """Return the digest of a file, which is read anew only after it has changed."""
     key = (source, *_state(seen))
     if key not in _digests:
         hashed = hashlib.sha256()

@@ -25,6 +25,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.data import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import turns
@@ -244,6 +245,7 @@ def _rehearse(request: RunRequest, front: Front) -> None:
         package=request.spec.package,
         requirements=request.spec.requirements,
         ship=request.spec.ship,
+        data={name: text for name, text in request.spec.data.items() if where(text).scheme != "pvc"},
     )
     job = submission.submit(request.call, spec, request.origin)
     with front.failing(job):

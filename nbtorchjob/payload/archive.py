@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
@@ -17,6 +18,7 @@ from nbtorchjob.runtime.install import packages, stock
 from nbtorchjob.runtime.objects.wire import ALIGN, sign
 from nbtorchjob.runtime.rank import settings
 from nbtorchjob.runtime.store import payload as wire
+from nbtorchjob.spec import data
 from nbtorchjob.spec.jobspec import JobSpec
 
 if TYPE_CHECKING:
@@ -158,6 +160,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
             "ship": bool(call.shipped),
             "given": bool(call.given),
             "swaps": may_swap(call, spec),
+            "data": _data(call, spec),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
@@ -218,6 +221,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "swaps": may_swap(call, spec),
         "lab": spec.lab,
         "debugger": _debug(call, spec),
+        "data": spec.data,
     }
     return frozenset(part for part, wanted in wants.items() if wanted)
 
@@ -244,6 +248,42 @@ def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:
         for need in call.needs
         if (need.surely or spec.strict) and need.distribution != "torch"
     ]
+
+
+def _data(call: Call, spec: JobSpec) -> dict[str, Any] | None:
+    """Return what ``runtime/data/provide`` reads: where each piece of data is, and where it is kept."""
+    if not spec.data:
+        return None
+    listed = {folder.name: folder.listed for folder in call.data}
+    entries = []
+    for name, text in spec.data.items():
+        place = data.where(text)
+        entry: dict[str, Any] = {"name": name, "where": text}
+        if name in listed:
+            file = listed[name]
+            url = stored(spec.cluster.storage or "", file.sha256)
+            entry["list"] = {"url": url, "sha256": file.sha256, "size": file.size}
+        elif place.scheme == "pvc":
+            entry["path"] = place.mounted(name)
+        elif not place.scheme:
+            entry["path"] = str(folders.working() / Path(text).expanduser())
+        entries.append(entry)
+    cache, where = data_cache(spec)
+    return {"entries": entries, "cache": cache, "place": where}
+
+
+def data_cache(spec: JobSpec) -> tuple[str, str]:
+    """Return the folder in which nodes keep data that they fetch, and what that is, in words.
+
+    "" is the node's own folder, which goes with its pod.
+    """
+    if not spec.remote:
+        return str(folders.cache_dir() / "data"), "this machine's cache"
+    path = spec.cluster.data_cache or ""
+    mount = spec.cluster.mount_of(path) if path else None
+    if mount is None:
+        return "", "the pod's own disk"
+    return path, f"the claim {mount.src}" if mount.type == "volume" else f"{mount.src} of its host"
 
 
 def _debug(call: Call, spec: JobSpec) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
-# What a program that travels has only where a job needs it: 96 kB go to each pod, and into each Secret.
+# What a program that travels has only where a job needs it: 100 kB go to each pod, and into each Secret.
 PARTS = {
     "environment": ("install/environment.py",),
     "needs": ("install/needed.py",),
@@ -45,6 +45,7 @@ PARTS = {
     "swaps": ("rank/names.py", "rank/swapped.py", "rank/swapping.py", "node/receiving.py", "node/swaps.py"),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
     "debugger": ("debug/",),
+    "data": ("data/",),
 }
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"start/main.py": "__main__.py", "api/rank_api.py": "nbtorchjob/__init__.py"}

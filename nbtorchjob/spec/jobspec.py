@@ -17,6 +17,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.described import has_password, is_secret
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.data import places, where
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import (
     Frozen,
@@ -66,6 +67,8 @@ class JobSpec:
     - env: variables added to the ranks' environment. Secret ones, by their name or because they contain a
       password, move to ``secret_env``: no text or record contains the values of those.
     - ship: files and folders below the notebook's folder to copy to the ranks, at the same relative paths.
+    - data: where data comes from, by the name that ``data_dir(NAME)`` takes on ranks. Each node fetches what
+      it lacks before its ranks start.
     - package, requirements: what each node installs into a folder of the job, in addition to its packages.
     - retry: the budgets for failures and preemptions. Without it a job is tried once, apart from restarts by
       its operator.
@@ -97,6 +100,11 @@ class JobSpec:
     title: str = field(default="", repr=False)
     ship: Sequence[str] = setting(
         "--ship PATH", "a file or folder to copy to the ranks, at the same path", takes="texts"
+    )
+    data: Mapping[str, str] = setting(
+        "--data NAME=WHERE",
+        "data for ranks, fetched before they start",
+        takes="pairs",
     )
     retry: Retry | None = None
     package: Sequence[str] = setting("--package REQ|PATH", "a package to install on each node", takes="texts")
@@ -160,6 +168,12 @@ class JobSpec:
         named = dict.fromkeys((*_variables("secret_env", self.secret_env), *secrets))
         object.__setattr__(self, "secret_env", tuple(name for name in named if name not in self.env))
         object.__setattr__(self, "ship", _ship(self.ship))
+        object.__setattr__(self, "data", places(self.data))
+        for text in self.data.values():
+            if where(text).scheme == "pvc" and not self.in_pods:
+                raise SpecError(
+                    "data", text, "on this machine: claims are for --backend kubernetes", Shape.CONFLICT
+                )
         instance(Cluster, "cluster", self.cluster)
         for name in ("package", "requirements"):
             object.__setattr__(self, name, _lines(name, getattr(self, name)))

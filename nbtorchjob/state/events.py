@@ -366,6 +366,34 @@ class Installed(FrozenDataclass):
     seconds: float = 0.0
 
 
+class Fetching(FrozenDataclass):
+    """A node fetches data before its ranks start: ``done`` of ``size`` bytes, 0 where that is unknown.
+
+    ``began`` is when it began, and ``waits`` whether another node, or job, fetches it for this one.
+    """
+
+    time: float
+    node: int
+    name: str
+    done: int = 0
+    size: int = 0
+    began: float = 0.0
+    waits: bool = False
+
+
+class Fetched(FrozenDataclass):
+    """A node has data, in ``place``, in words; ``kept`` is whether an earlier job or another node left it."""
+
+    time: float
+    node: int
+    name: str
+    size: int = 0
+    files: int = 0
+    place: str = ""
+    kept: bool = False
+    seconds: float = 0.0
+
+
 class NodeMeets(FrozenDataclass):
     """A node has imported torch, and looks for the others."""
 
@@ -651,6 +679,8 @@ Event: TypeAlias = (
     | NodeFailed
     | NodeOutput
     | Waiting
+    | Fetched
+    | Fetching
     | Installing
     | Installed
     | NodeMeets

@@ -382,6 +382,12 @@ def _rank(event: Any) -> Any:
 
 _INSTALLS = _one_each("installs", _node_index, lambda e: (e.time, isinstance(e, ev.Installed), e.packages))
 
+_FETCHES = _one_each(
+    "fetches",
+    lambda e: (e.node, e.name),
+    lambda e: (e.time, isinstance(e, ev.Fetched), e.seconds if isinstance(e, ev.Fetched) else e.done),
+)
+
 _APPLY: dict[type, _Rule] = {
     # The lives of nodes.
     ev.NodeStarted: _node_started,
@@ -393,6 +399,8 @@ _APPLY: dict[type, _Rule] = {
     ev.Waiting: _waiting,
     ev.Installing: _INSTALLS,
     ev.Installed: _INSTALLS,
+    ev.Fetching: _FETCHES,
+    ev.Fetched: _FETCHES,
     ev.NodeMeets: _node_meets,
     ev.NodeLeaves: _sorted("leaves", _round, _first),
     ev.EnvironmentTold: _one_each("environments", _node_index, _time_of),

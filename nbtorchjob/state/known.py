@@ -47,6 +47,9 @@ class Known(FrozenDataclass):
     installs: Mapping[int, ev.Installing | ev.Installed] = field(
         default_factory=NumberedMapping
     )  # by node, the newest
+    fetches: Mapping[tuple[int, str], ev.Fetching | ev.Fetched] = field(
+        default_factory=dict
+    )  # by node and name, the newest
     met: Mapping[int, float] = field(
         default_factory=NumberedMapping
     )  # when a node last began to look for the others

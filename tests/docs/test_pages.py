@@ -36,7 +36,8 @@ def test_every_value_that_the_page_tries_can_be_given(option):
 @pytest.mark.parametrize("option", KEYS.values(), ids=lambda option: option.key)
 def test_every_variable_on_the_page_is_read(option):
     value = options.samples(option)[0]
-    spot = {"NBTORCHJOB_SPOT_TOLERATION": "spot"}  # without which nothing can be preemptible
-    spec = profiles.default(environ={**spot, option.variable: value or "1"})
+    # Without these nothing can be preemptible, and no cache is mounted.
+    beside = {"NBTORCHJOB_SPOT_TOLERATION": "spot", "NBTORCHJOB_MOUNT": "type=bind,src=/var/cache,dst=/cache"}
+    spec = profiles.default(environ={**beside, option.variable: value or "1"})
 
     assert value_at(option, spec) == value_at(option, parse(options.line(option, value), JobSpec())[0])

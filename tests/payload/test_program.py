@@ -71,11 +71,11 @@ def test_what_is_left_out(source, left):
     assert program.bare(source) == left
 
 
-def test_a_trivial_cell_takes_less_than_100_kb_to_a_cluster():
+def test_a_trivial_cell_takes_less_than_105_kb_to_a_cluster():
     # In a process of its own: settings of this one, which other tests change, would travel as well.
     ran = subprocess.run([sys.executable, "-c", PACK], capture_output=True, text=True, check=True)
 
-    assert int(ran.stdout) < 100_000
+    assert int(ran.stdout) < 105_000
 
 
 PACK = """

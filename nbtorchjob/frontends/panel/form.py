@@ -73,7 +73,7 @@ _OF_CLUSTER = {
         *("cpu", "memory", "shm", "gpu-resource", "full-requests", "device", "limit", "request"),
     ),
     "Hosts": ("node-selector", "toleration", "preemptible", "spot-selector", "spot-toleration"),
-    "Storage": ("mount", "storage", "checkpoints"),
+    "Storage": ("mount", "storage", "checkpoints", "data-cache"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Callable
 from nbtorchjob.runtime.api import leaving as _leaving
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
+from nbtorchjob.runtime.api.data import data_dir
 from nbtorchjob.runtime.api.leaving import Leaving
 from nbtorchjob.runtime.api.report import report
 from nbtorchjob.runtime.api.swapping import swap_point
@@ -25,6 +26,7 @@ __all__ = [
     "artifacts_dir",
     "attempt",
     "checkpoint_dir",
+    "data_dir",
     "leaving",
     "report",
     "swap_point",

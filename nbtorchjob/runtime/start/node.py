@@ -39,6 +39,9 @@ _NCCL = {
 }
 
 
+_FETCHING_S = 7 * 86400  # a node may take to fetch data: what else limits a job does
+
+
 class _Stopped(Exception):
     """SIGTERM or SIGINT came before torch's agent took the signals over."""
 
@@ -76,7 +79,7 @@ def _ended(exc: Exception, node: int) -> int:
         return exits.CANCELLED
     if isinstance(exc, (PayloadError, ImportError)):
         again = getattr(exc, "again", False)  # as where an index can't be reached
-        code = exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR
+        code = getattr(exc, "code", exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR)
         return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
     try:
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -141,6 +144,11 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     compilers.lead(os.environ, os.path.join(folder, "compiled"))
     _provide(payload, node, folder, key)
+    data = payload.header.get("data")
+    if data:
+        from nbtorchjob.runtime.data import provide  # late: it travels only where it is needed
+
+        provide.provide(data, folder, node)
     if payload.header["ship"]:
         from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
 
@@ -159,6 +167,8 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     fresh.keep_sockets(folder)
     plain_logging()
     launch = injected.launch(payload.header["launch"])
+    if data:  # nodes that have it already wait for those that fetch it
+        launch["conf"] = {**launch["conf"], "join_timeout": _FETCHING_S}
     _notice_versions(payload)
     modules = os.path.join(folder, "files")
     payload.extract(modules)

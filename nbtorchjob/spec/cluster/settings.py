@@ -34,6 +34,12 @@ def _location(name: str, value: object) -> str:
     raise SpecError(name, value, "a URL such as s3://bucket/jobs, or an absolute path of a mount")
 
 
+def _path(name: str, value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"/[^\s]+", value):
+        return value
+    raise SpecError(name, value, "an absolute path below a mount")
+
+
 def _shm(name: str, value: object) -> str:
     return "0" if str(value) == "0" else quantity(name, value)
 
@@ -48,9 +54,10 @@ class Cluster:
     host, as in TorchX, unless ``full_requests`` is set. ``limit`` and ``request`` set any resource by name.
     ``mount`` uses TorchX's grammar, and ``toleration`` kubectl's for taints. ``spot_selector`` and
     ``spot_toleration`` define which hosts are ``preemptible``; they belong in a profile. ``checkpoints`` is
-    a path in the pods or a URL; each job has its own folder there. ``run_as`` is a user other than root, and
-    the group of the volumes, by default with the same number. ``pod_patch`` is merged into the pod's
-    ``metadata`` and ``spec`` last.
+    a path in the pods or a URL; each job has its own folder there. ``data_cache`` is a path in the pods below
+    a mount, shared by the jobs that name it; without it data lies on the pod's own disk. ``run_as`` is a user
+    other than root, and the group of the volumes, by default with the same number. ``pod_patch`` is merged
+    into the pod's ``metadata`` and ``spec`` last.
     """
 
     kind: str | None = setting(
@@ -135,6 +142,9 @@ class Cluster:
     checkpoints: str | None = setting(
         "--checkpoints PATH|URL", "where to save checkpoints: mounted path or URL", check=_location
     )
+    data_cache: str | None = setting(
+        "--data-cache PATH", "where nodes keep fetched data: a mounted path", check=_path
+    )
     pod_patch: str | None = setting("--pod-patch YAML", "a patch for each pod: YAML or file", check=patch)
     network_policy: bool = setting(
         "--network-policy", "allow traffic only between pods of the job", check=switch
@@ -159,13 +169,21 @@ class Cluster:
         if both:
             # An attempt that mustn't be preempted stays off hosts with that label.
             raise SpecError("spot_selector", both[0], "a label that node_selector doesn't use")
-        checkpoints = self.checkpoints or ""
-        folders = [mount.dst for mount in self.mounts if mount.type != "device" and not mount.readonly]
-        if checkpoints.startswith("/") and not f"{posixpath.normpath(checkpoints)}/".startswith(
-            tuple(f"{folder}/" for folder in folders)
-        ):
-            allowed = f"below the dst of a writable --mount ({', '.join(folders) or 'there is none'})"
-            raise SpecError("checkpoints", checkpoints, allowed)
+        for name in ("checkpoints", "data_cache"):
+            path = getattr(self, name) or ""
+            if (path.startswith("/") or name == "data_cache") and path and self.mount_of(path) is None:
+                folders = [mount.dst for mount in self._writable]
+                allowed = f"below the dst of a writable --mount ({', '.join(folders) or 'there is none'})"
+                raise SpecError(name, path, allowed)
+
+    @property
+    def _writable(self) -> list[Mount]:
+        return [mount for mount in self.mounts if mount.type != "device" and not mount.readonly]
+
+    def mount_of(self, path: str) -> Mount | None:
+        """Return the writable mount that a path of the pods lies in."""
+        inner = f"{posixpath.normpath(path)}/"
+        return next((mount for mount in self._writable if inner.startswith(f"{mount.dst}/")), None)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

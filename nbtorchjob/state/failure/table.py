@@ -74,6 +74,7 @@ _CLOSED = "Ask an administrator, or choose another --queue."
 _ADMITTED_LATER = "Nothing is wrong with the code: it is admitted again when there is quota."
 
 _UNINSTALLED = "its packages can't be installed"
+_NO_DATA = "its data can't be fetched"
 _INDEX = (
     "Where they come from, and with what credentials, the node's own settings say: "
     "PIP_INDEX_URL, UV_INDEX_URL, pip.conf."
@@ -231,6 +232,9 @@ NODE_ERRORS = (
         r"Failed to fetch|didn't install"),
     Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?InstallError", _CONFIG, _UNINSTALLED),
     Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?InstallError", _UNKNOWN, _UNINSTALLED, _INDEX),
+    Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?DataError", _CONFIG, _NO_DATA),
+    Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?DataError", _UNKNOWN, _NO_DATA,
+        "What was fetched stays for the next try."),
 )
 
 # What ``runtime/node/shortage`` notes of an exception that ended a node's agent: what its machine refused.
@@ -250,6 +254,8 @@ SHORTAGES = (
 
 # The type of an exception that ended a node's agent with the code for infrastructure.
 AGENT_ERRORS = (
+    Row(r"(?:.*\.)?DataError", _INFRA, "its disk has no room for its data",
+        "Free some of it, or name a bigger place with --data-cache."),
     Row(r"(?:.*\.)?PeersEnded", _INFRA, "a peer was lost: {text}", _AGAIN),
     Row(r"(?:.*\.)?(?:Rendezvous|Dist|Connection|Timeout|BrokenPipe)\w*Error", _INFRA,
         "the rendezvous failed or a peer was lost", _AGAIN),

@@ -257,6 +257,8 @@ def condition(node: Node, state: JobState) -> str:
         return "starting"
     if lifetime.installing(node, state):
         return "installing packages"
+    if lifetime.fetching(node, state):
+        return "fetching data"
     up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
     return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nbtorchjob.state import JobState, Node, starting
@@ -10,7 +10,7 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import Standing
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import LINE, clean, clip, clock, count, duration, line, size
+from nbtorchjob.text.words import LINE, about, clean, clip, clock, count, duration, line, size
 
 _MAX_TEXT = 300
 _MAX_READ = 4_000
@@ -180,9 +180,10 @@ def _meeting(state: JobState) -> str:
         # Here nobody waits for a place: what runs first is the pool, which imports torch.
         return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
     if len(met) < len(nodes):
-        packages = [fact for node in nodes if (fact := installing(node, state)) is not None]
-        busy = len(packages) or len(nodes) - len(met)
-        what = _installs(packages) if packages else "importing torch"
+        fetches = [fact for node in nodes if (fact := fetching(node, state)) is not None]
+        packages = [install for node in nodes if (install := installing(node, state)) is not None]
+        busy = len(fetches) or len(packages) or len(nodes) - len(met)
+        what = _fetches(fetches) if fetches else _installs(packages) if packages else "importing torch"
         return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
     return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
 
@@ -191,6 +192,40 @@ def installing(node: Node, state: JobState) -> ev.Installing | None:
     """Return what a node installs, if it does that now."""
     fact = state.installs.get(node.index)
     return fact if isinstance(fact, ev.Installing) and fact.time >= node.life.since else None
+
+
+def fetching(node: Node, state: JobState) -> ev.Fetching | None:
+    """Return the data that a node fetches, if it does that now."""
+    own = (fact for (index, _), fact in state.fetches.items() if index == node.index)
+    facts = [fact for fact in own if fact.time >= node.life.since]
+    newest = max(facts, key=lambda fact: fact.time, default=None)
+    return newest if isinstance(newest, ev.Fetching) else None
+
+
+def _fetches(fetches: Sequence[ev.Fetching]) -> str:
+    """Describe the slowest of several nodes' fetches."""
+    slowest = max(fetches, key=lambda fact: fact.size - fact.done)
+    name = line(slowest.name, _MOST_NAME)
+    if slowest.waits:
+        return f"waiting for another node to fetch {name}"
+    text = f"fetching {name}: {size(slowest.done)}"
+    if slowest.size > 0:
+        text += f" of {size(slowest.size)}"
+        took, left = slowest.time - slowest.began, slowest.size - slowest.done
+        if slowest.done > 0 < took and left > 0:
+            text += f", {about(took * left / slowest.done)} left"
+    return text
+
+
+def data(state: JobState) -> list[str]:
+    """Describe the data that the job's nodes have, and where it is kept."""
+    lines: dict[str, str] = {}
+    for (_, name), fact in sorted(state.fetches.items()):
+        if isinstance(fact, ev.Fetched) and name not in lines:
+            how = "was there already" if fact.kept else f"fetched in {duration(fact.seconds)}"
+            shown = f"{line(name, _MOST_NAME)}: {size(fact.size)} in {count(fact.files, 'file')}"
+            lines[name] = f"{shown}, {how}, in {line(fact.place, _MOST_NAME)}"
+    return [*lines.values()]
 
 
 def _installs(packages: Iterable[ev.Installing]) -> str:
@@ -217,6 +252,10 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     ends = (
         ("submitting, and waiting for nodes", state.started),
         (_what(installed), _last(fact.time for fact in installed)),
+        (
+            "fetching data",
+            _last(fact.time for fact in state.fetches.values() if isinstance(fact, ev.Fetched)),
+        ),
         ("importing torch", _last(state.met.values())),
         ("meeting", _last(workers)),
         ("starting ranks", _last(fact.time for fact in state.began.values() if fact.round == first)),

@@ -84,6 +84,7 @@ def parts(
         Part("Who looks after it", said=_tended(state, tended, now)),
         Part("When", said=lifetime.times(state, enforced, now)),
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
+        Part("Data", said=lifetime.data(state)),
     )
     return (part for part in sections if part.rows or part.said or part.wrote)
 

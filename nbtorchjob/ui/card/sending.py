@@ -86,7 +86,8 @@ def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def _bytes(call: Call) -> int:
-    return call.size + sum(file.size for file in call.shipped)
+    shipped, data = (sum(item.size for item in items) for items in (call.shipped, call.data))
+    return call.size + shipped + data
 
 
 def _stored() -> str:

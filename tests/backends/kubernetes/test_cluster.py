@@ -13,9 +13,11 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -38,6 +40,7 @@ from nbtorchjob.capture.shipped import SMALL
 from nbtorchjob.errors import (
     CaptureError,
     JobCancelledError,
+    JobFailedError,
     JobNotFoundError,
     NameTakenError,
     ResultError,
@@ -51,7 +54,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase, turns
-from nbtorchjob.state.events import Installed
+from nbtorchjob.state.events import Fetched, Installed
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import seen
 from tests.environment.built import project, wheel
@@ -702,3 +705,84 @@ def test_a_lab_that_was_suspended_goes_on_with_ranks_that_are_empty(any_kind, op
         assert lab.run_cell("there = 1\nthere").result(END_S) == 1
     finally:
         lab.job.delete()
+
+
+DATA = """
+from nbtorchjob import data_dir
+web, sent = data_dir("web"), data_dir("sent")
+(web / "blob.bin").read_bytes() == b"blob", (sent / "a" / "one.txt").read_text(), str(web)
+"""
+
+
+def test_data_is_fetched_once_a_host_before_ranks_start(any_kind, options, tmp_path, monkeypatch):
+    if KUBECONFIG:
+        pytest.skip("needs a path and an address that pods and tests share")
+    (tmp_path / "big" / "a").mkdir(parents=True)
+    (tmp_path / "big" / "a" / "one.txt").write_text("one")
+    for name in ("cache", "store"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Files() as server:
+        cluster = Cluster(
+            **options,
+            kind=any_kind,
+            storage=str(tmp_path / "store"),
+            mount=[f"type=bind,src={tmp_path}/cache,dst={tmp_path}/cache"],
+            data_cache=f"{tmp_path}/cache",
+        )
+        spec = JobSpec(
+            Elastic(nnodes=2),
+            "kubernetes",
+            cluster=cluster,
+            data={"web": server.url("blob.bin"), "sent": "./big"},
+            all_ranks=True,
+        )
+        job = submission.submit(capture.from_cell(DATA, {}), spec)
+        (right, text, web), second = job.results(END_S)
+        assert (right, text, second[:2]) == (True, "one", (True, "one"))
+        assert web.startswith(f"{tmp_path}/cache/")
+        assert server.whole == 1
+        facts = [fact for fact in job.state.fetches.values() if isinstance(fact, Fetched)]
+        assert sorted(fact.kept for fact in facts if fact.name == "web") == [False, True]
+        assert {fact.place for fact in facts} == {f"{tmp_path}/cache of its host"}
+        job.delete()
+
+        missing = replace(spec, data={"web": server.url("none.bin")})
+        failed = submission.submit(capture.from_cell(DATA, {}), missing)
+        with pytest.raises(JobFailedError, match=r"--data web: nothing lies at .*/none\.bin \(404\)"):
+            failed.result(END_S)
+        failed.delete()
+
+
+class Files(ThreadingHTTPServer):
+    """Serves one file, and counts how often it was asked for all of it."""
+
+    def __init__(self):
+        self.whole = 0
+        super().__init__(("127.0.0.1", 0), _Get)
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class _Get(BaseHTTPRequestHandler):
+    def do_GET(self):
+        there = self.path == "/blob.bin"
+        assert isinstance(self.server, Files)
+        self.server.whole += there and "Range" not in self.headers
+        self.send_response(200 if there else 404)
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Length", "4" if there else "0")
+        self.end_headers()
+        self.wfile.write(b"blob" if there else b"")
+
+    def log_message(self, *_):
+        return

@@ -23,6 +23,7 @@ SAMPLES = {
     "backend": "kubernetes",
     "name": "mine",
     "env": ("A=1", "B=x=y z"),
+    "data": ("digits=./digits",),
     "ship": ("configs", "tokenizer.json"),
     "all-ranks": True,
     "carry-settings": True,
@@ -84,10 +85,11 @@ SAMPLES = {
     "requirements": ("requirements.txt",),
     "storage": "s3://bucket/jobs",
     "checkpoints": "/data/checkpoints",
+    "data-cache": "/data/cache",
     "pod-patch": '{"spec": {"hostNetwork": true}}',
     "runtime": "torch",
 }
-BESIDE = {"preemptible": ("spot-selector",), "checkpoints": ("mount",)}
+BESIDE = {"preemptible": ("spot-selector",), "checkpoints": ("mount",), "data-cache": ("mount",)}
 
 
 def fits(spec):

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +37,7 @@ from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.data import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 
@@ -59,7 +60,7 @@ async def reference_findings(
     wanted = list(_names(namespace, kind, spec))
     findings = await asyncio.gather(*(_one(client, name) for name in wanted))
     if kind is not None and kind.runtimes is not None:
-        findings += await _runtime(client, kind.runtimes, namespace, spec.cluster.runtime)
+        findings += await _runtime(client, kind.runtimes, namespace, spec)
     return findings
 
 
@@ -75,6 +76,10 @@ def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
         if mount.type == "volume":
             judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
             yield _Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge)
+    for text in spec.data.values():
+        if (place := where(text)).scheme == "pvc":
+            judge = _claim_of_many if spec.launch.max_nodes > 1 else _claim
+            yield _Name("claim", Target(CLAIMS, namespace, place.claim), "--data", judge)
     if kind is not None and kind.queues is not None:
         target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
         yield _Name("queue", target, "--queue", partial(_queue, kind.queues))
@@ -111,9 +116,9 @@ def _claim_of_many(claim: Object) -> str:
     return _claim(claim)
 
 
-async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | None) -> list[Finding]:
+async def _runtime(client: Client, kinds: Runtimes, namespace: str, spec: JobSpec) -> list[Finding]:
     try:
-        runtime = await attempts.find(client, kinds, namespace, name)
+        runtime = await attempts.find(client, kinds, namespace, spec.cluster.runtime)
         api, where = (kinds.own, namespace) if runtime.kind == kinds.own.kind else (kinds.shared, None)
         obj = await client.get(Target(api, where, runtime.name))
     except NotFoundError as exc:
@@ -126,8 +131,16 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, name: str | 
     return [
         _torch(runtime, kinds.made_for(obj)),
         *_again(runtime, kinds.restarts(obj)),
+        *_left_out(runtime, kinds.initializers(obj) if spec.data else ()),
         Finding(True, f"available runtimes: {known}"),
     ]
+
+
+def _left_out(runtime: Runtime, initializers: Sequence[str]) -> list[Finding]:
+    if not initializers:
+        return []
+    text = f"runtime {runtime.name} has a {' and a '.join(initializers)}, which --data leaves out"
+    return [Finding(True, f"{text}: each node fetches what it lacks by itself")]
 
 
 def _again(runtime: Runtime, restarts: str) -> list[Finding]:

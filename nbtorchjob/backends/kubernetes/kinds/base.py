@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
@@ -60,8 +60,8 @@ class Runtimes(FrozenDataclass):
     """The templates that a kind's jobs refer to, one each: a namespace's ``own``, and ``shared`` ones.
 
     ``default`` is for jobs that name none. ``trainer`` returns which of a template's jobs trains,
-    ``made_for`` what a template is made for ("": torch), ``runs`` what it runs, for a list, and ``restarts``
-    how often it starts a failed job again by itself ("": never).
+    ``made_for`` what a template is made for ("": torch), ``runs`` what it runs, for a list, ``restarts`` how
+    often it starts a failed job again by itself ("": never), and ``initializers`` which steps fetch data.
     """
 
     own: Api
@@ -71,6 +71,7 @@ class Runtimes(FrozenDataclass):
     made_for: Callable[[Mapping[str, Any]], str]
     runs: Callable[[Mapping[str, Any]], str]
     restarts: Callable[[Mapping[str, Any]], str]
+    initializers: Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 class Commands(FrozenDataclass):

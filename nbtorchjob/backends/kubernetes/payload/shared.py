@@ -13,12 +13,13 @@ written on this machine counts as long as its job is known to be there.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, submit_errors
 from nbtorchjob.frozen import FrozenDataclass
@@ -82,7 +83,7 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
     make_folder(files, path)
     try:
         with (
-            open(file.source, "rb") as source,
+            _opened(file) as source,
             files.open(partial, "wb") as target,
             transfer(file.path, file.size) as sent,
         ):
@@ -98,6 +99,11 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
         if files.exists(partial):
             files.rm(partial)
         raise
+
+
+def _opened(file: ShippedFile | Installer) -> BinaryIO:
+    data = getattr(file, "data", None)
+    return io.BytesIO(data) if data is not None else open(file.source, "rb")
 
 
 def use(storage: str, run: str, files: Iterable[str]) -> None:

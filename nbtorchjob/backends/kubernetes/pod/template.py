@@ -23,6 +23,7 @@ from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.rank.given import GIVEN
 from nbtorchjob.spec.cluster.grammars import User, toleration
 from nbtorchjob.spec.cluster.mounts import Mount
+from nbtorchjob.spec.data import CLAIMS, where
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PAYLOAD = "/etc/nbtorchjob"
@@ -68,6 +69,20 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
     return [
         _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
         for i, mount in enumerate(mounts)
+    ]
+
+
+def _data(places: Mapping[str, str]) -> list[Volume]:
+    """Return the claims that data lies in; ranks may only read them."""
+    claims = {name: place for name, text in places.items() if (place := where(text)).scheme == "pvc"}
+    return [
+        _volume(
+            f"data-{i}",
+            {"persistentVolumeClaim": {"claimName": place.claim, "readOnly": True}},
+            f"{CLAIMS}/{name}",
+            readonly=True,
+        )
+        for i, (name, place) in enumerate(claims.items())
     ]
 
 
@@ -191,6 +206,7 @@ def _container(
         payload(sub.secrets),
         *([shared_memory_mount(shm)] if shm else []),
         *asked(cluster.mounts),
+        *_data(sub.spec.data),
     ]
     container = {
         "name": name,

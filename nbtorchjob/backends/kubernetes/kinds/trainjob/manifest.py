@@ -23,6 +23,7 @@ from nbtorchjob.text import words
 
 # The step that trains, among initializers and others.
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+_INITIALIZERS = ("dataset-initializer", "model-initializer")
 _FRAMEWORK = "trainer.kubeflow.org/framework"
 _CONTAINER = "node"
 
@@ -63,6 +64,15 @@ def restarts(runtime: Object) -> str:
     return f"up to {words.count(int(most), 'time')}{place}"
 
 
+def initializers(runtime: Object) -> list[str]:
+    """Return the steps of a runtime that fetch a dataset, or a model, before its trainer starts."""
+    labels = (
+        job.get("template", {}).get("metadata", {}).get("labels", {})
+        for job in _template(runtime)["replicatedJobs"]
+    )
+    return sorted({step for known in labels if (step := known.get(_STEP)) in _INITIALIZERS})
+
+
 def _template(runtime: Object) -> Mapping[str, Any]:
     spec: Mapping[str, Any] = runtime["spec"]["template"]["spec"]
     return spec
@@ -91,6 +101,7 @@ OURS = Runtimes(
     made_for=made_for,
     runs=runs,
     restarts=restarts,
+    initializers=initializers,
 )
 
 

@@ -1,0 +1,1 @@
+"""Data that a node fetches before its ranks start (``--data``)."""

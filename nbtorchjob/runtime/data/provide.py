@@ -1,0 +1,232 @@
+"""Has a job's data on this node before its ranks start.
+
+What is fetched lies in a cache, below a name that follows from where it comes from and its version. It gets
+that name once it is complete. Whoever fetches holds a lock meanwhile: other nodes on the host, and other
+jobs, wait for it and find the same. What was cut off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import Any, Dict, Iterator, List, Optional
+
+from nbtorchjob.runtime.api.data import DATA
+from nbtorchjob.runtime.data import sources
+from nbtorchjob.runtime.data.sources import DataError, File, Look, Source
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.injected import run
+
+_AT_ONCE = 8  # files
+_TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
+_LOOK_S = 0.2
+_LEFTOVERS = (".cache",)  # of huggingface_hub, beside what it downloads
+_MIB = 1 << 20
+
+
+def provide(header: Dict[str, Any], folder: str, node: int) -> None:
+    """Fetch what isn't here, and tell ranks where it is. Raises ``DataError``, before any rank starts."""
+    cache = header["cache"] or os.path.join(folder, "data")
+    places: Dict[str, str] = {}
+    for entry in header["entries"]:
+        name = str(entry["name"])
+        if "path" in entry:
+            places[name] = _there(name, str(entry["path"]), folder)
+        else:
+            places[name] = _Fetch(entry, cache, str(header["place"]), node).run()
+    os.environ[DATA] = json.dumps(places)
+
+
+def _there(name: str, path: str, folder: str) -> str:
+    """Return the folder that lies on this node already; of a single file one that has nothing but it."""
+    if not os.path.exists(path):
+        raise DataError("--data %s: there is no %s on this node" % (name, path))
+    if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+        raise DataError("--data %s: user %d may not read %s" % (name, os.getuid(), path))
+    if os.path.isdir(path):
+        return path
+    alone = os.path.join(folder, "data-of-" + name)
+    shutil.rmtree(alone, ignore_errors=True)  # an earlier attempt's
+    os.makedirs(alone)
+    os.symlink(path, os.path.join(alone, os.path.basename(path)))
+    return alone
+
+
+def own_folder(cache: str, where: str, version: str) -> str:
+    """Return where a version of some data lies in a cache, once it is complete."""
+    key = "\n".join((where, version))
+    return os.path.join(cache, hashlib.sha256(key.encode()).hexdigest()[:32])
+
+
+class _Fetch:
+    """One piece of data on its way to this node."""
+
+    def __init__(self, entry: Dict[str, Any], cache: str, place: str, node: int) -> None:
+        self._name, self._where = str(entry["name"]), str(entry["where"])
+        self._cache, self._place, self._node = cache, place, node
+        self._source: Source = sources.of(entry)
+        self._began = time.time()
+
+    def run(self) -> str:
+        """Return where it lies, complete."""
+        try:
+            look = self._source.look()
+            # What nobody can tell the version of is fetched once a job.
+            own = own_folder(self._cache, self._where, look.version or "of run %s" % run())
+            kept = os.path.isdir(own)
+            if not kept:
+                os.makedirs(self._cache, exist_ok=True)
+                with self._locked(own + ".lock"):
+                    kept = os.path.isdir(own)  # fetched by another node meanwhile
+                    if not kept:
+                        self._fetch(look, own)
+        except DataError as exc:
+            raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
+        except OSError as exc:
+            raise self._unwritable(exc) from None
+        emit(
+            "Fetched",
+            node=self._node,
+            name=self._name,
+            size=sum(_sizes(own).values()),
+            files=len(look.files),
+            place=self._place,
+            kept=kept,
+            seconds=time.time() - self._began,
+        )
+        return own
+
+    def _fetch(self, look: Look, own: str) -> None:
+        partial = own + ".partial"
+        os.makedirs(partial, exist_ok=True)
+        here = _sizes(partial)
+        left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
+        self._check_room(look, sum(here.values()))
+        with self._telling(look.size, partial):
+            _each(self._source, left, partial)
+        for name in _LEFTOVERS:
+            shutil.rmtree(os.path.join(partial, name), ignore_errors=True)
+        for at, _, files in os.walk(partial, topdown=False):
+            for file in files:
+                os.chmod(os.path.join(at, file), 0o444)
+            os.chmod(at, 0o555)
+        os.chmod(partial, 0o755)  # some systems rename no folder that can't be written to
+        os.rename(partial, own)
+        with suppress(OSError):
+            os.chmod(own, 0o555)
+
+    def _check_room(self, look: Look, here: int) -> None:
+        free = shutil.disk_usage(self._cache).free
+        if look.size is not None and look.size - here > free:
+            text = "--data %s: it needs %d MiB in %s (%s), where %d MiB are free"
+            needs = (look.size - here + _MIB - 1) // _MIB
+            raise DataError(
+                text % (self._name, needs, self._cache, self._place, free // _MIB), exits.INFRASTRUCTURE_ERROR
+            )
+
+    def _unwritable(self, exc: OSError) -> DataError:
+        if exc.errno in sources.FULL:
+            text = "--data %s: the disk of %s (%s) is full; what was fetched stays for the next try"
+            return DataError(text % (self._name, self._cache, self._place), exits.INFRASTRUCTURE_ERROR)
+        text = "--data %s: it can't be written to %s (%s): %s"
+        return DataError(text % (self._name, self._cache, self._place, exc.strerror or exc))
+
+    @contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        """Be the only one on this host, or volume, that fetches it."""
+        with open(path, "a") as file:
+            told = False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        self._tell(0, None, waits=True)
+                        told = True
+                    time.sleep(_LOOK_S)
+                except OSError as exc:
+                    if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+                        raise DataError(
+                            "--data %s: the file system of %s has no locks: choose another --data-cache"
+                            % (self._name, self._cache)
+                        ) from None
+                    raise
+            yield
+
+    @contextmanager
+    def _telling(self, size: Optional[int], partial: str) -> Iterator[None]:
+        """Tell meanwhile how much has come."""
+        done = threading.Event()
+
+        def tell() -> None:
+            before = time.time()
+            while not done.wait(max(_TELL_S, (time.time() - before) / _LONGER)):
+                with suppress(OSError):
+                    self._tell(sum(_sizes(partial).values()), size)
+
+        self._tell(sum(_sizes(partial).values()), size)
+        thread = threading.Thread(target=tell, daemon=True, name="data")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _tell(self, done: int, size: Optional[int], *, waits: bool = False) -> None:
+        emit(
+            "Fetching",
+            node=self._node,
+            name=self._name,
+            done=done,
+            size=size or 0,
+            began=self._began,
+            waits=waits,
+        )
+
+
+def _each(source: Source, files: List[File], folder: str) -> None:
+    """Fetch files, some at once; after the first error no further one is begun."""
+    left = list(reversed(files))
+    errors: List[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                file = left.pop()
+            except IndexError:
+                return
+            try:
+                source.fetch(file, folder)
+            except BaseException as exc:  # raised by whoever waits for the threads
+                errors.append(exc)
+
+    # Unlike those of an executor nobody waits for them where this node is told to end.
+    threads = [
+        threading.Thread(target=work, daemon=True, name="data") for _ in range(min(_AT_ONCE, len(files)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _sizes(folder: str) -> Dict[str, int]:
+    sizes = {}
+    for at, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                path = os.path.join(at, file)
+                sizes[os.path.relpath(path, folder)] = os.lstat(path).st_size
+    return sizes

@@ -1,0 +1,414 @@
+"""Where data comes from: the web with all its failings, the Hub with and without its library."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from nbtorchjob.runtime.api.data import DATA
+from nbtorchjob.runtime.data import provide, sources
+from nbtorchjob.runtime.data.sources import DataError, Hub, LibraryHub, Store, Web
+from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.emit import EVENTS
+
+BLOB = os.urandom(300_000)
+COMMIT = "c" * 40
+
+
+class Server(ThreadingHTTPServer):
+    """Serves ``BLOB`` as it is told to; ``requests`` are the paths and headers that it has seen."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.cuts = 0  # connections that are cut in the middle
+        self.etag = '"one"'
+        self.ranges = True
+        self.status = 200
+        self.token = ""
+        self.files = {"train.json": b"train", "data/part-0.bin": BLOB, "data/old.h5": b"old"}
+        self.location = ""
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+    def gets(self, path):
+        return [headers for seen, headers in self.requests if seen == path]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        server, path = self.server, unquote(urlsplit(self.path).path)
+        server.requests.append((path, dict(self.headers)))
+        if server.status != 200:
+            self._send(server.status, b"no")
+        elif path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", server.location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif path.startswith("/api/"):
+            self._api(path)
+        elif path.startswith(("/datasets/org/squad/resolve/", "/org/model/resolve/")):
+            self._content(server.files.get(path.partition(COMMIT + "/")[2]))
+        else:
+            self._content(BLOB if path == "/blob.bin" else b"" if path == "/empty" else None)
+
+    def _api(self, path):
+        server = self.server
+        if path not in (
+            f"/api/{kind}/revision/{ref}"
+            for kind in ("datasets/org/squad", "models/org/model")
+            for ref in ("main", COMMIT)
+        ):
+            self._send(404, b"{}")
+        elif server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
+            self._send(401, b"{}")
+        else:
+            rows = [{"rfilename": name, "size": len(data)} for name, data in server.files.items()]
+            told = {
+                "id": "squad",
+                "sha": COMMIT,
+                "siblings": rows,
+                "private": False,
+                "downloads": 0,
+                "likes": 0,
+                "tags": [],
+            }
+            self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+
+    def _content(self, data):
+        if data is None:
+            self._send(404, b"none")
+            return
+        headers = {"X-Repo-Commit": COMMIT}
+        if self.server.etag:
+            headers["ETag"] = self.server.etag
+        wanted = self.headers.get("Range", "")
+        fits = self.headers.get("If-Range", self.server.etag) == self.server.etag
+        if wanted and self.server.ranges and fits:
+            begin, _, end = wanted.removeprefix("bytes=").partition("-")
+            first, last = int(begin), min(int(end) if end else len(data) - 1, len(data) - 1)
+            if first >= len(data):
+                self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                return
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            self._send(206, data[first : last + 1], headers)
+        else:
+            self._send(200, data, headers)
+
+    def _send(self, status, data, headers=()):
+        self.send_response(status)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.server.cuts and len(data) > 1000:
+            self.server.cuts -= 1
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(data)
+
+    def log_message(self, *_):
+        return
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(sources, "_AGAIN_S", 0.0)
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", server.url("").rstrip("/"))
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        yield server
+        server.shutdown()
+
+
+def fetched(source, folder):
+    look = source.look()
+    for file in look.files:
+        source.fetch(file, str(folder))
+    return look, {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and ".cache" not in path.parts
+    }
+
+
+def test_a_file_of_the_web_is_known_by_its_etag_and_comes_whole(server, tmp_path):
+    look, files = fetched(Web(server.url("blob.bin?sig=1")), tmp_path)
+    assert (look.version, look.size, files) == ('"one"', len(BLOB), {"blob.bin": BLOB})
+    server.etag = '"two"'
+    assert Web(server.url("blob.bin")).look().version == '"two"'
+    server.etag = ""
+    assert Web(server.url("blob.bin")).look().version == ""
+    assert fetched(Web(server.url("empty")), tmp_path / "empty")[1] == {"empty": b""}
+
+
+def test_a_file_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path):
+    source = Web(server.url("blob.bin"))
+    source.look()
+    server.cuts = 3
+    assert fetched(source, tmp_path / "a")[1] == {"blob.bin": BLOB}
+    begins = [headers.get("Range") for headers in server.gets("/blob.bin")[2:]]
+    assert begins == [None, "bytes=150000-", "bytes=225000-", "bytes=262500-"]
+
+    server.ranges, server.cuts = False, 1  # then it begins anew
+    assert fetched(Web(server.url("blob.bin")), tmp_path / "b")[1] == {"blob.bin": BLOB}
+
+
+def test_a_file_that_never_comes_whole_is_one_line_and_may_come_at_the_next_attempt(server, tmp_path):
+    source = Web(server.url("blob.bin"))
+    (file,) = source.look().files
+    server.ranges, server.cuts = False, 100
+    with pytest.raises(DataError, match=r"blob\.bin was cut off 5 times") as raised:
+        source.fetch(file, str(tmp_path))
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+    server.cuts, server.etag = 0, '"two"'
+    with pytest.raises(DataError, match="changed while it was fetched"):
+        source.fetch(file, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "code"),
+    [
+        (404, "nothing lies at .* check the name", exits.CONFIG_ERROR),
+        (403, "the credentials are missing or wrong", exits.CONFIG_ERROR),
+        (503, "answers 503", exits.RECOVERABLE_ERROR),
+        (429, "answers 429", exits.RECOVERABLE_ERROR),
+    ],
+)
+def test_what_a_server_refuses_is_one_line_without_the_signature(server, status, says, code):
+    server.status = status
+    with pytest.raises(DataError, match=says) as raised:
+        Web(server.url("blob.bin?X-Amz-Signature=hunter2")).look()
+    assert raised.value.code == code
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_server_that_is_not_there_may_be_there_later(server):
+    port = server.server_port
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(DataError, match=r"can't be reached: .*refused") as raised:
+        Web(f"http://127.0.0.1:{port}/x").look()
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+
+
+def test_a_token_is_shown_to_no_other_host(server, tmp_path):
+    with Server() as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        server.location = other.url("blob.bin")
+        Web(server.url("moved"), "secret").look()
+        other.shutdown()
+    assert server.gets("/moved")[0]["Authorization"] == "Bearer secret"
+    assert "Authorization" not in other.gets("/blob.bin")[0]
+
+
+def hub(where, library):
+    return LibraryHub(where, pytest.importorskip("huggingface_hub")) if library else Hub(where)
+
+
+@pytest.fixture(params=[False, True], ids=["stdlib", "library"])
+def library(request, server, monkeypatch, tmp_path):
+    if request.param:
+        constants = pytest.importorskip("huggingface_hub.constants")
+        monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            os.environ["HF_ENDPOINT"] + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return request.param
+
+
+def test_a_dataset_and_a_model_of_the_hub(server, library, tmp_path):
+    look, files = fetched(hub("hf://datasets/org/squad", library), tmp_path / "all")
+    assert (look.version, files) == (COMMIT, server.files)
+    _, files = fetched(hub("hf://datasets/org/squad/data?exclude=*.h5", library), tmp_path / "some")
+    assert [*files] == ["data/part-0.bin"]
+    _, files = fetched(hub(f"hf://models/org/model@{COMMIT}?include=*.json", library), tmp_path / "model")
+    assert files == {"train.json": b"train"}
+    _, files = fetched(hub("hf://org/model/train.json", library), tmp_path / "file")
+    assert files == {"train.json": b"train"}
+
+
+def test_what_the_hub_does_not_show_says_what_to_do(server, library, monkeypatch):
+    with pytest.raises(
+        DataError, match="the Hub shows no dataset org/squid at main: check the name, or, if it is private"
+    ):
+        hub("hf://datasets/org/squid", library).look()
+    with pytest.raises(DataError, match="no file matches"):
+        hub("hf://datasets/org/squad?include=*.png", library).look()
+    server.token = "right"
+    with pytest.raises(DataError, match="set HF_TOKEN") as raised:
+        hub("hf://datasets/org/squad", library).look()
+    assert raised.value.code == exits.CONFIG_ERROR
+    monkeypatch.setenv("HF_TOKEN", "right")
+    if not library:
+        assert hub("hf://datasets/org/squad", library).look().version == COMMIT
+
+
+def test_a_store_is_fetched_by_what_it_says_of_its_files(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    store.pipe({"/bucket/a/one.txt": b"one", "/bucket/a/b/two.bin": b"two"})
+    _, files = fetched(Store("memory://bucket/a"), tmp_path / "all")
+    assert files == {"one.txt": b"one", "b/two.bin": b"two"}
+    assert fetched(Store("memory://bucket/a/one.txt"), tmp_path / "one")[1] == {"one.txt": b"one"}
+    assert fetched(Store("memory://bucket/a?exclude=*.bin"), tmp_path / "some")[1] == {"one.txt": b"one"}
+    with pytest.raises(DataError, match="nothing lies at memory://bucket/none: check the name"):
+        Store("memory://bucket/none").look()
+    with pytest.raises(DataError, match="needs fsspec"):
+        Store("abfs://container/x").look()
+    store.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def facts(tmp_path, monkeypatch):
+    monkeypatch.setenv(EVENTS, str(tmp_path / "events"))
+    return lambda: [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+
+
+def header(tmp_path, *entries):
+    return {"cache": str(tmp_path / "cache"), "place": "the claim data", "entries": [*entries]}
+
+
+def places():
+    return json.loads(os.environ[DATA])
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.setenv(DATA, "{}")
+
+
+def test_several_nodes_at_once_fetch_once_and_find_the_same(server, tmp_path, facts):
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    threads = [
+        threading.Thread(
+            target=provide.provide, args=(header(tmp_path, entry), str(tmp_path / f"{node}"), node)
+        )
+        for node in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    whole = [headers for headers in server.gets("/blob.bin") if headers.get("Range") != "bytes=0-0"]
+    assert len(whole) == 1
+    fetches = [fact for fact in facts() if fact["event"] == "Fetched"]
+    assert sorted(fact["kept"] for fact in fetches) == [False, True, True, True]
+    assert {(fact["size"], fact["files"], fact["place"]) for fact in fetches} == {
+        (len(BLOB), 1, "the claim data")
+    }
+    folder = places()["web"]
+    assert (Path(folder, "blob.bin").read_bytes() == BLOB, os.listdir(folder)) == (True, ["blob.bin"])
+    assert os.stat(f"{folder}/blob.bin").st_mode & 0o777 == 0o444
+
+    server.etag = '"two"'  # a later version is fetched beside it
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert places()["web"] != folder
+
+
+def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_path, facts, monkeypatch):
+    fetch = Hub.fetch
+
+    def fails(self, file, folder):
+        if file.name == "train.json":
+            raise DataError("the line was cut", exits.RECOVERABLE_ERROR)
+        fetch(self, file, folder)
+
+    monkeypatch.setattr(sources, "_hub", Hub)
+    monkeypatch.setattr(provide, "_AT_ONCE", 1)
+    monkeypatch.setattr(Hub, "fetch", fails)
+    entry = {"name": "squad", "where": "hf://datasets/org/squad"}
+    with pytest.raises(DataError, match="--data squad: the line was cut") as raised:
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+    assert [name for name in os.listdir(tmp_path / "cache") if "." not in name] == []
+
+    monkeypatch.setattr(Hub, "fetch", fetch)
+    before = len(server.requests)
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert [path.rpartition("/")[2] for path, _ in server.requests[before + 1 :]] == ["train.json"]
+    assert sorted(os.listdir(places()["squad"])) == ["data", "train.json"]
+
+
+def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, facts, monkeypatch):
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as small:
+        small.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+        with pytest.raises(
+            DataError, match=r"it needs 1 MiB in .* \(the claim data\), where 0 MiB are free"
+        ) as raised:
+            provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert raised.value.code == exits.INFRASTRUCTURE_ERROR
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Web, "fetch", full)
+    with pytest.raises(DataError, match=r"the disk of .* is full") as raised:
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert raised.value.code == exits.INFRASTRUCTURE_ERROR
+
+
+def test_what_lies_on_the_node_is_led_to_or_refused(tmp_path, facts):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "one.txt").write_text("one")
+    entries = (
+        {"name": "folder", "where": "./here", "path": str(tmp_path / "here")},
+        {"name": "file", "where": "./here/one.txt", "path": str(tmp_path / "here" / "one.txt")},
+    )
+    provide.provide(header(tmp_path, *entries), str(tmp_path / "node"), 0)
+    assert places()["folder"] == str(tmp_path / "here")
+    assert (tmp_path / "node" / "data-of-file" / "one.txt").read_text() == "one"
+    with pytest.raises(DataError, match="--data gone: there is no /nowhere on this node"):
+        provide.provide(header(tmp_path, {"name": "gone", "where": "", "path": "/nowhere"}), str(tmp_path), 0)
+
+
+def test_a_folder_that_was_sent_is_checked_by_digest(tmp_path, facts):
+    import hashlib
+
+    store = tmp_path / "store"
+    store.mkdir()
+    one = hashlib.sha256(b"one").hexdigest()
+    (store / one).write_bytes(b"one")
+    listed = json.dumps([["a/one.txt", 3, one]]).encode()
+    digest = hashlib.sha256(listed).hexdigest()
+    (store / digest).write_bytes(listed)
+    entry = {
+        "name": "big",
+        "where": "./big",
+        "list": {"url": str(store / digest), "sha256": digest, "size": len(listed)},
+    }
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    with open(places()["big"] + "/a/one.txt") as file:
+        assert file.read() == "one"
+
+    (store / one).write_bytes(b"two")
+    with contextlib.suppress(FileNotFoundError):
+        os.chmod(places()["big"], 0o755)
+        os.rename(places()["big"], tmp_path / "away")
+    with pytest.raises(DataError, match="isn't what was sent"):
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
