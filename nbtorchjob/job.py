@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from nbtorchjob.backends.files import Copied, Listing
     from nbtorchjob.backends.forward import Forward
+    from nbtorchjob.backends.sync import Sync
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
@@ -425,6 +426,16 @@ class Job(Generic[T]):
         from nbtorchjob.backends import files  # late, as above
 
         return tuple(files.fetch(self._backend, self._known(), path, Path(folder), node))
+
+    def sync(self, folder: str | Path, path: str = "") -> Sync:
+        """Keep a folder in step with what ranks write at or below ``path``, in the background.
+
+        It ends with the job, complete, or by its ``stop()``; ``wait()`` waits for that.
+        """
+        from nbtorchjob.backends import files, sync  # late, as above
+
+        files.check(path)
+        return sync.Sync(self._backend, self._known(), path, Path(folder)).start()
 
     def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
         """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.

@@ -69,7 +69,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
 
     A folder of checkpoints that all nodes share is listed once. Raises ``JobEndedError`` and ``SpecError``.
     """
-    _check(path)
+    check(path)
     name = state.info.name
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: {hint('artifacts', name)} lists what came home")
@@ -127,7 +127,8 @@ def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]
         yield file, place
 
 
-def _check(path: str) -> None:
+def check(path: str) -> None:
+    """Raise ``SpecError`` for a path that no node has files at."""
     first = path.strip("/").partition("/")[0]
     if first not in ("", ARTIFACTS, CHECKPOINTS) or ".." in path.split("/") or len(path) > _MOST_NAME:
         raise SpecError("path", path, f"{ARTIFACTS}/… or {CHECKPOINTS}/…, as `files` lists them")

@@ -1,19 +1,27 @@
-"""The verbs that keep a connection to a running job: ``forward`` (a rank's port)."""
+"""The verbs that keep a connection to a running job: ``forward`` (a rank's port) and ``tensorboard``."""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
+import importlib.util
+import os
+import re
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.commands.front import Answer, Front, ParsedArgs
-from nbtorchjob.errors import LineError
-from nbtorchjob.machine import interrupts
+from nbtorchjob.errors import LineError, NBTorchJobError, NotInstalledError
+from nbtorchjob.machine import folders, interrupts
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.forward import Forward
+    from nbtorchjob.backends.sync import Sync
     from nbtorchjob.job import Job
 
 _LOOK_S = 1.0
@@ -98,3 +106,109 @@ def _data(opened: Forward) -> dict[str, Any]:
         "url": opened.url,
         "listens": opened.listens,
     }
+
+
+_START_S = 60.0
+_SERVES = re.compile(r"http://[^\s:]+:(\d+)")
+# It ends with this process, however that does: nobody else would end it.
+_PROGRAM = """
+import runpy
+from nbtorchjob.runtime.facts.death import die_with_parent
+die_with_parent()
+runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def tensorboard(args: ParsedArgs, front: Front) -> None:
+    """Show what a job's ranks write in TensorBoard; their files are copied as they grow."""
+    job, path = front.find(args.words[0]), "".join(args.words[1:]) or "artifacts"
+    known = _boards.get(job.info.address)
+    if "end" in args.options:
+        if known is None:
+            raise LineError(f"{hint('tensorboard')}: {job.name} isn't shown here")
+        known.close()
+        front.show(Answer(f"{known.url} closed", {"name": job.name, "url": known.url}))
+        return
+    if known is None or not known.running or known.path != path:
+        if known is not None:
+            known.close()
+        known = _Board(job, path)
+    frame = f'<iframe src="{known.url}" width="100%" height="800" frameborder="0"></iframe>'
+    data = {"name": job.name, "url": known.url, "folder": str(known.folder)}
+    front.show(Answer(f"TensorBoard of {job.name}: {known.url}", data, frame))
+    if front.stays:
+        return
+    front.say("Ctrl-C ends it.")
+    with interrupts.message(f"{known.url} closed."):
+        while known.running:
+            if known.sync.wait(_LOOK_S):
+                time.sleep(_LOOK_S)  # a job that has ended is looked at for longer
+
+
+class _Board:
+    """A TensorBoard of one job, and what copies the job's files for it."""
+
+    def __init__(self, job: Job[Any], path: str) -> None:
+        import subprocess  # late, as it is slow to import
+
+        if importlib.util.find_spec("tensorboard") is None:
+            raise NotInstalledError("tensorboard isn't installed here: pip install tensorboard")
+        self.path, self._address = path, job.info.address
+        digest = hashlib.sha256(f"{job.info.id} {job.info.created} {path}".encode()).hexdigest()[:16]
+        self.folder = folders.own(folders.cache_dir() / "tensorboard") / digest
+        self.folder.mkdir(exist_ok=True)
+        self.sync: Sync = job.sync(self.folder, path)
+        log = self.folder.with_suffix(".log")
+        with open(log, "wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _PROGRAM, "--logdir", str(self.folder), "--host", "127.0.0.1"),
+                    *("--port", "0", "--reload_interval", "5", "--window_title", job.name),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        atexit.register(self.close)
+        try:
+            self.url = _shown_at(self._port(log))
+        except BaseException:
+            self.close()
+            raise
+        _boards[self._address] = self
+
+    @property
+    def running(self) -> bool:
+        """Whether it still serves."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; the files that were copied stay in the cache."""
+        self.sync.stop()
+        self._process.terminate()
+        self._process.wait()
+        _boards.pop(self._address, None)
+        atexit.unregister(self.close)
+
+    def _port(self, log: Path) -> int:
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until and self.running:
+            if port := _SERVES.search(log.read_text(errors="replace")):
+                return int(port[1])
+            time.sleep(0.1)
+        last = words.line(log.read_text(errors="replace").strip().rpartition("\n")[2], words.LINE)
+        raise NBTorchJobError(f"TensorBoard doesn't start: {last or f'it says nothing for {_START_S:.0f} s'}")
+
+
+_boards: dict[str, _Board] = {}  # by their jobs' addresses
+
+
+def _shown_at(port: int) -> str:
+    """Return the address for a browser, which on a hub isn't on this machine."""
+    template = os.environ.get("TENSORBOARD_PROXY_URL")  # as TensorBoard's own magic has it (2.21)
+    if template:
+        return template.replace("%PORT%", str(port))
+    prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+    if prefix and importlib.util.find_spec("jupyter_server_proxy") is not None:
+        return f"{prefix}proxy/{port}/"
+    return f"http://127.0.0.1:{port}/"

@@ -151,7 +151,9 @@ _EVERY_RANK = option("--all-ranks", "all ranks' lines, sorted by time")
 _NODE = option("--node N", "lines of this node's ranks, by time", takes="int")
 _ATTEMPT = option("--attempt N", "artifacts of this attempt; the newest by default", takes="int")
 _OF_NODE = option("--node N", "the file of this node; the first that has it by default", takes="int")
+_SYNC = option("--sync FOLDER", "keep a folder in step with them until the job ends")
 _LOCAL_PORT = option("--local-port N", "the port here; the same number, if free, by default", takes="int")
+_END_BOARD = option("--end", "end the job's TensorBoard")
 _END = option("--end", "close it; without a port, all of the job's")
 _STDOUT = option("--stdout", "only what was written to stdout")
 _STDERR = option("--stderr", "only what was written to stderr")
@@ -282,6 +284,7 @@ _ROWS = (
         "files",
         "NAME [PATH]",
         "list the files that ranks have written so far",
+        (_SYNC,),
         answers=verbs.files,
     ),
     Verb(
@@ -297,6 +300,13 @@ _ROWS = (
         "reach a port of a rank, at a port of this machine",
         (_LOCAL_PORT, _END),
         waits=connecting.forward,
+    ),
+    Verb(
+        "tensorboard",
+        "NAME [PATH]",
+        "show a job in TensorBoard, while it runs and after",
+        (_END_BOARD,),
+        waits=connecting.tensorboard,
     ),
     Verb(
         "attach",

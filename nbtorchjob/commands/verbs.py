@@ -19,6 +19,7 @@ from nbtorchjob.commands import front, runs
 from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs
 from nbtorchjob.environment import lock as requirements
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
+from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
 
 PROBE = "--probe"
+_LOOK_S = 0.5
 _END_S = 15.0  # for a cancelled job to end before its status is shown
 
 
@@ -163,6 +165,9 @@ def artifacts(args: ParsedArgs, find: Find) -> Answers:
 def files(args: ParsedArgs, find: Find) -> Answers:
     """List what a job's ranks have written so far."""
     job, path = find(args.words[0]), "".join(args.words[1:])
+    if "sync" in args.options:
+        yield from _synced(job, path, Path(args.options["sync"]))
+        return
     listing, now = job.files(path), time.time()
     for node, why in listing.trouble.items():
         yield Answer(f"Node {node} didn't answer: {why}", aside=True)
@@ -192,6 +197,22 @@ def files(args: ParsedArgs, find: Find) -> Answers:
         else f"; {hint('get', job.name, 'PATH')} copies one"
     )
     yield Answer(f"{words.count(len(rows), 'file')}, {total}{more}", aside=True)
+
+
+def _synced(job: Job[Any], path: str, folder: Path) -> Answers:
+    """Keep a folder in step with what ranks write, until the job ends."""
+    sync = job.sync(folder, path)
+    yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
+    try:
+        with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
+            while not sync.wait(_LOOK_S):
+                pass
+    finally:
+        sync.stop()
+    text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")
+    yield Answer(
+        text, {"folder": str(folder), "copied": sync.copied, "trouble": sync.trouble}, good=not sync.trouble
+    )
 
 
 def get(args: ParsedArgs, find: Find) -> Answers:

@@ -1,5 +1,8 @@
-"""``forward``: what a notebook keeps open, lists and closes."""
+"""``forward`` and ``tensorboard``: what a notebook keeps open, lists and closes."""
 
+import importlib.util
+import json
+import urllib.request
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +10,9 @@ import pytest
 
 from nbtorchjob.commands import connecting
 from nbtorchjob.commands.table import VERBS
-from nbtorchjob.errors import LineError
+from nbtorchjob.errors import LineError, NotInstalledError
+from nbtorchjob.machine import folders
+from tests.backends.kubernetes.stage import until
 
 
 class Opened:
@@ -79,3 +84,83 @@ def test_a_port_stays_open_until_it_is_closed_by_word(lines):
 def test_what_is_no_port_is_refused(lines, wrong):
     with pytest.raises(LineError):
         lines(wrong)
+
+
+class Synced:
+    """A folder that is kept in step, by hand."""
+
+    stopped = False
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def board(monkeypatch, tmp_path):
+    """Return what types a line, and what it shows; ``synced`` are the folders."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path))
+    monkeypatch.setattr(connecting, "_boards", {})
+    for name in ("TENSORBOARD_PROXY_URL", "JUPYTERHUB_SERVICE_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    front: Any = Kernel()
+    front.say = front.texts.append
+    front.synced = []
+    front.job.info = SimpleNamespace(address="train", id="local:train", created=1.0)
+
+    def sync(folder, path):
+        front.synced.append((folder, path))
+        return Synced()
+
+    front.job.sync = sync
+
+    def line(*words):
+        front.texts.clear()
+        VERBS["tensorboard"].do(VERBS["tensorboard"].parse(["train", *words]), front)
+        return list(front.texts)
+
+    yield SimpleNamespace(line=line, synced=front.synced)
+    for known in list(connecting._boards.values()):
+        known.close()
+
+
+def test_a_live_tensorboard_shows_what_is_copied_as_it_grows(board):
+    events = pytest.importorskip("tensorboard.compat.proto.event_pb2")
+    summaries = pytest.importorskip("tensorboard.compat.proto.summary_pb2")
+    writers = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+
+    (shown,) = board.line()
+    url = shown.removeprefix("TensorBoard of train: ")
+    assert url.startswith("http://127.0.0.1:")
+    ((folder, path),) = board.synced
+    assert path == "artifacts"
+    writer = writers.EventFileWriter(str(folder / "runs"))
+    value = summaries.Summary.Value(tag="loss", simple_value=0.5)
+    writer.add_event(events.Event(step=1, wall_time=1.0, summary=summaries.Summary(value=[value])))
+    writer.close()
+
+    def tags():
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags") as answer:
+            return json.load(answer)
+
+    until(lambda: "loss" in tags().get("runs", {}))
+    assert board.line() == [shown]  # one for each job
+    assert board.line("--end") == [f"{url} closed"]
+    with pytest.raises(OSError, match=r"refused|reset"):
+        tags()
+    with pytest.raises(LineError, match="train isn't shown here"):
+        board.line("--end")
+
+
+def test_without_tensorboard_a_line_says_what_to_install(board, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotInstalledError, match="tensorboard isn't installed here: pip install tensorboard"):
+        board.line()
+    assert board.synced == []
+
+
+def test_on_a_hub_its_address_leads_through_the_proxy(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert connecting._shown_at(6006) == "/user/me/proxy/6006/"
+    monkeypatch.setenv("TENSORBOARD_PROXY_URL", "/p/%PORT%/")
+    assert connecting._shown_at(6006) == "/p/6006/"

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, JobEndedError, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
-from nbtorchjob.backends import files
+from nbtorchjob.backends import files, sync
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from tests.backends.kubernetes.stage import until
@@ -37,6 +37,7 @@ def writes(go, big):
         if os.path.exists(f"{go}-grow"):
             (folder / "runs" / f"events-{node}").write_text("one\ntwo\n")
         time.sleep(0.02)
+    (folder / "last").write_text("words")  # which come with the node's archive
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +168,34 @@ def test_a_file_that_grows_is_completed(job, tmp_path):
 
     (copied,) = until(lambda: [one for one in job.get("artifacts/runs/events-0", tmp_path) if one.size == 8])
     assert copied.path.read_text() == "one\ntwo\n"
+
+
+def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(sync, "EVERY_S", 0.05)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "events-0").write_text("one\n")  # as of an earlier try
+    (tmp_path / "loss").write_text("another job's")
+    going = job.sync(tmp_path, "artifacts")
+    until(lambda: (tmp_path / "node-1" / "loss").exists())
+
+    assert (tmp_path / "big").read_bytes() == BIG
+    assert (tmp_path / "loss").read_text() == "0" * 10
+    until((tmp_path / "runs" / "events-1").exists)
+    job.go.with_name("go-grow").touch()
+    until(lambda: (tmp_path / "runs" / "events-0").read_text() == "one\ntwo\n")
+    assert not going.wait(0)
+
+    stopped = job.sync(tmp_path / "other", "artifacts/runs")
+    until(lambda: (tmp_path / "other" / "events-0").exists())
+    stopped.stop()
+    assert stopped.wait(60)
+    with pytest.raises(SpecError, match="path"):
+        job.sync(tmp_path, "logs")
+
+    job.go.touch()
+    assert going.wait(60)
+    assert (tmp_path / "last").read_text() == "words"
+    assert going.trouble == ""
 
 
 def test_a_job_that_has_ended_says_where_its_files_are(job):
