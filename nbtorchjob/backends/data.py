@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from nbtorchjob.backends.base import Finding
@@ -50,11 +51,12 @@ def findings(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _folder(name: str, text: str, spec: JobSpec) -> Finding:
+    alone = replace(spec, data={name: text})
     try:
-        folders.check(spec, working())
+        folders.check(alone, working())
         if not spec.remote:
             return Finding(True, f"data {name}: ranks are led to {folders.path(text, working())}")
-        (folder,) = (folder for folder in folders.collect(spec, working()) if folder.name == name)
+        (folder,) = folders.collect(alone, working())
     except CaptureError as exc:
         return Finding(False, str(exc))
     what = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"

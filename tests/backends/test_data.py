@@ -1,0 +1,50 @@
+"""What the doctor says of a job's data: what is there, how much would be fetched, and whether it fits."""
+
+import threading
+
+import pytest
+
+from nbtorchjob import JobSpec
+from nbtorchjob.backends import data
+from nbtorchjob.machine import folders
+from nbtorchjob.runtime.data import sources
+from nbtorchjob.spec.cluster import Cluster
+from tests.runtime.data.test_sources import Server
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.txt").write_text("a")
+    places = {"web": server.url("blob.bin"), "here": "./here", "none": "./none", "gone": server.url("gone")}
+
+    local = [(finding.good, finding.text) for finding in data.findings(JobSpec(data=places))]
+    assert local[:4] == [
+        (True, "data web: 300 kB in 1 file, fetched once a node into this machine's cache"),
+        (True, f"data here: ranks are led to {tmp_path}/here"),
+        (False, f"--data none=./none: there is no such file or folder in {tmp_path}"),
+        (False, f"data gone: nothing lies at {server.url('gone')} (404): check the name"),
+    ]
+    assert local[4][1].startswith("300 kB would be fetched into ")
+
+    server.files["data/part-0.bin"] = bytes(6_000_000)
+    monkeypatch.setenv("HF_ENDPOINT", server.url("").rstrip("/"))
+    monkeypatch.setattr(sources, "_hub", sources.Hub)
+    places = {"web": "hf://datasets/org/squad/data", "here": "./here", "held": "pvc://corpus/en"}
+    cluster = Cluster(storage="s3://bucket/jobs", limit={"ephemeral-storage": "5M"})
+    findings = list(data.findings(JobSpec(backend="kubernetes", cluster=cluster, data=places)))
+    assert [(finding.good, finding.text) for finding in findings] == [
+        (True, "data web: 6.0 MB in 2 files, fetched once a node into the pod's own disk"),
+        (True, "data here: 1 B in 1 file, sent once to s3://bucket/jobs, by digest"),
+        (True, "data held is read from the claim corpus, and isn't copied"),
+        (False, "6.0 MB would be fetched to each pod's own disk, limited to 5M"),
+    ]
