@@ -140,8 +140,10 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
         return chart.img
     middles = [(chart.across(part[0][0]) + chart.across(part[-1][0])) / 2 for part in parts]
     edges = [chart.across.start, *((a + b) / 2 for a, b in pairwise(middles)), chart.across.end]
+    # By widths: of a card that isn't trusted JupyterLab 4.2 keeps no flex.
+    share = 100 / (chart.across.end - chart.across.start)
     cells = "".join(
-        f'<b title="{escape(_spread(curve.label, part))}" style="flex:{b - a:.0f}"></b>'
+        f'<b title="{escape(_spread(curve.label, part))}" style="width:{share * (b - a):.1f}%"></b>'
         for part, (a, b) in zip(parts, pairwise(edges), strict=True)
         if b - a >= 0.5
     )
