@@ -1,6 +1,7 @@
 """A lab's turns, and one of them as a job of its own."""
 
 import sys
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -9,6 +10,7 @@ from nbtorchjob.backends import downloads
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.text import facts
 from nbtorchjob.state.turns import Stage, View
 
 LAB = JobInfo("lab", created=0.5, nodes=(2, 2), lab=60.0)
@@ -112,6 +114,10 @@ def test_a_rank_that_stops_in_the_debugger_is_the_turns_and_the_labs_until_it_go
 
     assert [held.rank for held in known(*begun).stopped] == [1]
     assert [held.rank for held in seen(begun, "a").stopped] == [1]
+    named = replace(stop, filename="<torchjob cell 12>")
+    assert facts.stop_of(named, known(*begun), 4.4).startswith(
+        "rank 1 stops at Cell In[12], line 2, for 1.0 s"
+    )
     for end in (ev.RankGoesOn(3.5, 1, 1, 5, ""), through):
         assert known(*begun, end).stopped == ()
     assert seen([*begun, ev.RankGoesOn(3.5, 1, 1, 5, "")], "a").stopped == ()

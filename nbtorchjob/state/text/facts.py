@@ -213,11 +213,16 @@ def stops(state: JobState, now: float) -> list[str]:
     return [*lines, f"and {count(more, 'rank')} more"] if more > 0 else lines
 
 
+_CELL_FILE = re.compile(r"<torchjob cell ([1-9][0-9]*)>")
+
+
 def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
     held = "failed, and is held" if stop.why == FAILURE else "stops"
     label, _ = state.info.sources.get(stop.filename, ("", ""))
-    where = f"{label or stop.filename.rpartition('/')[2]}, line {stop.lineno}"
+    # A lab's record names the cells of its first turn alone; later ones are known by their file's name.
+    known = label or _CELL_FILE.sub(r"Cell In[\1]", stop.filename.rpartition("/")[2])
+    where = f"{known}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
     text = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
     return f"{text}, for {duration(max(0.0, now - stop.time))}"
