@@ -259,7 +259,7 @@ class Job(Generic[T]):
         if phase is Phase.SUCCEEDED:
             return None
         early = self.state.stopped_early
-        said = "stopped early" if early else phase.word
+        said = "stopped early" if early else "deleted" if self.state.deleted else phase.word
         text = "\n".join([f"{self.name} {said}", *attempts.lines(self.state)])
         if early:
             stopped = JobStoppedError(text)

@@ -193,6 +193,14 @@ def test_a_cancelled_job_raises_an_error_of_its_own(backend):
         job.result(LIMIT)
 
 
+def test_the_error_of_a_deleted_job_says_so(backend):
+    job = handle(backend)
+    backend.tell(*STARTED, ev.Removed(3.0), ev.Closed(9.0))
+
+    with pytest.raises(JobCancelledError, match="swift-otter deleted"):
+        job.result(LIMIT)
+
+
 def test_a_job_that_succeeded_has_no_exception(backend):
     job = handle(backend)
     backend.tell(*STARTED, *ENDED)
