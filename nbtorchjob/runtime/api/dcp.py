@@ -18,7 +18,6 @@ import warnings
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import distributed
 
 from nbtorchjob.runtime.facts.emit import EVENTS, emit
@@ -64,6 +63,8 @@ class Checkpoints:
 
     def load(self, path: str, state: Dict[str, Any]) -> None:
         """Load a checkpoint into ``state``, in place. Raises ``RuntimeError`` if it doesn't fit."""
+        import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second that a pool waits for
+
         try:
             dcp.load(state, checkpoint_id=path, process_group=self._group)
         except dcp.CheckpointException as exc:  # no ``Exception``, and with a traceback for each rank
@@ -72,6 +73,8 @@ class Checkpoints:
 
     def save(self, step: int, state: Dict[str, Any]) -> None:
         """Begin to save ``state``, once the save before it has ended; return once ``state`` may change."""
+        import torch.distributed.checkpoint as dcp  # late, as above
+
         self.finish()
         name = "step-%09d-%s" % (step, self._life)
         path = os.path.join(self._folder, name)
@@ -135,6 +138,8 @@ class Checkpoints:
 
 def is_whole(path: str) -> bool:
     """Whether the checkpoint in this folder was written to its end, and its files have all of their bytes."""
+    import torch.distributed.checkpoint as dcp  # late, as above
+
     try:
         parts = dcp.FileSystemReader(path).read_metadata().storage_data.values()
         lengths: Dict[str, int] = {}

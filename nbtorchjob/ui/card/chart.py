@@ -10,7 +10,6 @@ from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from itertools import accumulate, cycle, groupby, islice, pairwise
-from statistics import median
 from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -74,6 +73,8 @@ def up_axis(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _spans_decades(values: Sequence[float]) -> bool:
+    from statistics import median  # late: its fractions and decimals are slow to import
+
     # A loss that decays; not an accuracy that rises, whose early values nobody need tell apart.
     low, high = min(values), max(values)
     return low > 1e-280 and high > _LOG_SPAN * low and median(values) < _LOW * high
