@@ -97,6 +97,8 @@ BEATS = (
 # For a tender of everybody's jobs; what it does to job objects comes beside.
 TENDING = (
     Use("list", paths.SECRETS, "a further attempt: which Secrets its payload is in"),
+    Use("list", paths.SERVICES, "a further attempt: whether its operator would take another's of its name"),
+    *ADOPTED,
     Use("list watch", paths.PODS, "what becomes of jobs"),
     Use("get", paths.PODS, "why a node ended", "log"),
     *CLEANING,
