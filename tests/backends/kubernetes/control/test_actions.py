@@ -188,7 +188,7 @@ def test_a_dry_run_needs_no_cluster(monkeypatch, tmp_path, kind):
     found = {each["kind"]: each["metadata"] for each in yaml.safe_load_all(text)}
 
     assert found[KINDS[kind].api.kind]["namespace"] == "default"
-    assert "# not checked by a server: no cluster is known, there is no kubeconfig" in text
+    assert "# not checked by a server: no cluster is known: there is no kubeconfig" in text
     with pytest.raises(ClusterError, match="no context 'lab'"):
         submission.dry_run(call, replace(spec, cluster=replace(spec.cluster, context="lab")))
 
