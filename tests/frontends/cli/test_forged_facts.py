@@ -19,7 +19,8 @@ from tests.patience import LIMIT
 JOBS = 24
 WORDS = {"diff": ["forged-1"], "artifacts": ["copied"], "export": ["exported"]}
 # What begins a job, or asks about the machine; the others take a job's name.
-APART = {"run", "list", "gc", "doctor", "promote"}
+# Forwarding and TensorBoard wait for a person to end them.
+APART = {"run", "list", "gc", "doctor", "promote", "forward", "tensorboard"}
 
 
 @pytest.fixture
