@@ -47,6 +47,12 @@ PARTS = {
     "debugger": ("debug/",),
     "data": ("data/",),
 }
+# What travels with the question that needs it, and with no payload (``ask/late.py``); by the question's name.
+LATE = {
+    "files": ("ask/files.py",),
+    "forward": ("ask/ports.py",),
+    "profile": ("look/profiler.py", "look/profiling.py"),
+}
 # What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
 _ROLES = {"start/main.py": "__main__.py", "api/rank_api.py": "nbtorchjob/__init__.py"}
 _ABSENT = ("start/boot.py", "start/modules.py")
@@ -97,7 +103,7 @@ def modules() -> Iterator[tuple[str, bytes]]:
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
     taken = tuple(_ROOM + path for part in parts for path in PARTS[part])
-    absent = tuple(_ROOM + path for paths in PARTS.values() for path in paths)
+    absent = tuple(_ROOM + path for paths in (*PARTS.values(), *LATE.values()) for path in paths)
     members = {
         name: bare(source)
         for name, source in modules()
@@ -105,6 +111,12 @@ def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
     }
     members[_PACKAGE] = bare(_TOGETHER.read_bytes())
     yield from _together(members, _alike)
+
+
+@lru_cache(maxsize=16)
+def late(question: str) -> dict[str, str]:
+    """Return the modules that a question brings along: their texts by their names in an archive."""
+    return {_ROOM + path: bare((_HERE / path).read_bytes()).decode() for path in LATE.get(question, ())}
 
 
 def _together(

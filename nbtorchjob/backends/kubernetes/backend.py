@@ -262,7 +262,7 @@ class KubernetesBackend(Backend):
         async def reach() -> tuple[Conversation, asking.PodLine]:
             job = await find.find(name)
             key, line = await asking.reach(job, node)
-            return Conversation(node, key, question, goes_on=True), line
+            return Conversation(node, key, asking.whole(question), goes_on=True), line
 
         try:
             return Talk(*loop.run(reach()), timeout)

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
 from nbtorchjob.runtime.objects.wire import WireError, derived, sign
 
 OWN = "own number"  # of a question: the asker's
+MODULES = "modules"  # of a question: those that its answer needs (``ask/late.py``)
 SOCKET = "node.sock"  # in the node's own folder
 QUESTION_BYTES = 1 << 16
 RECORD_BYTES = 1 << 20  # as of a fact

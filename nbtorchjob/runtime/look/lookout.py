@@ -21,11 +21,12 @@ import threading
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Set
 
+from nbtorchjob.runtime.ask import late
+from nbtorchjob.runtime.ask.questions import MODULES
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.facts.samples import ENDED
 from nbtorchjob.runtime.look.inquiry import Inquiry
-from nbtorchjob.runtime.look.profiling import Profiling
 from nbtorchjob.runtime.rendezvous.alone import Alone
 
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
@@ -43,7 +44,8 @@ class Lookout:
 
     def __init__(self, folder: str, node: int, hang_after: float) -> None:
         self._inquiry = Inquiry(folder)
-        self._profiling = Profiling(folder, self._inquiry)
+        self._folder = folder
+        self._profiling: Any = None
         self._node = node
         self._hang_after = hang_after
         self._peers = Alone()
@@ -100,7 +102,13 @@ class Lookout:
 
     def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
         """Yield the profile of a rank that somebody asks for (``profiling.py``)."""
-        return self._profiling.answer(request)
+        from nbtorchjob.runtime.look.profiling import Profiling  # late: it comes with the question
+
+        with self._lock:
+            late.leave(self._folder, request.get(MODULES, {}))
+            self._profiling = self._profiling or Profiling(self._folder, self._inquiry)
+        profiling: Profiling = self._profiling
+        return profiling.answer(request)
 
     def sample(self, why: str) -> "dict[str, Any]":
         """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most.

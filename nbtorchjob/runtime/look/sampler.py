@@ -32,6 +32,7 @@ from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api import report
+from nbtorchjob.runtime.ask import late
 from nbtorchjob.runtime.facts.errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from nbtorchjob.runtime.facts.samples import (
     ENDED,
@@ -45,7 +46,6 @@ from nbtorchjob.runtime.facts.samples import (
 )
 from nbtorchjob.runtime.look import recorder
 from nbtorchjob.runtime.look.outside import SIGNAL, within
-from nbtorchjob.runtime.look.profiler import Profiler
 
 SOCKET = "ranks.sock"  # in the node's folder
 _LINE = 200  # characters of a source line, or of a name
@@ -70,7 +70,7 @@ class Sampler:
         self._file: Tuple[int, int] = (0, 0)
         self._counts: Dict[str, List[int]] = {}
         self._folder = ""
-        self._profiler = Profiler()
+        self._profiler: Any = None
         self._speaks = threading.Lock()
         self.note = ""  # what it waits for, where it runs nobody's code
 
@@ -120,7 +120,8 @@ class Sampler:
             faulthandler.unregister(SIGNAL)
             self._close(self._socket)
             self._socket = None
-            self._profiler.forget()
+            if self._profiler is not None:
+                self._profiler.forget()
 
     def _close(self, node: socket.socket) -> None:
         if self._is_there(node):
@@ -182,7 +183,13 @@ class Sampler:
             return "it has returned"
         if time.monotonic() > until:
             return "it was asked too long ago"
-        return self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
+        if self._profiler is None:
+            late.take(self._folder)
+            from nbtorchjob.runtime.look.profiler import Profiler  # late: it comes with the question
+
+            self._profiler = Profiler()
+        why: str = self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
+        return why
 
     def _sample(self) -> RankSample:
         if self._returned:

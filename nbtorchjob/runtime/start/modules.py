@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 MODULES = "modules"
 SEPARATOR = b"\0"  # between names and sources, in turn: no source has it
@@ -22,6 +22,11 @@ class _Modules:
         parts = together.split(SEPARATOR)
         self._begin = archive + "/"
         self._sources = {self._begin + name.decode(): source for name, source in zip(parts[::2], parts[1::2])}
+
+    def add_late(self, sources: Mapping[str, str]) -> None:
+        """Find these, too, unless there are such modules (``late.py``)."""
+        for name, text in sources.items():
+            self._sources.setdefault(self._begin + name, text.encode())
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """See ``importlib.abc.MetaPathFinder``."""

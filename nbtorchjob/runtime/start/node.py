@@ -8,11 +8,11 @@ import signal
 import sys
 import tempfile
 import traceback
-from typing import Any, Dict, Mapping, Optional, Type
+from typing import Any, Dict, Iterator, Mapping, Optional, Type, Union
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts, checkpoints
-from nbtorchjob.runtime.ask import answering, files, ports, questions
+from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
@@ -232,8 +232,8 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         handlers: Dict[str, answering.Handler] = {
             "sample": lookout.answer,
             "profile": lookout.profile,
-            "files": files.answer,
-            "forward": ports.answer,
+            "files": _files,
+            "forward": _forward,
             **agent.questions,
         }
         if payload.header["debug"]:
@@ -283,6 +283,18 @@ def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
         from nbtorchjob.runtime.install import packages  # late: it doesn't travel to others
 
         packages.provide(payload, folder, node, key, warm=bool(os.environ.get(WARM)))
+
+
+def _files(asked: answering.Question) -> Iterator[Union[Dict[str, Any], bytes]]:
+    from nbtorchjob.runtime.ask import files  # late: it comes with the question
+
+    return files.answer(asked)
+
+
+def _forward(asked: answering.Question) -> Iterator[Union[Dict[str, Any], bytes]]:
+    from nbtorchjob.runtime.ask import ports  # late, as above
+
+    return ports.answer(asked)
 
 
 def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:

@@ -16,6 +16,7 @@ from nbtorchjob.backends.kubernetes.pod import template
 from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, asked, silent
 from nbtorchjob.errors import ApiError, AskError, ClusterError, ForbiddenError, NotFoundError
 from nbtorchjob.machine import loop
+from nbtorchjob.payload.program import late
 from nbtorchjob.runtime.ask import ask as program
 from nbtorchjob.runtime.ask import questions
 
@@ -54,7 +55,7 @@ async def ask(
         tell(answer)
     if not there:
         return
-    key, free = await job.key(), asyncio.Semaphore(MOST)
+    key, free, question = await job.key(), asyncio.Semaphore(MOST), whole(question)
 
     async def one(node: int) -> None:
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
@@ -63,6 +64,11 @@ async def ask(
         tell(talk.answer)
 
     await asyncio.gather(*map(one, there))
+
+
+def whole(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a question with the modules that its answer needs, which payloads of cluster jobs lack."""
+    return {**question, questions.MODULES: late(str(question["question"]))}
 
 
 async def _held(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:

@@ -10,7 +10,7 @@ from tests.backends.kubernetes.stage import until
 # A node whose ranks have written.
 PART = """
 import os, tempfile
-from nbtorchjob.runtime.ask import answering, files, questions
+from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import injected
 
 folder = tempfile.mkdtemp(prefix="nbtorchjob-")
@@ -20,7 +20,10 @@ with open(folder + "/artifacts-1/runs/big", "wb") as file:
     file.write(bytes(range(256)) * 20_000)
 with open(folder + "/artifacts-1/node-%d" % NODE, "w") as file:
     file.write("é")
-answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), {"files": files.answer})
+def answer(asked):
+    from nbtorchjob.runtime.ask import files  # its payload lacks it: it comes with the question
+    return files.answer(asked)
+answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), {"files": answer})
 begin()
 sign(f"ready-{NODE}")
 wait("go")

@@ -10,7 +10,7 @@ from tests.backends.kubernetes.stage import until
 
 PART = """
 import http.server, os, socket, tempfile, threading
-from nbtorchjob.runtime.ask import answering, ports, questions
+from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import injected
 
 folder = tempfile.mkdtemp(prefix="nbtorchjob-")
@@ -19,7 +19,10 @@ with open("page", "wb") as file:
     file.write(bytes(range(256)) * 4000)
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), {"forward": ports.answer})
+def answer(asked):
+    from nbtorchjob.runtime.ask import ports  # its payload lacks it: it comes with the question
+    return ports.answer(asked)
+answering.serve(folder, questions.node_key(KEY, injected.run(), NODE), {"forward": answer})
 begin()
 sign("port-%d" % server.server_port)
 wait("go")
