@@ -7,7 +7,7 @@ import posixpath
 import re
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
@@ -165,7 +165,8 @@ class JobSpec:
         }
         object.__setattr__(self, "env", Frozen({name: env[name] for name in env if name not in secrets}))
         object.__setattr__(self, "hidden", Frozen({**_env(self.hidden), **secrets}))
-        named = dict.fromkeys((*_variables("secret_env", self.secret_env), *secrets))
+        named = dict.fromkeys((*sequence("secret_env", self.secret_env), *secrets))
+        _check_variables("secret_env", (name for name in named if name not in self.hidden))
         object.__setattr__(self, "secret_env", tuple(name for name in named if name not in self.env))
         object.__setattr__(self, "ship", _ship(self.ship))
         object.__setattr__(self, "data", places(self.data))
@@ -332,13 +333,11 @@ def job_name(value: object) -> str:
     raise SpecError("name", value, "a letter first, then letters, digits and '-'")
 
 
-def _variables(name: str, value: object) -> tuple[str, ...]:
-    """Return names of variables; raises ``SpecError`` for what is none."""
-    names = sequence(name, value)
-    for text in names:
-        if not text.isidentifier():
-            raise SpecError(name, text, "a variable's name without a value, which this process provides")
-    return names
+def _check_variables(field: str, names: Iterable[str]) -> None:
+    """Raise ``SpecError`` for what is no name of a variable that this process can have."""
+    for name in names:
+        if not name.isidentifier():
+            raise SpecError(field, name, "a variable's name without a value, which this process provides")
 
 
 def _env(value: object) -> Frozen[str]:

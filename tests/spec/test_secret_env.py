@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,11 @@ def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(mo
         assert not [text for text in (*shown, kept) if VALUE in text]
     with pytest.raises(SpecError, match="secret_env"):
         nbtorchjob.submit(int, spec=JobSpec(secret_env=["MINE"]))
+
+
+def test_a_secret_of_any_name_that_a_system_takes_stays_where_a_spec_is_changed():
+    spec = JobSpec(env={"0TOKEN": "a"})
+
+    assert replace(spec, grace=9).hidden == {"0TOKEN": "a"}
+    with pytest.raises(SpecError, match="secret_env"):
+        JobSpec(secret_env=("0TOKEN",))  # which this process can't have been given by that name
