@@ -7,6 +7,7 @@ stores, which need fsspec and its driver; huggingface_hub is used where it is in
 
 from __future__ import annotations
 
+import abc
 import errno
 import fnmatch
 import hashlib
@@ -65,19 +66,19 @@ class Look(NamedTuple):
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-class Source:
+class Source(abc.ABC):
     """One place that data comes from."""
 
     def __init__(self, where: str) -> None:
         self.where = where
 
+    @abc.abstractmethod
     def look(self) -> Look:
         """Say what there is; raises ``DataError``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def fetch(self, file: File, folder: str) -> None:
         """Bring a file below a folder, whole or not at all; raises ``DataError`` and ``OSError``."""
-        raise NotImplementedError
 
 
 def of(entry: Dict[str, Any]) -> Source:
