@@ -17,10 +17,9 @@ from tests.forging import forged, forged_jobs
 from tests.patience import LIMIT
 
 JOBS = 24
-WORDS = {"diff": ["forged-1"], "artifacts": ["copied"], "export": ["exported"]}
+WORDS = {"diff": ["forged-1"], "artifacts": ["copied"], "export": ["exported"], "tensorboard": ["--end"]}
 # What begins a job, or asks about the machine; the others take a job's name.
-# Forwarding and TensorBoard wait for a person to end them.
-APART = {"run", "list", "gc", "doctor", "promote", "forward", "tensorboard"}
+APART = {"run", "list", "gc", "doctor", "promote"}
 
 
 @pytest.fixture

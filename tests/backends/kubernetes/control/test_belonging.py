@@ -120,7 +120,8 @@ def test_a_job_isnt_removed_while_an_attempt_of_it_runs_whatever_a_forged_later_
 
 def test_a_pod_with_a_jobs_labels_is_none_of_the_jobs(stage):
     job = running(stage.submit("begin()\nsign('begun')\nwait('never')", name="victim"))
-    until(lambda: (stage.signs / "begun").exists())  # a container that runs is all that a list asks for
+    until(lambda: (stage.signs / "begun").exists())
+    until(lambda: api.jobs()[0].nodes)  # the status of its container, which a list reads, comes later
     [pod] = stage.pods()
     meta = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}
     container = {"name": pod["spec"]["containers"][0]["name"], "image": "localhost/python:3.11"}
