@@ -34,6 +34,8 @@ ask.main(int(sys.argv[2]))
 """ % (NO_PAYLOAD, OLDER)
 
 _CHUNK = 1 << 16
+_MOST_BYTES = 1 << 20  # that wait to be passed on in a direction
+_LAST_S = 10.0  # for a node to take what is left for it
 _CREDENTIALS = struct.Struct("3i")  # of a socket's other end: its process, user and group
 
 
@@ -44,19 +46,51 @@ def main(seconds: int) -> None:
     node = next(_nodes(), None)
     if node is None:
         sys.exit(NO_NODE)
+    _relay(node, seconds)
+
+
+def _relay(node: socket.socket, seconds: int) -> None:
+    """Pass bytes on in both directions, of which neither waits for the other.
+
+    A node that writes reads nothing meanwhile: who waits for it to read would wait for good.
+    """
+    for fd in (0, 1):
+        os.set_blocking(fd, False)
+    node.setblocking(False)
+    to_node, to_asker = bytearray(), bytearray()
     while True:
-        ready, _, _ = select.select([0, node.fileno()], [], [])
+        reads = [0] if len(to_node) < _MOST_BYTES else []
+        reads += [node.fileno()] if len(to_asker) < _MOST_BYTES else []
+        writes = [1] if to_asker else []
+        writes += [node.fileno()] if to_node else []
+        ready, free, _ = select.select(reads, writes, [])
+        if 1 in free:
+            del to_asker[: _written(1, to_asker)]
+        if node.fileno() in free:
+            del to_node[: _written(node.fileno(), to_node)]
         if node.fileno() in ready:
             data = node.recv(_CHUNK)
             if not data:
+                os.set_blocking(1, True)
+                while to_asker:
+                    del to_asker[: os.write(1, to_asker)]
                 return
-            _write(data)
+            to_asker += data
         if 0 in ready:
             said = os.read(0, _CHUNK)
             if not said:
+                node.settimeout(_LAST_S)
+                node.sendall(to_node)
                 return
             signal.alarm(seconds)
-            node.sendall(said)
+            to_node += said
+
+
+def _written(fd: int, data: bytearray) -> int:
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:  # select has said that there is room, if not for so much
+        return 0
 
 
 def _nodes() -> Iterator[socket.socket]:
@@ -77,8 +111,3 @@ def _connected(folder: str) -> Optional[socket.socket]:
         return None
     # A folder may be shared with other pods; their processes have no number here.
     return node if _CREDENTIALS.unpack(credentials)[0] else None
-
-
-def _write(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,37 @@ def test_it_ends_with_whoever_asked_or_after_a_while(temp, payload):
         process.stdin.close()
         assert process.wait(LIMIT) == 0
     assert code(temp, payload, seconds=1) == -14
+
+
+def test_both_ends_may_write_at_once(temp, payload):
+    size = 4 << 20
+    (temp / "nbtorchjob-here").mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    questions.at_socket(str(temp / "nbtorchjob-here"), listener.bind)
+    listener.listen()
+    heard = bytearray()
+
+    def node():  # which reads nothing while it writes, as all nodes
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(LIMIT / 4)
+            peer.sendall(bytes(size))
+            while len(heard) < size:
+                heard.extend(peer.recv(1 << 16))
+
+    def say(process):
+        process.stdin.write(b"1" * size)
+        process.stdin.flush()
+
+    with leading(temp, payload) as process, listener:
+        threads = [threading.Thread(target=node), threading.Thread(target=say, args=(process,))]
+        for thread in threads:
+            thread.start()
+        threads[1].join(0.5)  # all pipes are full by now
+        said = process.stdout.read(size)
+        for thread in threads:
+            thread.join(LIMIT)
+    assert (said == bytes(size), heard == b"1" * size) == (True, True)
 
 
 def test_what_is_not_there_is_told_apart(temp, payload, folder):
