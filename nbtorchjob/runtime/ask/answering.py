@@ -31,7 +31,9 @@ from nbtorchjob.runtime.ask.questions import (
 )
 from nbtorchjob.runtime.objects.wire import WireError
 
-MOST = 8  # questions at once
+MOST = (
+    8  # questions at once, and conversations of one name that go on: a port that is forwarded stays for days
+)
 _ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
 _ANSWERING_S = 600.0  # for an answer, looked at between its records
 # Signals that the agent and torch handle.
@@ -51,7 +53,21 @@ class Question(Dict[str, Any]):
     def __init__(self, asked: Dict[str, Any], talk: "_Talk") -> None:
         super().__init__(asked)
         self._talk = talk
-        self.goes_on = False
+        self._goes_on = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer may take as long and be as much as it likes: it has a place of its own then.
+
+        Setting it raises ``Refused`` where there are too many of its name.
+        """
+        return self._goes_on
+
+    @goes_on.setter
+    def goes_on(self, goes_on: bool) -> None:
+        if goes_on and not self._goes_on:
+            self._talk.stay(str(self.get("question")))
+            self._goes_on = True
 
     def fileno(self) -> int:
         """Return what can be waited for beside other files; what came before may be here already."""
@@ -105,6 +121,8 @@ class _Desk:
         self._key = key
         self._handlers = handlers
         self._free = threading.Semaphore(MOST)
+        self._lock = threading.Lock()
+        self._staying: Dict[str, int] = {}  # conversations that go on, by name
 
     def run(self, listener: socket.socket) -> None:
         # The agent's waits end with a signal only if its own thread gets it. Threads inherit this.
@@ -116,28 +134,48 @@ class _Desk:
                 time.sleep(0.1)
                 continue
             if not self._free.acquire(blocking=False):
-                _Talk(peer, self._key).refuse(_BUSY)
+                _Talk(peer, self._key, self).refuse(_BUSY)
                 continue
             try:
                 threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
             except RuntimeError:  # nor threads
                 self._free.release()
-                _Talk(peer, self._key).refuse("it can't start a thread to answer")
+                _Talk(peer, self._key, self).refuse("it can't start a thread to answer")
+
+    def stay(self, name: str) -> None:
+        """Give a question's place to others, as it goes on; raise ``Refused`` if too many of its name do."""
+        with self._lock:
+            count = self._staying.get(name, 0)
+            if count == MOST:
+                raise Refused("it has %d of these conversations already, end one" % MOST)
+            self._staying[name] = count + 1
+        self._free.release()
 
     def _answer(self, peer: socket.socket) -> None:
+        talk = _Talk(peer, self._key, self)
         try:
-            _Talk(peer, self._key).answer(self._handlers)
+            talk.answer(self._handlers)
         finally:
-            self._free.release()
+            if talk.stays is None:
+                self._free.release()
+            else:
+                with self._lock:
+                    self._staying[talk.stays] -= 1
 
 
 class _Talk:
-    """One connection."""
+    """One connection; ``stays`` is the name of the conversation once that goes on."""
 
-    def __init__(self, peer: socket.socket, key: bytes) -> None:
+    def __init__(self, peer: socket.socket, key: bytes, desk: _Desk) -> None:
         self._peer = peer
         self._messages = Messages(key)
         self._came = bytearray()
+        self._desk = desk
+        self.stays: Optional[str] = None
+
+    def stay(self, name: str) -> None:
+        self._desk.stay(name)
+        self.stays = name
 
     def fileno(self) -> int:
         return self._peer.fileno()

@@ -5,6 +5,7 @@ import socket
 import stat
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.ask.questions import Messages
+from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 KEY = questions.node_key(b"k" * 32, "run", 0)
@@ -251,6 +253,37 @@ def test_two_are_answered_at_once_and_a_flood_is_turned_away(node):
         assert ask(connect()).trouble == "it answers 8 questions already, try again"
     go.set()
     assert {hear(peer, talk).trouble for peer, talk in talks} == {""}
+
+
+def test_conversations_that_go_on_take_no_place_from_questions(node):
+    def stays(asked):
+        yield {"said": asked.hear(LIMIT)}
+        while asked.hear(LIMIT) is not None:
+            pass
+
+    connect = node(echo=echo, stays=stays)
+    with ExitStack() as talks:
+        for number in range(answering.MOST + 1):
+            conversation = Conversation(0, KEY, {"question": "stays"}, goes_on=True)
+            talk = talks.enter_context(Talk(conversation, SocketLine(connect()), LIMIT))
+            talk.send({"how": "so"})
+            if number < answering.MOST:
+                assert talk.hear(LIMIT) == {"said": {"how": "so"}}
+        with pytest.raises(AskError, match="it has 8 of these conversations already, end one"):
+            talk.hear(LIMIT)
+        assert ask(connect()).trouble == ""
+
+    def begun():
+        with Talk(
+            Conversation(0, KEY, {"question": "stays"}, goes_on=True), SocketLine(connect()), LIMIT
+        ) as talk:
+            talk.send({"how": "so"})
+            try:
+                return talk.hear(LIMIT)
+            except AskError:
+                return None
+
+    assert until(begun) == {"said": {"how": "so"}}
 
 
 def test_a_question_may_go_on_both_ways(node):
