@@ -434,8 +434,7 @@ class Job(Generic[T]):
         """
         from nbtorchjob.backends import files, sync  # late, as above
 
-        files.check(path)
-        return sync.Sync(self._backend, self._known(), path, Path(folder)).start()
+        return sync.Sync(self._backend, self._known(), files.checked(path), Path(folder)).start()
 
     def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
         """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.

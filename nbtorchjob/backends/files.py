@@ -6,6 +6,7 @@ that a node says may come from code of the job, so a name is checked before it b
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
@@ -30,6 +31,7 @@ _AGAIN_S = 1.0
 _PIECE_BYTES = 1 << 20
 _MOST_NAME = 4096
 _MOST = 1 << 62
+_MOST_REFUSED = 3  # that are named
 
 
 class RunFile(FrozenDataclass):
@@ -52,6 +54,10 @@ class Listing(FrozenDataclass):
     more: bool = False
 
 
+class RefusedFileError(ResultError):
+    """A node has the file no more, or can't read it."""
+
+
 class Copied(FrozenDataclass):
     """A file that was copied; ``kept`` are the bytes that were here already.
 
@@ -69,7 +75,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
 
     A folder of checkpoints that all nodes share is listed once. Raises ``JobEndedError`` and ``SpecError``.
     """
-    check(path)
+    path = checked(path)
     name = state.info.name
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: {hint('artifacts', name)} lists what came home")
@@ -85,7 +91,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
             trouble[answer.node] = answer.trouble or "it said nothing of its files"
             continue
         more = more or end.get("more") is True
-        for file in _rows(answer.records, answer.node):
+        for file in _rows(answer.records, answer.node, path):
             if file.path in shared and file.path.startswith(f"{CHECKPOINTS}/"):
                 continue
             if end.get("shared") is True:
@@ -101,9 +107,10 @@ def fetch(
 
     A copy that was cut off goes on where it stopped, now or at the next call, and its digest is compared with
     the node's. A file that is here already may be the beginning of the node's: then it is completed. Raises
-    ``SpecError`` for a file of other content, ``ResultError``, ``AskError`` and ``JobEndedError``.
+    ``SpecError`` for a file of other content, ``AskError`` and ``JobEndedError``; ``ResultError``, once all
+    others are here, for one that can't be read.
     """
-    path = path.strip("/")
+    path = checked(path)
     if not path:
         raise SpecError("path", path, f"a file or folder that {hint('files', state.info.name)} lists")
     there = listed(backend, state, path, None if node is None else [node])
@@ -112,8 +119,14 @@ def fetch(
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
+    refused: list[str] = []
     for file, below in _placed(there.files, path):
-        yield _Copy(backend, state, file, folder / below).run()
+        try:
+            yield _Copy(backend, state, file, folder / below).run()
+        except RefusedFileError as exc:
+            refused.append(str(exc))
+    if refused:
+        raise ResultError("; ".join(refused[:_MOST_REFUSED]))
 
 
 def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:
@@ -127,15 +140,17 @@ def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]
         yield file, place
 
 
-def check(path: str) -> None:
-    """Raise ``SpecError`` for a path that no node has files at."""
-    first = path.strip("/").partition("/")[0]
-    if first not in ("", ARTIFACTS, CHECKPOINTS) or ".." in path.split("/") or len(path) > _MOST_NAME:
+def checked(path: str) -> str:
+    """Return a path as nodes name files; raise ``SpecError`` for one that no node has files at."""
+    parts = path.strip("/").split("/")
+    odd = parts != [""] and (parts[0] not in (ARTIFACTS, CHECKPOINTS) or {"", ".", ".."}.intersection(parts))
+    if odd or len(path) > _MOST_NAME:
         raise SpecError("path", path, f"{ARTIFACTS}/… or {CHECKPOINTS}/…, as `files` lists them")
+    return "/".join(parts)
 
 
-def _rows(records: Iterable[Mapping[str, Any]], node: int) -> Iterator[RunFile]:
-    """Yield the files that a node names, without any whose name leads elsewhere."""
+def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterator[RunFile]:
+    """Yield the files that a node names, without any that isn't at or below a path, or leads elsewhere."""
     for record in records:
         rows = record.get("files")
         for row in rows if isinstance(rows, list) else ():
@@ -146,7 +161,14 @@ def _rows(records: Iterable[Mapping[str, Any]], node: int) -> Iterator[RunFile]:
                 continue
             parts = file.path.split("/")
             safe = parts[0] in (ARTIFACTS, CHECKPOINTS) and not {"", ".", ".."}.intersection(parts)
-            if safe and file.path.isprintable() and "\\" not in file.path and 0 <= file.size < _MOST:
+            inside = not below or f"{file.path}/".startswith(f"{below}/")
+            if (
+                safe
+                and inside
+                and file.path.isprintable()
+                and "\\" not in file.path
+                and 0 <= file.size < _MOST
+            ):
                 yield file
 
 
@@ -172,13 +194,13 @@ class Reader:
         records = []
         while "listed" not in (record := _told(self._talk.hear(_PART_S))):
             records.append(record)
-        return tuple(_rows(records, self.node))
+        return tuple(_rows(records, self.node, path))
 
     def read(self, path: str, offset: int, span: int, sha256: str) -> Iterator[int | bytes]:
         """Yield where the node begins to read, and then its bytes.
 
         It begins at ``offset`` if the ``span`` bytes before that have this digest, else at 0. Raises
-        ``ResultError`` for a file that can't be read.
+        ``RefusedFileError`` for a file that can't be read.
         """
         self._talk.send({"read": path, "offset": offset, "span": span, "sha256": sha256})
         while "from" not in (record := _told(self._talk.hear(_PART_S))):
@@ -194,7 +216,7 @@ def _told(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if record is None:
         raise AskError("its node has ended the conversation")
     if isinstance(why := record.get("refused"), str):
-        raise ResultError(line(why, 300))
+        raise RefusedFileError(line(why, 300))
     return record
 
 
@@ -214,6 +236,7 @@ class _Copy:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             begun = self._target.exists()
             with open(self._target if begun else self._partial, "a+b") as file:
+                self._lock(file)
                 growing = self._complete(file, own=not begun)
             if not begun:
                 os.link(self._partial, self._target)  # unlike a renaming, never over another file
@@ -224,17 +247,27 @@ class _Copy:
             self._leave()
         return Copied(self._target, self._target.stat().st_size, self._kept, growing)
 
+    def _lock(self, file: BinaryIO) -> None:
+        """Keep others from appending to the same file."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResultError(f"{self._source.path} is being copied to {self._target} already") from None
+        except OSError:  # a file system without locks
+            pass
+
     def _complete(self, file: BinaryIO, *, own: bool) -> bool:
         """Bring a file to what the node has; return whether it is still being written there."""
         file.seek(0)
         while piece := file.read(_PIECE_BYTES):
             self._digest.update(piece)
         self._kept = file.tell()
+        whole = 0 if own else self._kept  # what is left of it if what comes is damaged
         tries = passes = 0
         while True:
             before = file.tell()
             try:
-                changed = self._pass(file, own=own)
+                changed = self._pass(file, whole, own=own)
             except (AskError, ClusterError, TimeoutError) as exc:
                 self._leave()
                 tries = tries + 1 if file.tell() == before else 0
@@ -246,7 +279,7 @@ class _Copy:
             if not changed or passes == _PASSES:
                 return changed
 
-    def _pass(self, file: BinaryIO, *, own: bool) -> bool:
+    def _pass(self, file: BinaryIO, whole: int, *, own: bool) -> bool:
         """Read on from what is here; return whether the file was written to meanwhile."""
         if self._reader is None:
             self._reader = Reader(self._backend, self._state.info.address, self._source.node)
@@ -265,7 +298,7 @@ class _Copy:
         file.flush()
         sha256, changed = self._reader.end
         if sha256 != self._digest.hexdigest():
-            file.truncate(0)
+            file.truncate(whole)
             raise ResultError(f"{self._source.path} was damaged on its way: its digest isn't the node's")
         return changed
 

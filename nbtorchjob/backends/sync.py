@@ -1,7 +1,7 @@
 """A folder here that is kept in step with what ranks write, for as long as their job runs.
 
-A file that grows is read from where the copy ends: its last bytes are compared first. One that was written
-anew is replaced in one step. What a node sends once its ranks have ended completes the folder.
+A file that grows is read from where the copy ends: what is here is compared first, of a big file its last
+bytes. One that was written anew is replaced in one step. A node sends the rest once its ranks have ended.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from pathlib import Path
 
 from nbtorchjob.backends import downloads
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.backends.files import Reader, RunFile
+from nbtorchjob.backends.files import Reader, RefusedFileError, RunFile
 from nbtorchjob.errors import AskError, ClusterError, JobEndedError, NBTorchJobError, ResultError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from nbtorchjob.runtime.ask.files import ARTIFACTS
 from nbtorchjob.state import JobState
 
 EVERY_S = 2.0
-_TAIL_BYTES = 1 << 16  # by which the beginning of a file is known again
+_WHOLE_BYTES = 1 << 23  # of a copy, which is compared whole
+_PIECE_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 16  # of a bigger one, where the file has grown
 
 
 class Sync:
@@ -33,9 +35,10 @@ class Sync:
         self.copied = 0
         self.trouble = ""
         self._backend, self._state = backend, state
-        self._path, self._folder = path.strip("/"), folder
+        self._path, self._folder = path, folder
         self._readers: dict[int, Reader] = {}
         self._seen: dict[tuple[int, str], RunFile] = {}
+        self._refused: dict[tuple[int, str], RunFile] = {}
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._owners: dict[str, int] = {}  # the node whose file of a path has that path here
 
@@ -80,8 +83,7 @@ class Sync:
                 self._readers[node] = reader
                 for file in reader.list(self._path):
                     if self._seen.get((node, file.path)) != file:
-                        self._bring(reader, file)
-                        self._seen[node, file.path] = file
+                        self._renew(reader, file)
             except (AskError, ClusterError, TimeoutError, JobEndedError) as exc:
                 self.trouble = f"node {node}: {exc or 'it does not answer'}"
                 self._leave(node)
@@ -101,34 +103,43 @@ class Sync:
         own = self._owners.setdefault(file.path, file.node) == file.node
         return self._folder / below if own else self._folder / f"node-{file.node}" / below
 
-    def _bring(self, reader: Reader, file: RunFile) -> None:
-        target = self._target(file)
+    def _renew(self, reader: Reader, file: RunFile) -> None:
+        """Bring a file to what its node has; one that was removed or renamed meanwhile is passed over."""
+        key, target = (file.node, file.path), self._target(file)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._read(reader, file, target)
+        except RefusedFileError as exc:
+            if self._refused.get(key) == file:  # it is still listed
+                self.trouble = f"node {file.node}: {exc}"
+            self._refused[key] = file
         except OSError as exc:
             if isinstance(exc, TimeoutError):
                 raise
             raise ResultError(f"{file.path} can't be written to {target}: {exc.strerror or exc}") from exc
+        else:
+            self._seen[key] = file
 
     def _read(self, reader: Reader, file: RunFile, target: Path) -> None:
-        tail = _tail(target)
         have = target.stat().st_size if target.exists() else 0
-        digest = hashlib.sha256(tail)
-        parts = reader.read(file.path, have, len(tail), digest.hexdigest())
-        continues = next(parts) == have
+        # A file of the same size was written anew; perhaps its end was not.
+        span = have if have == file.size or have <= _WHOLE_BYTES else _TAIL_BYTES
+        digest = _digest_of_end(target, span)
+        parts = reader.read(file.path, have, span, digest.hexdigest())
+        continues = next(parts) == have > 0
         partial = target.with_name(f".{target.name}{PARTIAL}")
-        if not continues or not have:
+        if not continues:
             digest = hashlib.sha256()
-        with open(target if continues and have else partial, "ab" if continues and have else "wb") as out:
+        with open(target if continues else partial, "ab" if continues else "wb") as out:
             for part in parts:
                 assert isinstance(part, bytes)
                 out.write(part)
                 digest.update(part)
                 self.copied += len(part)
-        if digest.hexdigest() != reader.end[0]:
-            raise ResultError(f"{file.path} was damaged on its way: its digest isn't the node's")
-        if not (continues and have):
+            if digest.hexdigest() != reader.end[0]:
+                out.truncate(have if continues else 0)
+                raise AskError(f"{file.path} was damaged on its way: its digest isn't the node's")
+        if not continues:
             os.replace(partial, target)
 
     def _complete(self) -> None:
@@ -144,11 +155,12 @@ class Sync:
             self.trouble = str(exc)
 
 
-def _tail(path: Path) -> bytes:
-    """Return the last bytes of a file; b"" where there is none."""
-    try:
+def _digest_of_end(path: Path, span: int) -> hashlib._Hash:
+    """Return the digest of a file's last bytes, so many, to be continued."""
+    digest = hashlib.sha256()
+    if span:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read()
-    except FileNotFoundError:
-        return b""
+            file.seek(-span, os.SEEK_END)
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _TYPES = {"int": "integer", "number": "number", "switch": "boolean", "text": "string"}
 # For a person at a terminal, or set by the server itself.
 _FOR_PEOPLE = {*CELLS_ONLY, "json", "detach", "quiet", "follow", "zip", "dry-run", "rehearse"}
-_NOT_FOR_AGENTS = _FOR_PEOPLE - {"or-back", "within"}  # which are `swap`'s, too
+_WRITES_HERE = {"sync"}  # of `files`, which else only reads
+_NOT_FOR_AGENTS = (_FOR_PEOPLE | _WRITES_HERE) - {"or-back", "within"}  # which are `swap`'s, too
 _TAIL = 200  # lines of a log, where no number is requested
 _REFUSED = (2, 3, 4)  # the command's exit codes for what it didn't do
 _INSTRUCTIONS = "Distributed torch jobs, on this machine and on Kubernetes. Times are in seconds."

@@ -72,7 +72,8 @@ def _roots() -> Dict[str, str]:
     saved = checkpoints.folder()
     if saved:
         roots[CHECKPOINTS] = saved
-    return {word: root for word, root in roots.items() if os.path.isdir(root)}
+    # A home folder may well be a link to another disk.
+    return {word: os.path.realpath(root) for word, root in roots.items() if os.path.isdir(root)}
 
 
 def _list(below: str) -> Iterator[Answer]:
@@ -95,7 +96,10 @@ def _list(below: str) -> Iterator[Answer]:
 
 
 def _files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the plain files of a place that are at or below a path, in the order of their names."""
+    """Yield the plain files of a place that are at or below a path, in the order of their names.
+
+    They are named as the path is, also where that leads through a link: then the asker knows them again.
+    """
     first, _, rest = below.partition("/")
     if first not in ("", word):
         return
@@ -113,14 +117,15 @@ def _files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat_resu
                 seen = os.lstat(path)
             except OSError:  # removed meanwhile
                 continue
-            name = "%s/%s" % (word, os.path.relpath(path, root))
+            name = below if single else "%s/%s" % (below or word, os.path.relpath(path, start))
             if stat.S_ISREG(seen.st_mode) and name.isprintable() and not checkpoints.is_partial(file):
                 yield name, seen
 
 
 def _within(root: str, rest: str) -> str:
     path = os.path.realpath(os.path.join(root, rest))
-    if not (path + os.sep).startswith(os.path.realpath(root) + os.sep):
+    named = not rest or not {"", ".", ".."}.intersection(rest.split("/"))
+    if not named or not (path + os.sep).startswith(root + os.sep):
         raise _RefusedPath("%s leads out of its folder" % ascii(rest)[1:-1])
     return path
 

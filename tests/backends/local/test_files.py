@@ -10,6 +10,7 @@ import pytest
 
 from nbtorchjob import Elastic, JobEndedError, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
 from nbtorchjob.backends import files, sync
+from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from tests.backends.kubernetes.stage import until
@@ -30,12 +31,16 @@ def writes(go, big):
     (folder / "loss").write_text(f"{node}" * 10)
     (folder / "big").write_bytes(big)
     (folder / "passwd").symlink_to("/etc/passwd")
+    (folder / "latest").symlink_to("runs")
     os.mkfifo(folder / "pipe")
     (checkpoint_dir() / "step-1.pt").write_text("weights")
     (folder / "ready").touch()
     while not os.path.exists(go):
         if os.path.exists(f"{go}-grow"):
             (folder / "runs" / f"events-{node}").write_text("one\ntwo\n")
+        if os.path.exists(f"{go}-anew") and not (folder / "anew").exists():
+            (folder / "big").write_bytes(b"anew" + big[4:])
+            (folder / "anew").touch()
         time.sleep(0.02)
     (folder / "last").write_text("words")  # which come with the node's archive
 
@@ -132,6 +137,75 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_stopped(job, tmp_path, monkeyp
     assert partial.read_bytes() == BIG[: 1 << 18]
 
 
+def test_what_is_behind_a_link_is_copied_to_where_it_was_asked_for(job, tmp_path):
+    (copied,) = job.get("artifacts/latest/events-0", tmp_path / "here")
+    assert (copied.path, copied.path.read_text()) == (tmp_path / "here" / "events-0", "one\n")
+    with pytest.raises(SpecError, match="artifacts/… or checkpoints/…"):
+        job.get("artifacts/./runs/events-0", tmp_path)
+
+
+def test_a_node_that_names_files_elsewhere_has_them_left_out(job, tmp_path, monkeypatch):
+    rows = [
+        ["artifacts/abcde/tmp/pwned", 4, 0.0],
+        ["artifacts/runs/x/../../y", 1, 0.0],
+        ["artifacts/runsX", 1, 0.0],
+    ]
+    told = NodeAnswer(0, ({"files": rows}, {"listed": 3}))
+    monkeypatch.setattr(job._backend, "ask", lambda *args, **options: iter([told]))
+
+    assert job.files("artifacts/runs").files == ()
+
+
+def test_two_copies_of_a_file_at_once_are_not_mixed(job, tmp_path, monkeypatch):
+    second = []
+
+    def one_more(self, *args):
+        if not second:
+            second.append(None)
+            with pytest.raises(ResultError, match=r"is being copied to .*big already"):
+                job.get("artifacts/big", tmp_path, node=0)
+        return read(self, *args)
+
+    read = files.Reader.read
+    monkeypatch.setattr(files.Reader, "read", one_more)
+    job.get("artifacts/big", tmp_path, node=0)
+    assert (second, (tmp_path / "big").read_bytes() == BIG) == ([None], True)
+
+
+def test_a_file_here_keeps_what_it_had_if_what_comes_is_damaged(job, tmp_path, monkeypatch):
+    (tmp_path / "loss").write_text("0000")
+    read = files.Reader.read
+
+    def damaged(self, *args):
+        yield from read(self, *args)
+        self.end = ("", False)
+
+    monkeypatch.setattr(files.Reader, "read", damaged)
+    with pytest.raises(ResultError, match="was damaged on its way"):
+        job.get("artifacts/loss", tmp_path, node=0)
+    assert (tmp_path / "loss").read_text() == "0000"
+
+
+def test_a_file_that_goes_before_it_is_read_keeps_no_other_from_coming(job, tmp_path, monkeypatch):
+    read = files.Reader.read
+
+    def gone(self, path, *args):
+        return read(self, f"{path}-gone" if path == "artifacts/loss" else path, *args)
+
+    monkeypatch.setattr(files.Reader, "read", gone)
+    with pytest.raises(ResultError, match=r"loss-gone can't be read: No such file"):
+        job.get("artifacts", tmp_path / "copied", node=0)
+    assert (tmp_path / "copied" / "artifacts" / "runs" / "events-0").exists()
+
+    going = sync.Sync(job._backend, job.state, "artifacts", tmp_path / "synced")
+    assert going.step()
+    assert (tmp_path / "synced" / "runs" / "events-0").exists()
+    assert going.trouble == ""
+    assert going.step()
+    assert "loss-gone can't be read" in going.trouble
+    going.close()
+
+
 def test_a_file_here_is_completed_or_left_alone(job, tmp_path):
     (tmp_path / "loss").write_text("0000")
     (copied,) = job.get("artifacts/loss", tmp_path, node=0)
@@ -181,6 +255,8 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     assert (tmp_path / "big").read_bytes() == BIG
     assert (tmp_path / "loss").read_text() == "0" * 10
     until((tmp_path / "runs" / "events-1").exists)
+    job.go.with_name("go-anew").touch()  # as big as before, and its end the same
+    until(lambda: (tmp_path / "big").read_bytes()[:4] == b"anew")
     job.go.with_name("go-grow").touch()
     until(lambda: (tmp_path / "runs" / "events-0").read_text() == "one\ntwo\n")
     assert not going.wait(0)
