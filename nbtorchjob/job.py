@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -67,6 +68,7 @@ class _Following:
         self.callbacks: list[Callback] = []
         self.current = False  # whether the state was looked up: else it is that of facts read again so far
         self._heard = False
+        self._looks: tuple[list[Event], ...] = ()
 
     def begin(self, backend: Backend, listener: Listener | None, over: Callable[[], object]) -> None:
         """Follow the job in the background; ``over`` is called at the end."""
@@ -85,13 +87,28 @@ class _Following:
         self.callbacks.append(callback)
         loop.call_soon(catch_up)
 
-    def adopt(self, state: JobState) -> None:
-        """Go on from a state that was looked up: facts that are read again change nothing."""
+    def look(self) -> list[Event] | None:
+        """Return a list of the facts that come from now on, until it is given to ``adopt``.
+
+        None where the state is that of facts already: what they say may be nowhere else by now.
+        """
+        if self.current or self._heard:
+            return None
+        since: list[Event] = []
+        self._looks = (*self._looks, since)
+        return since
+
+    def adopt(self, state: JobState | None, since: list[Event]) -> None:
+        """Go on from a state that was looked up: facts that are read again change nothing.
+
+        Those that came ``since`` that began may not be in it.
+        """
         from nbtorchjob.machine import loop  # late, as above
 
         def take() -> None:
-            if not self.current and not self.ended.come:
-                self.state, self.current = state, True
+            self._looks = tuple(facts for facts in self._looks if facts is not since)
+            if state is not None and not self.current and not self.ended.come:
+                self.state, self.current = reduce(apply, since, state), True
 
         loop.call_soon(take)
 
@@ -105,6 +122,8 @@ class _Following:
             since: dict[tuple[int, int], int] | None = None if listener is None else {}
             async for event in backend.follow(self.state.info.address, since=since):
                 self.state, self._heard = apply(self.state, event), True
+                for facts in self._looks:
+                    facts.append(event)
                 if listener is not None:
                     listener(event)
                 for callback in tuple(self.callbacks):
@@ -148,29 +167,32 @@ class Job(Generic[T]):
         self._values: dict[int, T] = {}
         self._following: _Following | None = None
 
-    def _follow(self, known: JobState | None = None) -> _Following:
-        """Follow the job, if that hasn't begun, from the state that is ``known`` of it."""
+    def _follow(self) -> _Following:
+        """Follow the job, if that hasn't begun."""
         with self._lock:
             if self._following is None:
-                self._following = self._shared(known)
+                self._following = self._shared()
             return self._following
 
-    def _shared(self, known: JobState | None) -> _Following:
-        key = (self._backend, self._backend.login, self.info.address, self.info.created)
+    def _shared(self, known: JobState | None = None) -> _Following:
+        """Return what all handles of this process follow, from what is ``known`` if it begins now."""
         made = _Following(self.info)
         if known is not None:
             made.state, made.current = known, True
         if self._listener is not None:
             made.begin(self._backend, self._listener, lambda: None)
             return made
+        key = self._key
         with _sharing:
             following = _followings.get(key)
             if following is None:
                 following = _followings[key] = made
                 made.begin(self._backend, None, lambda: _followings.pop(key, None))
-        if known is not None and following is not made:
-            following.adopt(known)
         return following
+
+    @property
+    def _key(self) -> _Key:
+        return self._backend, self._backend.login, self.info.address, self.info.created
 
     @property
     def _ended(self) -> Once[None]:
@@ -190,17 +212,19 @@ class Job(Generic[T]):
     def state(self) -> JobState:
         """All that is known of the job now; the object doesn't change, ask again for news."""
         with self._lock:
-            following = self._following
-            if following is None:
-                # Else a job that has ended long ago would seem to be submitted just now, until its
-                # follower has come to its end: what it reads again then changes nothing.
-                known: JobState | None = None
-                with suppress(NBTorchJobError):
-                    known = self._backend.snapshot(self.info.address)
-                following = self._follow(known)
-                if known is not None and not following.current:
-                    return known
-        return following.state
+            if self._following is not None:
+                return self._following.state
+            others = None if self._listener is not None else _followings.get(self._key)
+            since = others.look() if others is not None else None
+            # Else a job that has ended long ago would seem to be submitted just now, until its follower has
+            # come to its end: what it reads again then changes nothing.
+            known: JobState | None = None
+            with suppress(NBTorchJobError):
+                known = self._backend.snapshot(self.info.address)
+            following = self._following = others or self._shared(known)
+            if since is not None:
+                following.adopt(known, since)
+            return known if known is not None and not following.current else following.state
 
     def _known(self) -> JobState:
         """Return what is known of the job now, without following it."""

@@ -280,6 +280,29 @@ def test_the_first_state_that_is_asked_for_has_what_is_known_already(backend):
     assert job.state.failure == backend.snapshot("train").failure
 
 
+@pytest.mark.parametrize("before", [(), STARTED], ids=["nothing", "something"])
+def test_facts_that_come_while_a_state_is_looked_up_are_not_lost(backend, monkeypatch, before):
+    def snapshot(name):
+        state = known(name)
+        backend.tell(*FAILED[len(before) : -1])
+        until(first, lambda state: state.errors)
+        return state
+
+    first, second = handle(backend, created=1.0), handle(backend, created=1.0)
+    first.wait(0)  # so that it is followed
+    backend.tell(*before)
+    known = backend.snapshot
+    monkeypatch.setattr(backend, "snapshot", snapshot)
+    second.state  # noqa: B018
+
+    backend.tell(FAILED[-1])
+    assert (first.wait(LIMIT), first.state.failure) == (
+        True,
+        reduce(apply, FAILED, JobState(first.info)).failure,
+    )
+    assert second.state == first.state
+
+
 def test_a_state_once_given_does_not_change(backend):
     job = handle(backend)
     before = job.state
