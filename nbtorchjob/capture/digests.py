@@ -7,7 +7,8 @@ takes no longer than pickling it does; its digest then begins with ``SAMPLED``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from nbtorchjob.capture import fingerprint
 from nbtorchjob.capture.modules import LocalFile
@@ -18,8 +19,15 @@ _WHOLE = 4_000_000  # bytes of buffers that are looked at in full: some millisec
 _BLOCK, _BLOCKS = 4096, 256
 
 
+class Buffer(NamedTuple):
+    """Bytes that belong to a pickle; ``read`` returns those from one offset to another."""
+
+    size: int
+    read: Callable[[int, int], memoryview]
+
+
 def of_value(
-    pickled: bytes, buffers: Sequence[memoryview], sources: Mapping[str, str], *, whole: bool = True
+    pickled: bytes, buffers: Sequence[Buffer], sources: Mapping[str, str], *, whole: bool = True
 ) -> str:
     """Return the digest of a value's pickle, or its beginning, and of its buffers.
 
@@ -27,19 +35,21 @@ def of_value(
     """
     # Nobody is kept out by it, and it takes a third of the time of SHA-256.
     sha1 = hashlib.sha1(fingerprint.stable(pickled, sources), usedforsecurity=False)
-    total = sum(view.nbytes for view in buffers)
-    for view in buffers:
-        sha1.update(b"%d " % view.nbytes)
-        for part in [view] if total <= _WHOLE else _samples(view, total):
-            sha1.update(part)
+    total = sum(buffer.size for buffer in buffers)
+    for buffer in buffers:
+        sha1.update(b"%d " % buffer.size)
+        for start, end in [(0, buffer.size)] if total <= _WHOLE else _samples(buffer.size, total):
+            sha1.update(buffer.read(start, end))
     return ("" if whole and total <= _WHOLE else SAMPLED) + sha1.hexdigest()[:_DIGITS]
 
 
-def _samples(view: memoryview, total: int) -> Iterable[memoryview]:
-    """Return blocks all over a buffer: the more, the bigger its share of all."""
-    many = max(1, _BLOCKS * view.nbytes // total)
-    last = max(0, view.nbytes - _BLOCK)
-    return (view[at : at + _BLOCK] for at in (last * index // max(1, many - 1) for index in range(many)))
+def _samples(size: int, total: int) -> Iterator[tuple[int, int]]:
+    """Yield blocks all over a buffer: the more, the bigger its share of all."""
+    many = max(1, _BLOCKS * size // total)
+    last = max(0, size - _BLOCK)
+    for index in range(many):
+        start = last * index // max(1, many - 1)
+        yield start, min(size, start + _BLOCK)
 
 
 def of_files(files: Iterable[LocalFile]) -> str:

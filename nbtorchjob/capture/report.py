@@ -7,6 +7,7 @@ from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleTyp
 from typing import Any
 
 from nbtorchjob.capture import digests
+from nbtorchjob.capture.digests import Buffer
 from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
@@ -146,16 +147,19 @@ class _TooBigError(Exception):
 
 
 class _Memory(Memory):
-    """Memory of arrays and tensors; its views are in the order of the pickle, which addresses aren't."""
+    """Memory of arrays and tensors; its buffers are in the order of the pickle, which addresses aren't."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.views: list[memoryview] = []
+        self.buffers: list[Buffer] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
-        index = super().add(start, end, owner, floor, place)
-        self.views.append(view_of(place, start, end, [owner]))
-        return index
+        # Not before it is read: of a GPU's memory each view is a copy.
+        def read(first: int, last: int) -> memoryview:
+            return view_of(place, start + first, start + last, [owner])
+
+        self.buffers.append(Buffer(end - start, read))
+        return super().add(start, end, owner, floor, place)
 
 
 class _Sizer(Pickler):
@@ -172,6 +176,10 @@ class _Sizer(Pickler):
         return super().reducer_override(obj)
 
 
+def _read_by(view: memoryview) -> Buffer:
+    return Buffer(view.nbytes, lambda first, last: view[first:last])
+
+
 class _Gauge:
     """Takes a value's pickle, up to so many bytes; ``whole`` is whether that was all of it."""
 
@@ -180,16 +188,15 @@ class _Gauge:
         self._most = most
         self.whole = True
         self._parts: list[bytes] = []
-        buffers: list[memoryview] = []
-        sizer = _Sizer(self, lambda buffer: buffers.append(buffer.raw()))
+        buffers: list[Buffer] = []
+        sizer = _Sizer(self, lambda buffer: buffers.append(_read_by(buffer.raw())))
         try:
             sizer.dump(value)
         except _TooBigError:
             self.whole = False
         self._seen = self.size <= _LOOKED
-        self.size += sum(view.nbytes for view in buffers) + sizer.memory.size
-        self._buffers = (*buffers, *sizer.memory.views)
-        self._memory = sizer.memory  # keeps alive what they are views of
+        self.size += sum(buffer.size for buffer in buffers) + sizer.memory.size
+        self._buffers = (*buffers, *sizer.memory.buffers)
 
     def write(self, data: bytes) -> None:
         """Take some; raises ``_TooBigError`` once that is too much."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbtorchjob.capture import captured, from_function
+from nbtorchjob.capture import captured, from_function, report
+from nbtorchjob.runtime.objects import memory
 from nbtorchjob.state.info import SAMPLED
 
 
@@ -50,6 +51,23 @@ def test_of_a_big_array_samples_are_looked_at():
 
     assert found["big"].startswith(SAMPLED)
     assert found["big"] == found["again"] != found["changed"]
+
+
+def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
+    monkeypatch.setattr(memory, "_device", lambda tensor: "cpu")  # as if it were one of a GPU
+    copied = []
+    view_of = report.view_of
+
+    def counted(place, start, end, owners):
+        copied.append(end - start)
+        return view_of(place, start, end, owners)
+
+    monkeypatch.setattr(report, "view_of", counted)
+    base = torch.zeros(2_000_000)
+
+    found = digests(views=[base[:] for _ in range(20)], same=[base[:] for _ in range(20)])
+    assert found["views"] == found["same"]
+    assert 0 < sum(copied) < base.nbytes
 
 
 def test_what_else_is_captured_doesn_t_matter():
