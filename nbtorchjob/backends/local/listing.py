@@ -129,7 +129,8 @@ def _waiting(behind: queue.Behind) -> Waiting:
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
     does = {each.name: _does(each.name, now) for each in holders}
-    gpus = {each.name: len({*each.holds}.intersection(mine.gpus)) for each in holders if mine.wants}
+    lacking = {*mine.gpus} if behind.lacks_gpus else set[str]()
+    gpus = {each.name: len(lacking.intersection(each.holds)) for each in holders}
     holder = max(holders, key=lambda each: (does[each.name].stuck, gpus.get(each.name, 0), each.ranks))
     alike = [each for each in holders if each.group == holder.group and (each.group or each is holder)]
     ranks = sum(each.ranks for each in alike)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.colours import GROUND
-from nbtorchjob.text.words import DOT, line, number
+from nbtorchjob.text.words import DOT, clean, elide, number
 
 _LOG_SPAN = 100.0  # two decades
 _LOW = 0.1  # on a linear axis, most points below this part of it are one flat line
@@ -142,6 +142,7 @@ _LINES = range(len(LIGHT.lines))
 # Lines are told apart without their colours, too.
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "2 2 6 2", "1 4")
 _MAX_NAME = 32
+_MOST_READ = 1 << 10  # of a name
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 5  # px; each keeps its lowest and highest point, so that no spike is lost
 _PALER = 0.45  # a run before the newest
@@ -184,7 +185,7 @@ def curves(
     Where x doesn't rise, a line begins anew and its earlier part is paler. ``marks`` are words at an x.
     ``colours`` are the numbers of the series' colours in a palette, by default in their order.
     """
-    drawn = {line(name, _MAX_NAME): _runs(_drawable(points)) for name, points in series.items()}
+    drawn = {name: _runs(_drawable(points)) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
     up = up_axis([y for _, y in points if math.isfinite(y)], height - 24, 30)
     left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
@@ -227,9 +228,7 @@ def _rules(palette: Palette, many: int) -> str:
 
 def _summary(series: Mapping[str, Sequence[XY]]) -> str:
     last = [
-        f"{line(name, _MAX_NAME)}: {number(points[-1][1])} at the end"
-        for name, points in series.items()
-        if points
+        f"{_short(name)}: {number(points[-1][1])} at the end" for name, points in series.items() if points
     ]
     return "Chart of " + ", ".join(last) if last else "An empty chart"
 
@@ -333,11 +332,16 @@ def _polyline(at: Sequence[str], n: int, opacity: float) -> str:
     return f'<polyline points="{" ".join(at)}" {style}/>'
 
 
+def _short(name: str) -> str:
+    """Return a series' name for the legend: what tells two long ones apart is mostly their ends."""
+    return elide(clean(name[:_MOST_READ]), _MAX_NAME)
+
+
 def _legend(
     drawn: Collection[str], numbers: Sequence[int], left: float, up: Axis, *, smooth: bool
 ) -> list[str]:
     out, x = [], left
-    for name, n in zip(drawn, numbers, strict=True):
+    for name, n in zip(map(_short, drawn), numbers, strict=True):
         if len(drawn) > 1:
             stroke = 'stroke="currentColor" stroke-width="2.5"'
             out.append(f'<path d="M{x:.1f} 12H{x + 22:.1f}" class="line{n}" {stroke}/>')

@@ -86,6 +86,14 @@ def test_more_than_one_series_gets_a_legend():
     assert "accuracy" in texts(two)
 
 
+def test_series_whose_long_names_begin_alike_are_two():
+    names = [f"train-transformer-wikitext-large-{number}" for number in (1, 2)]
+    svg = parsed({name: [(0, 1.0), (1, 2.0)] for name in names})
+
+    assert len([*svg.iter(f"{SVG}polyline")]) == 2
+    assert [text[-8:] for text in texts(svg) if text.startswith("train-")] == ["-large-1", "-large-2"]
+
+
 def test_several_lines_are_told_apart_without_their_colours():
     one = curves({"a": [(0, 1.0), (1, 2.0)]}, colours=[3])
     four = curves({name: [(0, 1.0), (1, 2.0)] for name in "abcd"})

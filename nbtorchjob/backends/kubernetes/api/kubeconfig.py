@@ -93,6 +93,8 @@ class Kubeconfig:
             return
         for key in ("cluster", "user"):
             named, there = str(context.get(key) or ""), self.named(f"{key}s")
+            if key == "user" and not named:
+                continue  # for a proxy that logs in by itself (`kubectl proxy`)
             if not named or named not in there:
                 what = f"its {key} {named} isn't defined" if named else f"it names no {key}"
                 yield f"{what}; available: {', '.join(there) or 'none'}"

@@ -71,6 +71,11 @@ class Behind(NamedTuple):
     mine: Place
     holders: list[Place]
 
+    @property
+    def lacks_gpus(self) -> bool:
+        """Whether fewer GPUs are free than it asks for."""
+        return len(_free(self.mine, self.holders)) < self.mine.wants
+
 
 def place(job: JobDirectory) -> Place:
     """Return what a job takes up that this process sends."""
@@ -136,14 +141,18 @@ def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> 
     alike = [entry for entry in waiting if bool(entry.group) is bool(mine.group)]
     before = [entry.name for entry in _in_turn(alike, running)].index(name)
     singles = sum(not entry.group for entry in waiting) if mine.group else 0
-    return before + sum(_in_the_way(mine, entry) for entry in running) + singles
+    return before + len(_in_the_way(mine, running)) + singles
 
 
-def _in_the_way(mine: Place, entry: Place) -> bool:
-    """Whether a job that runs has places that ``mine`` waits for, or GPUs, which no two jobs share."""
-    if mine.wants and not {*entry.holds}.isdisjoint(mine.gpus):
-        return True
-    return bool(entry.ranks and (mine.group or not entry.group))
+def _in_the_way(mine: Place, running: Iterable[Place]) -> list[Place]:
+    """Return the jobs that run and have what ``mine`` waits for: places, or GPUs, which no two jobs share."""
+    running = [*running]
+    gpus = {*mine.gpus} if len(_free(mine, running)) < mine.wants else set[str]()
+    return [
+        entry
+        for entry in running
+        if not gpus.isdisjoint(entry.holds) or (entry.ranks and (mine.group or not entry.group))
+    ]
 
 
 def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place]:
@@ -236,7 +245,7 @@ def behind(name: str) -> Behind | None:
     if many is None:
         return None
     mine = next(entry for entry in waiting if entry.name == name)
-    return Behind(many, mine, [entry for entry in running if _in_the_way(mine, entry)])
+    return Behind(many, mine, _in_the_way(mine, running))
 
 
 def _taken(entry: Place) -> Place:

@@ -92,6 +92,15 @@ def test_a_wrong_kubeconfig_is_told_in_our_words(written, expected, monkeypatch,
     assert not _LIBRARIES.search(text)
 
 
+def test_a_context_without_a_user_is_one_for_who_needs_no_login(tmp_path):
+    written = config(
+        contexts=[{"name": "c", "context": {"cluster": "k"}}], users=[]
+    )  # as for `kubectl proxy`
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(written))
+
+    assert Kubeconfig([str(tmp_path / "kubeconfig")]).check(None) == "c"
+
+
 def test_an_unknown_context_is_told_with_those_that_there_are(monkeypatch, tmp_path):
     assert "no context 'e'" in said(config(), monkeypatch, tmp_path, "e")
 
