@@ -108,15 +108,18 @@ def turns(lab: JobState) -> list[Turn]:
     ends: dict[int, dict[int, ev.TurnEnded]] = {}
     for end in lab.turns_over:
         ends.setdefault(end.round, {})[end.node] = end
-    # The first one is sent again where ranks began anew before it was over once.
+    # The first one is sent again where ranks began anew before it was over once, and where the pods of a job
+    # that was resumed can't know that there were others.
     firsts = [taken.round for taken in lab.turns if not taken.id]
     in_order: list[Turn] = []
     free = lab.info.created  # when the ranks were through with the one before
     busy = False
+    cells = min(1, len(firsts))
     for taken in lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
-        number, ended = len(in_order) + 1, ends.get(taken.round, {})
+        cells += bool(taken.id)
+        number, ended = cells if taken.id else 1, ends.get(taken.round, {})
         if all(node in ended for node in taken.nodes):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
             free = max(free, *(end.time for end in ended.values()))

@@ -98,6 +98,10 @@ def test_the_first_turn_that_is_run_again_is_still_the_first():
 
     assert stages(state) == [(1, Stage.RUNS)]
 
+    late = known(*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1), *base(9, 4.0), taken(9, 4.0, base_=9))
+    assert stages(late) == [(2, Stage.DONE), (1, Stage.RUNS)]
+    assert turns.find(late, "2") == turns.find(late, "a")
+
 
 def test_a_turn_is_a_job_that_ends_with_its_own_value_and_logs():
     state = seen([*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1), taken(6, 4.0, "b"), *ran(6, 4.1)], "a")

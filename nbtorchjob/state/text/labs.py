@@ -88,7 +88,8 @@ def ended(state: JobState) -> str:
 
 def began_anew(state: JobState) -> Iterator[str]:
     """Tell who sends the first cell after a lab's ranks began anew that they are empty."""
-    if state.turns and state.turns[-1].base < state.round:
+    cells = [turn for turn in state.turns if turn.id] or state.turns
+    if cells and cells[-1].base < state.round:
         yield anew(state)
 
 
@@ -96,7 +97,8 @@ def anew(state: JobState) -> str:
     """Say that a lab's ranks began anew, and what that means to who uses it."""
     times = [w.time for node in state.nodes.values() for w in node.workers if w.round == state.round]
     at = clock(min(times, default=0.0), max(times, default=0.0))
-    return (
-        f"the ranks of {state.info.name} began anew at {at}, {count(state.world_size, 'rank')}: what former "
-        "cells set is gone, and init_process_group is to be called again"
-    )
+    ranks = f"the ranks of {state.info.name} began anew at {at}, {count(state.world_size, 'rank')}"
+    # Kubernetes makes new pods of a Job that is resumed, which can't know that there were others.
+    if any(turn.base == state.round for turn in state.turns if not turn.id):
+        return f"{ranks}, and ran its first cell again: what other cells set is gone"
+    return f"{ranks}: what former cells set is gone, and init_process_group is to be called again"

@@ -1,5 +1,6 @@
 """What is said of a lab."""
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -58,3 +59,12 @@ def test_who_sends_the_first_cell_after_ranks_began_anew_is_told(greenwich):
     assert list(labs.began_anew(lab(*START, FIRST, OVER))) == []
     (said,) = labs.began_anew(lab(*START, FIRST, OVER, anew))
     assert said.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what former cells set is gone")
+
+    again = replace(FIRST, round=9, base=9)
+    assert list(labs.began_anew(lab(*START, FIRST, anew, again))) == []
+    (said,) = labs.began_anew(lab(*START, FIRST, OVER, SECOND, anew, again))
+    assert said.endswith("and ran its first cell again: what other cells set is gone")
+    assert (
+        list(labs.began_anew(lab(*START, FIRST, OVER, SECOND, anew, again, replace(THIRD, round=10, base=9))))
+        == []
+    )

@@ -8,6 +8,29 @@ from kubernetes import client, config
 
 from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
 from tests.backends.kubernetes.cluster.controllers.client import Client
+from tests.backends.kubernetes.cluster.resources import Object
+
+# Volcano's installer brings it beside the Job: cancel, suspend and resume are Commands there.
+COMMANDS: Object = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "commands.bus.volcano.sh"},
+    "spec": {
+        "group": "bus.volcano.sh",
+        "names": {"kind": "Command", "listKind": "CommandList", "plural": "commands", "singular": "command"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
 
 
 def connect(kubeconfig: str | None) -> Client:
@@ -23,6 +46,12 @@ def connect(kubeconfig: str | None) -> Client:
     return Client(settings.host, token, context)
 
 
+async def install(client: Client) -> None:
+    """Make the definitions that an operator's installer brings and a cluster without it lacks."""
+    async with client:
+        await client.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", COMMANDS)
+
+
 def main() -> None:
     """Run until interrupted."""
     # Kubernetes before 1.24 has no Indexed Job: there TrainJobs need more than these controllers.
@@ -33,6 +62,8 @@ def main() -> None:
         "--scheduler", default="default-scheduler", help="who schedules the pods of Volcano Jobs"
     )
     asked = parser.parse_args()
+    if "volcano" in asked.kinds:
+        asyncio.run(install(connect(asked.kubeconfig)))
     asyncio.run(run_controllers(connect(asked.kubeconfig), asked.kinds, scheduler=asked.scheduler))
 
 
