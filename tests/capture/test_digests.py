@@ -56,7 +56,7 @@ def test_of_a_big_array_samples_are_looked_at():
 def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
     monkeypatch.setattr(memory, "_device", lambda tensor: "cpu")  # as if it were one of a GPU
     copied = []
-    view_of = report.view_of
+    view_of = memory.view_of
 
     def counted(place, start, end, owners):
         copied.append(end - start)

@@ -157,7 +157,7 @@ def test_a_node_that_names_files_elsewhere_has_them_left_out(job, tmp_path, monk
 
 
 def test_two_copies_of_a_file_at_once_are_not_mixed(job, tmp_path, monkeypatch):
-    second = []
+    second: list[None] = []
 
     def one_more(self, *args):
         if not second:

@@ -1,14 +1,18 @@
 """A node's files, as it names them."""
 
+from typing import Any, cast
+
 import pytest
 
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.ask import files
+from nbtorchjob.runtime.ask.answering import Question
 from nbtorchjob.runtime.facts.injected import FOLDER
 
 
 def listed(below):
-    *rows, last = files.answer({"list": below})
+    answers: Any = files.answer(cast(Question, {"list": below}))
+    *rows, last = answers
     names = [name for record in rows for name, _, _ in record["files"]]
     assert last["listed"] == len(names)
     return names
