@@ -42,7 +42,10 @@ PARTS = {
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
     "process": ("rank/carried.py", "rank/logsetup.py"),
-    "swaps": ("rank/names.py", "rank/swapped.py", "rank/swapping.py", "node/receiving.py", "node/swaps.py"),
+    "swaps": (
+        *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
+        *("node/receiving.py", "node/swaps.py"),
+    ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
     "debugger": ("debug/",),
     "data": ("data/",),

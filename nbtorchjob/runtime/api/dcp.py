@@ -71,6 +71,13 @@ class Checkpoints:
             message = "the checkpoint %s doesn't fit this training: %.300s"
             raise RuntimeError(message % (os.path.basename(path), _reason(exc))) from exc
 
+    def has(self, path: str, name: str) -> bool:
+        """Whether a checkpoint's state has an entry of that name anywhere."""
+        import torch.distributed.checkpoint as dcp  # late, as above
+
+        entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        return any(entry.rpartition(".")[2] == name for entry in entries)
+
     def save(self, step: int, state: Dict[str, Any]) -> None:
         """Begin to save ``state``, once the save before it has ended; return once ``state`` may change."""
         import torch.distributed.checkpoint as dcp  # late, as above

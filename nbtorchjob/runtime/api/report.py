@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.facts.emit import EVENTS, emit
@@ -13,10 +13,14 @@ ROUND = "NBTORCHJOB_ROUND"
 # What counts, and what may be reported beside it to say how many there will be.
 TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
 
+COUNTED = frozenset((*TOTALS, *(name for names in TOTALS.values() for name in names)))
+
 _point = points.of[points.REPORT]
 _seq = itertools.count()
 sent = 0  # how many so far: a sign that the rank goes on
 last: Dict[str, float] = {}  # the newest
+# Values that were swapped, which are reported beside what the code reports: what reads one, by its name.
+watched: Dict[str, Callable[[], Any]] = {}
 
 
 def report(**metrics: Any) -> None:
@@ -28,6 +32,10 @@ def report(**metrics: Any) -> None:
     global sent, last
     numbers = {name: _number(name, value) for name, value in metrics.items()}
     if os.environ.get(EVENTS):
+        for name, read in watched.items():
+            value = read()
+            if name not in numbers and type(value) in (int, float):
+                numbers[name] = value
         rank, round_ = int(os.environ["RANK"]), int(os.environ[ROUND])
         emit("Reported", rank=rank, round=round_, seq=next(_seq), metrics=numbers)
         sent += 1
@@ -39,6 +47,7 @@ def begin() -> None:
     """Count anew: a rank that stays begins another turn."""
     global _seq, last
     _seq, last = itertools.count(), {}
+    watched.clear()
 
 
 def _number(name: str, value: Any) -> float:

@@ -9,6 +9,7 @@ from nbtorchjob.runtime.api import points
 
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
 PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that they start
+MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
 # How a name came by its new value.
 ADDED, REPLACED, LATER, SAME = "added", "replaced", "later", "same"
 

@@ -27,6 +27,7 @@ from nbtorchjob.runtime.api.checkpoints import checkpoint_dir
 from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.api.sampler import GlobalBatchSampler, Share, group, seed
+from nbtorchjob.runtime.api.swapping import MARK
 
 if TYPE_CHECKING:
     from nbtorchjob.runtime.api.dcp import Checkpoints
@@ -213,6 +214,9 @@ class ResumableTraining:
         checkpoints.load(path, progress)  # ahead of the rest, which changes the model
         self._sampler.load_state_dict(progress["training"])
         self.step = progress["training"]["step"]
+        if checkpoints.has(path, MARK):  # else it would be left out, as what isn't asked for
+            for group in (group for each in self._optimizers for group in each.param_groups):
+                group.setdefault(MARK, [])
         state = self._state()
         # torch has given each parameter a state, and insists on that. One that never had a gradient has none.
         optimizer, stateless = state["optimizer"], progress["training"]["stateless"]

@@ -22,10 +22,12 @@ import os
 import sys
 import types
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
-from nbtorchjob.runtime.rank import call
+from nbtorchjob.runtime.rank import call, optimizers
 from nbtorchjob.runtime.rank.names import Names
 from nbtorchjob.runtime.store.payload import Payload
 
@@ -71,6 +73,8 @@ class Change:
         self.words: Dict[str, Any] = {}  # what the swap's payload says of it
         self.hows: Dict[str, str] = {}
         self.functions: List[Tried] = []
+        self.compiled = False  # whether what torch has compiled is going to be compiled anew
+        self._settings: List[optimizers.Setting] = []
         self._space = space
         self._new: Dict[str, Any] = {}
         self._undo: List[Callable[[], None]] = []
@@ -102,6 +106,11 @@ class Change:
             if name in self.words["sets"]:
                 self.hows[name] = _how(before[name], new, running) if name in before else ADDED
         self.hows.update((name, SAME) for name in self.words["sets"] if name not in self.hows)
+        for path, value in self.words.get("settings", {}).items():
+            setting = optimizers.Setting(path, value, space)
+            self.hows[path] = REPLACED if setting.prepare() else SAME
+            self._settings.append(setting)
+        self.compiled = _has_compiled() and any(map(_is_code, self._new.values()))
 
     def _take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
         self._new = {
@@ -126,6 +135,9 @@ class Change:
             if type(new) in classes and hasattr(new, "__dict__"):
                 new.__class__ = classes[type(new)]  # it was made in the cell, of the class as defined there
             self._bind(name, new)
+        for setting in self._settings:
+            self._undo += [setting.apply(), setting.mark(self.words["id"])]
+        self._undo += _watch(self._new, self.words["sets"], self._space, self._settings)
         self._recompile()
 
     def undo(self) -> None:
@@ -135,10 +147,9 @@ class Change:
         self._recompile()
 
     def _recompile(self) -> None:
-        dynamo = sys.modules.get("torch._dynamo") if self.functions else None
-        if dynamo is not None:
+        if self.compiled:
             with suppress(Exception):  # a torch without it notices changed code by its own guards
-                dynamo.reset()
+                sys.modules["torch._dynamo"].reset()
 
     def _bind(self, name: str, new: Any) -> None:
         space = self._space
@@ -193,6 +204,34 @@ class Change:
         known = vars(cls).get(name, _GONE)
         self._undo.append(lambda: _put(cls, name, known))
         _put(cls, name, value)
+
+
+def _watch(
+    new: Dict[str, Any], sets: Iterable[str], space: Dict[str, Any], settings: List[optimizers.Setting]
+) -> List[Callable[[], None]]:
+    """Have ``report()`` tell the numbers that were swapped, as they are then; return what puts that back."""
+    watched: Dict[str, Callable[[], Any]] = {
+        name: partial(space.get, name) for name in sets if type(new.get(name)) in (int, float)
+    }
+    watched.update((setting.key, setting.current) for setting in settings)
+    before = dict(report.watched)
+    report.watched.update((name, read) for name, read in watched.items() if name not in report.COUNTED)
+
+    def put_back() -> None:
+        report.watched.clear()
+        report.watched.update(before)
+
+    return [put_back]
+
+
+def _has_compiled() -> bool:
+    """Whether torch has compiled any code of this process (2.13)."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(getattr(frames, "output_codes", None), "seen", ()))
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, (type, types.FunctionType)) or hasattr(value, _COMPILED)
 
 
 def _put(cls: Any, name: str, value: Any) -> None:
@@ -345,13 +384,19 @@ class Replay:
     def __init__(self, paths: List[str], space: Dict[str, Any]) -> None:
         self._space = space
         self._left: List[Tuple[ast.stmt, Dict[str, Any]]] = []
+        settings: List[Tuple[str, optimizers.Setting]] = []
         for path in paths:
             payload = Payload(path)
+            words = payload.header["swap"]
+            for setting, value in words.get("settings", {}).items():
+                settings.append((words["id"], optimizers.Setting(setting, value, space)))
             payload.show_sources()
             content = Names(space, ()).load(payload)
             call.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             self._left += [(statement, content) for statement in tree.body]
+        if settings:
+            optimizers.again(settings)
 
     def advance(self, awaited: Iterable[str]) -> None:
         """Make those changes that concern none of the names that are yet to be set."""
@@ -366,6 +411,7 @@ class Replay:
             tree = ast.Module([statement], [])
             call.execute(tree, content["filename"], content["flags"], self._space)
             change._take(before, dict(self._space))
+            change.words["sets"] = set_by(statement)
         except NameError:
             if not early:
                 raise

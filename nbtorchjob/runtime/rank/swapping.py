@@ -65,7 +65,7 @@ def _swap(number: int, made: int) -> None:
     except Exception as exc:  # whatever the cell raises
         said.update(_described(exc))
         what = REFUSED
-    said["names"] = change.hows
+    said.update(names=change.hows, compiled=change.compiled)
     _tell(number, what, said)
     if _decided(number, GO, DROP) == DROP:
         chance.put_back()

@@ -1,6 +1,7 @@
 """What a cell of definitions changes in a rank's ``__main__``, whose functions and classes stay."""
 
 import ast
+import json
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from nbtorchjob import capture
 from nbtorchjob.payload import archive
+from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.rank.swapped import (
@@ -59,10 +61,11 @@ closed = make(3)
 
 @pytest.fixture
 def space():
-    """Return the namespace of a rank that has run a cell."""
+    """Yield the namespace of a rank that has run a cell."""
     names = {"__name__": "__main__"}
     exec(compile(BEFORE, "<before>", "exec"), names)
-    return names
+    yield names
+    report.begin()
 
 
 @pytest.fixture
@@ -123,6 +126,25 @@ def test_all_is_put_back(space, pack):
 
     assert space == before
     assert (held(1), net.who(), net.gone(), space["closed"](1)) == (2, "net of base", "gone", 3)
+
+
+def test_numbers_that_were_swapped_are_reported_from_then_on(space, pack, tmp_path, monkeypatch):
+    path = tmp_path / "events"
+    for name, value in {"NBTORCHJOB_EVENTS": str(path), "RANK": "0", "NBTORCHJOB_ROUND": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+    def told():
+        report.report(loss=1.0)
+        return json.loads(path.read_text().splitlines()[-1])["metrics"]
+
+    change = changed(space, pack("scale = 3\nother = [2]\nstep = 9\nflag = True"))
+    assert told() == {"loss": 1.0, "scale": 3}
+    space["scale"] = 4
+    assert told() == {"loss": 1.0, "scale": 4}
+    space["scale"] = None
+    assert told() == {"loss": 1.0}
+    change.undo()
+    assert told() == {"loss": 1.0}
 
 
 def test_nothing_is_changed_before_it_is_applied(space, pack):
@@ -226,8 +248,10 @@ def test_a_compiled_function_goes_on_with_new_code_compiled(space, pack):
     inner = torch.compile(space["loss"], backend=backend)
     assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (2, 2)
     compiled = len(seen)
-    changed(space, pack("def f(x):\n    return x + 10\ndef loss(x):\n    return x * 30"))
+    change = changed(space, pack("def f(x):\n    return x + 10\ndef loss(x):\n    return x * 30"))
 
+    assert change.compiled
+    assert not changed(space, pack("other = 2")).compiled
     assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (11, 30)
     assert len(seen) == compiled + 2
 

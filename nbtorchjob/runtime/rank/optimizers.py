@@ -1,0 +1,190 @@
+"""The values of an optimizer that a job's owner changes while it trains: ``lr`` and the like in its groups.
+
+An optimizer keeps such values in its ``param_groups``, where a global that its maker read doesn't reach them.
+One is named by a global that holds it, or as ``optimizer``, where a rank has only one: a local of a running
+function, or one that Trainer or Lightning made, has no name here.
+
+With schedulers (``torch.optim.lr_scheduler``, 2.13) a schedule goes on from the new learning rate: what it
+works its rates out from is scaled as that is.
+
+In an attempt that starts anew a value is set at the first step of the optimizer, once a checkpoint is loaded.
+The group is marked, so that a value that comes with a checkpoint isn't set again: its schedule has gone on.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any, Callable, Dict, List, Tuple
+
+from nbtorchjob.runtime.api.swapping import MARK
+
+ANY = "optimizer"
+# What torch's optimizers keep in their groups, for whoever takes one for a global (torch 2.13).
+VALUES = frozenset(("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "rho"))
+_SCALED = ("initial_lr", "max_lr", "min_lr")  # of a group, by schedulers (OneCycleLR, 2.13)
+_BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")  # of a scheduler
+
+
+class CannotSetError(Exception):
+    """An optimizer's value can't be changed as asked; the message is one line that says why."""
+
+    __module__ = "nbtorchjob"
+
+
+class Setting:
+    """One value that is to be set: ``path`` names an optimizer and the value, as in ``optimizer.lr``."""
+
+    def __init__(self, path: str, value: Any, space: Dict[str, Any]) -> None:
+        self.path = path
+        self._name, _, self.key = path.partition(".")
+        self._value = value
+        self._space = space
+        self._optimizer: Any = None
+
+    def prepare(self) -> bool:
+        """Find the optimizer; return whether the value changes. Raises ``CannotSetError``."""
+        self._optimizer = self._found()
+        groups = self._optimizer.param_groups
+        lacking = [group for group in groups if self.key not in group]
+        if lacking:
+            known = ", ".join(sorted(key for key in lacking[0] if key != "params" and key != MARK))
+            raise CannotSetError("%s: it has no %s, but %s" % (self.path, self.key, known))
+        values = [_plain(group[self.key]) for group in groups]
+        if any(value != values[0] for value in values):
+            raise CannotSetError(
+                "%s: its %d groups have different values (%s): set them in a function that you swap"
+                % (self.path, len(groups), ", ".join(map(str, values[:4])))
+            )
+        if not _alike(values[0], self._value):
+            raise CannotSetError("%s is %r, and can't become %r" % (self.path, values[0], self._value))
+        if self.key == "lr" and values[0] == 0 and self._schedulers():
+            raise CannotSetError("%s: its schedule has it at 0 now; try again some steps later" % self.path)
+        return bool(values[0] != self._value)
+
+    def apply(self) -> Callable[[], None]:
+        """Set the value; return what puts back what was there."""
+        undo: List[Callable[[], None]] = []
+        for group in self._optimizer.param_groups:
+            before = _plain(group[self.key])
+            _put(group, self.key, self._value, undo)
+            if self.key == "lr" and before:
+                for key in _SCALED:
+                    if isinstance(group.get(key), (int, float)):
+                        _put(group, key, group[key] * self._value / before, undo)
+                factor = self._value / before
+        if self.key == "lr" and before:
+            for scheduler in self._schedulers():
+                for name in _BASES:
+                    rates = vars(scheduler).get(name)
+                    if isinstance(rates, list) and all(isinstance(rate, (int, float)) for rate in rates):
+                        _put(vars(scheduler), name, [rate * factor for rate in rates], undo)
+
+        def put_back() -> None:
+            while undo:
+                undo.pop()()
+
+        return put_back
+
+    def mark(self, swap: str) -> Callable[[], None]:
+        """Note in the groups that a swap has set it there; return what takes that back."""
+        groups = self._optimizer.param_groups
+        for group in groups:
+            group.setdefault(MARK, []).append(swap)
+
+        def unmark() -> None:
+            for group in groups:
+                group[MARK].remove(swap)
+
+        return unmark
+
+    def marked(self, swap: str) -> bool:
+        """Whether that swap has set it already, as a checkpoint that was loaded since tells."""
+        return any(swap in group.get(MARK, ()) for group in self._optimizer.param_groups)
+
+    def current(self) -> Any:
+        """Return the value as it is now."""
+        return _plain(self._optimizer.param_groups[0][self.key])
+
+    def _found(self) -> Any:
+        named = self._space.get(self._name)
+        named = getattr(named, "optimizer", named)  # accelerate and Lightning wrap one (1.15, 2.6)
+        if hasattr(named, "param_groups"):
+            return named
+        if self._name != ANY:
+            raise CannotSetError("%s: this rank has no global optimizer %s" % (self.path, self._name))
+        some = _optimizers()
+        if len(some) != 1:
+            names = ", ".join(sorted(type(one).__name__ for one in some))
+            many = "%d optimizers (%s): name one that is a global" % (len(some), names)
+            raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
+        return some[0]
+
+    def _schedulers(self) -> List[Any]:
+        known = sys.modules.get("torch.optim.lr_scheduler")
+        base = getattr(known, "LRScheduler", ())
+        return [one for one in _living(base) if getattr(one, "optimizer", None) is self._optimizer]
+
+
+def again(settings: List[Tuple[str, Setting]]) -> None:
+    """Set values that earlier attempts have set, by their swaps' ids, as their optimizers first step."""
+    from torch.optim import optimizer
+
+    left = list(settings)
+
+    def step(stepping: Any, args: Any, kwargs: Any) -> None:
+        # DCP steps a new optimizer with a rate of 0, to see its state, ahead of loading one (torch 2.13).
+        rates = [_plain(group.get("lr", 1)) for group in stepping.param_groups]
+        for one in list(left) if any(rates) else ():
+            swap, setting = one
+            try:
+                setting.prepare()
+            except CannotSetError:
+                continue
+            if setting._optimizer is stepping:
+                left.remove(one)
+                if not setting.marked(swap):
+                    setting.apply()
+                    setting.mark(swap)
+        if not left:
+            handle.remove()
+
+    handle = optimizer.register_optimizer_step_pre_hook(step)
+
+
+def _optimizers() -> List[Any]:
+    """Return the optimizers of this process, but for those that wrap one of them."""
+    base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+    some = _living(base)
+    if len(some) > 1:
+        some = []  # nothing is to hold on to those that nobody uses any more
+        gc.collect()
+        some = _living(base)
+    return [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
+
+
+def _living(type_: Any) -> List[Any]:
+    return [one for one in gc.get_objects() if issubclass(type(one), type_)] if type_ else []
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _alike(old: Any, new: Any) -> bool:
+    if isinstance(old, bool) or isinstance(new, bool):
+        return type(old) is type(new)
+    if isinstance(old, (int, float)):
+        return isinstance(new, (int, float))
+    return type(old) is type(new) and (not isinstance(old, (tuple, list)) or len(old) == len(new))
+
+
+def _put(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
+    known = place[key]
+    if hasattr(known, "fill_"):  # a tensor, which a captured graph reads
+        before = known.item()
+        undo.append(lambda: known.fill_(before))
+        known.fill_(value)
+    else:
+        undo.append(lambda: place.__setitem__(key, known))
+        place[key] = value

@@ -1,0 +1,153 @@
+"""An optimizer's values are set while it trains, and again in the next attempt."""
+
+import pytest
+
+from nbtorchjob import GlobalBatchSampler, ResumableTraining
+from nbtorchjob.runtime.rank.optimizers import CannotSetError, Setting, again
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def parameters():
+    return [torch.nn.Parameter(torch.ones(1))]
+
+
+def step(optimizer, *schedulers):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+
+
+def rates(make, change, steps=8):
+    """Return the learning rates of steps, of which the fourth begins with what ``change`` does."""
+    optimizer = torch.optim.SGD(parameters(), lr=1.0)
+    scheduler, out = make(optimizer), []
+    for at in range(steps):
+        if at == 3:
+            change(optimizer)
+        out.append(optimizer.param_groups[0]["lr"])
+        step(optimizer, *([scheduler] if scheduler else []))
+    return out
+
+
+def setting(path, value, space):
+    made = Setting(path, value, space)
+    made.prepare()
+    return made
+
+
+SCHEDULERS = {
+    "none": lambda optimizer: None,
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 2.0, total_steps=20),
+    "in a row": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        ],
+        [5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_goes_on_from_the_new_learning_rate(name):
+    plain = rates(SCHEDULERS[name], lambda optimizer: None)
+    tenth = plain[3] / 10
+    changed = rates(SCHEDULERS[name], lambda o: setting("optimizer.lr", tenth, {"optimizer": o}).apply())
+
+    assert changed == pytest.approx([*plain[:3], *(rate / 10 for rate in plain[3:])])
+    back = rates(SCHEDULERS[name], lambda o: setting("optimizer.lr", tenth, {"optimizer": o}).apply()())
+    assert back == plain
+
+
+def test_an_optimizer_without_a_name_is_found_where_there_is_one():
+    space = {"opt": torch.optim.Adam(parameters(), lr=torch.tensor(0.1), capturable=True)}
+    rate = space["opt"].param_groups[0]["lr"]
+    setting("opt.lr", 0.5, space).apply()
+    assert rate.item() == 0.5
+    setting("opt.betas", (0.5, 0.6), space).apply()
+    assert space["opt"].param_groups[0]["betas"] == (0.5, 0.6)
+    assert setting("optimizer.lr", 0.5, {}).current() == 0.5
+    assert not Setting("optimizer.lr", 0.5, {}).prepare()
+    other = torch.optim.SGD(parameters(), lr=1.0)
+    with pytest.raises(
+        CannotSetError, match=r"optimizer.lr: this rank has 2 optimizers \(Adam, SGD\): name one"
+    ):
+        setting("optimizer.lr", 0.5, {})
+    assert other.param_groups[0]["lr"] == 1.0
+
+
+def test_what_an_optimizer_cant_be_given_is_refused():
+    two = [{"params": parameters(), "lr": 0.1}, {"params": parameters(), "lr": 0.2}]
+    space = {"opt": torch.optim.SGD(parameters(), lr=1.0), "two": torch.optim.SGD(two)}
+    for path, value, why in [
+        ("opt.rate", 1, "opt.rate: it has no rate, but dampening, differentiable"),
+        ("opt.lr", True, "opt.lr is 1.0, and can't become True"),
+        ("opt.nesterov", 1, "opt.nesterov is False, and can't become 1"),
+        ("two.lr", 1, r"two.lr: its 2 groups have different values \(0.1, 0.2\): set them in a function"),
+        ("net.lr", 1, "net.lr: this rank has no global optimizer net"),
+    ]:
+        with pytest.raises(CannotSetError, match=why):
+            setting(path, value, space)
+
+
+def test_a_later_attempt_sets_a_value_once_unless_its_checkpoint_has_it():
+    def attempt(saved):
+        optimizer = torch.optim.SGD(parameters(), lr=1.0)
+        again([("s1", Setting("optimizer.lr", 0.1, {"optimizer": optimizer}))])
+        if saved:
+            optimizer.load_state_dict(saved)
+        step(optimizer)
+        return optimizer
+
+    first = torch.optim.SGD(parameters(), lr=1.0)
+    before = first.state_dict()
+    for saved in (None, before):
+        assert attempt(saved).param_groups[0]["lr"] == 0.1
+    later = attempt(None)
+    later.param_groups[0]["lr"] = 0.05  # as a schedule does
+    assert attempt(later.state_dict()).param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("saved_at", [1, 4])
+def test_a_training_that_goes_on_from_a_checkpoint_has_the_value_and_its_schedule(tmp_path, saved_at):
+    def attempt(upto, changed_at=None, swaps=()):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        space, out = {"optimizer": optimizer}, {}
+        again([(swap, Setting("optimizer.lr", 0.1, space)) for swap in swaps])
+        sampler = GlobalBatchSampler(range(64), 4)
+        training = ResumableTraining(
+            model, optimizer, sampler=sampler, scheduler=scheduler, folder=tmp_path, every=None
+        )
+        for index in training.batches(torch.utils.data.DataLoader(range(64), batch_sampler=sampler)):
+            if training.step == changed_at:
+                change = setting("optimizer.lr", 0.1, space)
+                change.apply(), change.mark("s1")
+            model(index.float()[:, None]).mean().backward()
+            optimizer.step()
+            out[training.step] = optimizer.param_groups[0]["lr"]
+            optimizer.zero_grad()
+            scheduler.step()
+            if training.step == saved_at:
+                training.save()
+            if training.step == upto:
+                return out
+        raise AssertionError("unreachable")
+
+    first = attempt(6, changed_at=2)
+    second = attempt(8, swaps=["s1"])
+
+    assert [first[step] for step in (1, 2, 3, 4)] == [0.5, 0.1, 0.05, 0.025]
+    assert second[saved_at + 1] == pytest.approx(0.1 if saved_at == 1 else first[5])
+    assert second[saved_at + 2] == pytest.approx(second[saved_at + 1] / 2)
