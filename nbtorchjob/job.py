@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
-    from nbtorchjob.swapping import SwapAnswer
+    from nbtorchjob.swapping.sending import SwapAnswer
 
 T = TypeVar("T")  # of rank 0's value
 
@@ -492,10 +492,13 @@ class Job(Generic[T]):
         seconds. With ``or_back`` the old code is put back if the new one's first call raises on any rank.
         Raises ``SwapError`` where the code stays as it was.
         """
-        from nbtorchjob import swapping  # late: most handles change nothing
+        from nbtorchjob.swapping import sending  # late: most handles change nothing
 
-        text = "\n".join(filter(None, (code, swapping.values({k: repr(v) for k, v in values.items()}))))
-        return swapping.swap_job(self.info, text, namespace or {}, or_back=or_back, within=within)
+        plain, settings = sending.values({name: repr(value) for name, value in values.items()})
+        text = "\n".join(filter(None, (code, plain)))
+        return sending.swap_job(
+            self.info, text, namespace or {}, settings=settings, or_back=or_back, within=within
+        )
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
         """Ask the job's nodes what each rank does now, and conclude whom the others wait for.

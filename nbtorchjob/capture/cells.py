@@ -107,7 +107,7 @@ def check_defines(cell: Cell) -> None:
     """Raise ``CaptureError`` for a cell that does more than define names: for the first line that does."""
     body = ast.parse(cell.text).body
     for statement in body[ast.get_docstring(ast.Module(body, [])) is not None :]:
-        if not _defines(statement):
+        if not defines(statement):
             raise CaptureError(
                 f"line {statement.lineno} does more than define something: a swap takes functions, classes, "
                 "imports, and values of names"
@@ -116,7 +116,8 @@ def check_defines(cell: Cell) -> None:
         raise CaptureError("a swap can't take `import *`: name what it is to import")
 
 
-def _defines(statement: ast.stmt) -> bool:
+def defines(statement: ast.stmt) -> bool:
+    """Whether a statement does nothing but define names."""
     if isinstance(statement, ast.Assign | ast.AnnAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         parts = [part for target in targets for part in getattr(target, "elts", (target,))]

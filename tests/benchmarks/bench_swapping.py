@@ -2,8 +2,9 @@
 
 Four gloo ranks on two nodes step together. After so many swaps all ranks must have changed at the same steps,
 none may be lost, doubled or hung, and each loss must be that of the same schedule run plainly. Then swaps of
-which one rank fails, swaps whose first call fails, and swaps in the midst of which a node, rank or asker is
-killed: all ranks must have the new code or none, and what is told must be true. Also what a point costs.
+which one rank fails, swaps whose first call fails, and swaps in the midst of which a node, a rank, the asker
+or the kernel that submitted the job is killed: all ranks must have the new code or none, and what is told
+must be true. Also what a point costs.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbtorchjob import Elastic, Job, JobSpec, Retry, SwapError, capture, submission
+from nbtorchjob import Elastic, Job, JobSpec, Retry, SwapError, api, capture, submission
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.runtime.api.points import Page, begin
 from nbtorchjob.runtime.api.swapping import swap_point
@@ -59,6 +60,7 @@ while True:
     swap_point()
 step
 """
+LONGEST_S = 0.3  # from the beginning of a swap until somebody is killed: most are over by then
 NEW = "def version(step):\n    return %d"
 ONE_FAILS = "import os\nfailed = 1 / (int(os.environ['RANK']) - %d)\n" + NEW
 RAISES = "import os\ndef version(step):\n    return 1 / (int(os.environ['RANK']) - %d)"
@@ -161,23 +163,35 @@ def ask(job: "Job[int]", said: "multiprocessing.queues.SimpleQueue[str]") -> Non
         said.put(str(exc).partition("\n")[0])
 
 
+def submit_and_ask(notes: str, said: "multiprocessing.queues.SimpleQueue[str]") -> None:
+    """Be a kernel that submitted the job, follows it and swaps its code, and that may be killed."""
+    job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
+    said.put(job.name)
+    ask(job, said)
+
+
 def kills(count: int, chance: random.Random) -> None:
     """Kill somebody in the midst of a swap; print what was told, and what was so."""
     fork, untrue, mixed = multiprocessing.get_context("fork"), 0, 0
     for _ in range(count):
         with tempfile.TemporaryDirectory() as notes:
-            job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
-            nodes = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
-            whom = chance.choice(["lead", "node", "rank", "asker"])
+            whom = chance.choice(["lead", "node", "rank", "asker", "kernel"])
             said = fork.SimpleQueue()
-            asker = fork.Process(target=ask, args=(job, said))
-            asker.start()
-            time.sleep(chance.uniform(0, 0.6))
-            pids = {"lead": nodes[0], "node": nodes[1], "rank": a_rank(nodes[1]), "asker": asker.pid}
-            os.kill(pids[whom] or 0, signal.SIGKILL)
+            if whom == "kernel":
+                asker = fork.Process(target=submit_and_ask, args=(notes, said))
+                asker.start()
+                job = api.attach(said.get())
+            else:
+                job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
+                asker = fork.Process(target=ask, args=(job, said))
+                asker.start()
+            nodes = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
+            time.sleep(chance.uniform(0, LONGEST_S))
+            pids = {"lead": nodes[0], "node": nodes[1], "rank": a_rank(nodes[1])}
+            os.kill(pids.get(whom, asker.pid) or 0, signal.SIGKILL)
             asker.join(120)
             told = said.get() if not said.empty() else ""
-            attempt = 1 if whom == "asker" else 2
+            attempt = 1 if whom in ("asker", "kernel") else 2
             wait_for(lambda attempt=attempt, notes=notes: len(steps(notes, attempt)) == 4)
             time.sleep(0.5)
             wait_for(lambda attempt=attempt, notes=notes: all(len(r) > 20 for r in steps(notes, attempt)))

@@ -1,6 +1,7 @@
-"""Code is swapped in the loops of frameworks, and in one of torch's own with DDP: forward, losses, values."""
+"""Code is swapped in loops of frameworks, and of torch with DDP and FSDP2: forward, losses, values, rates."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,20 @@ while factor < 50:
     loss.backward()
     tell(loss)
     optimizer.step()
+""",
+    "fsdp2": """
+from torch.distributed.fsdp import fully_shard
+torch.distributed.init_process_group("gloo")
+model = Net()
+fully_shard(model.inner)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while factor < 50:
+    loss = criterion(model(data))
+    loss.backward()
+    tell(loss)
+    optimizer.step()
+    swap_point()
 """,
     "accelerate": """
 from accelerate import Accelerator
@@ -109,7 +124,8 @@ class Net({base}):
 
 
 def installed(name):
-    needed = pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs {name}")
+    module = "torch" if name == "fsdp2" else name
+    needed = pytest.mark.skipif(not importlib.util.find_spec(module), reason=f"needs {module}")
     return pytest.param(name, marks=needed)
 
 
@@ -127,5 +143,8 @@ def test_a_loop_goes_on_with_a_new_forward_a_new_loss_and_new_values(name, tmp_p
     assert (
         job.swap("def criterion(out):\n    return out.square().mean() + factor * 10").point == "swap_point()"
     )
+    rate: dict[str, Any] = {"optimizer.lr": 0.025}
+    assert job.swap(**rate).names == {"optimizer.lr": "replaced"}
     job.swap(factor=100)
     assert set(job.result(LIMIT)) >= {1.0, 10.0, 19.0}
+    assert 0.025 in {point.metrics.get("lr") for point in job.state.spoken.points}

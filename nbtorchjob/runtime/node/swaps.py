@@ -27,6 +27,7 @@ ready, so that it is to drop it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -43,6 +44,7 @@ from nbtorchjob.runtime.api.swapping import ADDED, KEPT, LATER, REPLACED, SAME
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.node.receiving import received
+from nbtorchjob.runtime.objects.wire import derived, sealed
 from nbtorchjob.runtime.rank import swapped
 from nbtorchjob.runtime.rank.swapping import (
     BACK,
@@ -58,7 +60,7 @@ from nbtorchjob.runtime.rank.swapping import (
     outcome_of,
     payload_of,
 )
-from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
+from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
 
 # Verdicts beside "go": why nothing is swapped.
 GOES, LATE, UNABLE, POINTLESS, ABSENT, LEAVES, OVER = (
@@ -75,6 +77,7 @@ _HAVE_S = 20.0  # for all nodes to have a payload
 _FIRST_S = 10.0  # for ranks to pass their first point
 _CHANGED_S = 10.0  # for ranks to make a change that they are ready for
 _TRIAL_S = 10.0  # for first calls: a function that only some ranks call holds these up for no longer
+_TOLD_BYTES = 16 << 10  # of a payload that is part of the record, for jobs that run this one's code again
 _PAUSE_S = 0.05
 _LOOK_S = 1.0  # between two looks whether the asker is still there
 
@@ -209,6 +212,12 @@ class Swaps:
                     sealed.wait(["%d" % number])
                     self._keep(number, sealed.unseal("%d" % number))
         return most
+
+    def begin_with(self, payload: Payload) -> None:
+        """Take the swaps of an earlier job that the job's own payload brings along, in their order."""
+        brought = [name for name in payload.checksums() if name.startswith(SWAPS)]
+        for number in range(self.count() + 1, len(brought) + 1):
+            self._keep(number, payload.read("%s%d" % (SWAPS, number)))
 
     def _recover(self) -> None:
         """Take what earlier attempts have left in a place that survives pods, as far as it is signed."""
@@ -447,10 +456,11 @@ class Swaps:
 
     def _write_down(self, current: _Try, request: _Request) -> None:
         assert self._ranks is not None
-        back = current.trial == "back"
+        back, told = current.trial == "back", b""
         if self._place and not back:
             with open(request.path, "rb") as file:
-                self._keep(self.count() + 1, file.read())
+                told = file.read()
+            self._keep(self.count() + 1, told)
         elif not back:
             self._made += 1
         metrics = current.outcomes.get(0, {}).get("metrics", {})
@@ -469,7 +479,12 @@ class Swaps:
             call=current.call,
             metrics=metrics,
             back=self._why_back(current) if back else "",
+            payload=self._sealed(told) if len(told) <= _TOLD_BYTES else "",
         )
+
+    def _sealed(self, payload: bytes) -> str:
+        """Return a payload as the record has it, which others may read: values may be in it."""
+        return base64.b64encode(sealed(payload, derived(self._key, "swap"))).decode() if payload else ""
 
     def _why_back(self, current: _Try) -> str:
         for failed in self._errors(current):
@@ -512,6 +527,7 @@ class Swaps:
                 "names": self._names(current),
                 "errors": self._errors(current)[:1],
                 "lacks": sorted(lacks),
+                "compiled": any(said.get("compiled") for said in current.outcomes.values()),
                 "late": late if record.get("why") == LATE else [],
                 "silent": silent,
                 "metrics": current.outcomes.get(0, {}).get("metrics", {}),

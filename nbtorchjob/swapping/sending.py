@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import io
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any
 
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
@@ -29,13 +28,12 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.runtime.objects import pickler
-from nbtorchjob.runtime.rank.swapped import set_by
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
 from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text.tracebacks import frames_text, summary
+from nbtorchjob.swapping import code
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
@@ -61,8 +59,6 @@ _HOWS: Mapping[str, str] = {
     SAME: "unchanged",
 }
 
-_Sources: TypeAlias = list[tuple[str, str]]  # labels and texts of a job's code, the newest last
-
 
 class SwapAnswer(FrozenDataclass):
     """What became of a swap: by name how its value changed, and where on all ranks; ``step`` is the job's."""
@@ -78,14 +74,10 @@ class SwapAnswer(FrozenDataclass):
         at = f" (step {words.number(self.step)})" if self.step is not None else ""
         head = f"{self.job}: swapped on all ranks at call {self.call:,} of {self.point}{at}"
         rows = words.columns([(f"  {name}", _HOWS.get(how, how)) for name, how in self.names.items()])
-        return "\n".join([head, *rows])
-
-
-def sources(state: JobState) -> _Sources:
-    """Return the texts of a job's code as it was submitted, and of what was swapped in since."""
-    own = [(label, text) for label, text in state.info.sources.values()]
-    own += [(turn.name, turn.taken.text) for turn in turns.turns(state) if turn.taken.text]
-    return [*own, *((f"swap {swap.number}", swap.text) for swap in state.swapped if not swap.back)]
+        anew = (
+            ["  What torch.compile has compiled is compiled anew at its next call."] if self.compiled else []
+        )
+        return "\n".join([head, *rows, *anew])
 
 
 def swap(
@@ -94,6 +86,7 @@ def swap(
     text: str,
     namespace: dict[str, Any],
     *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     filename: str = "<torchjob swap>",
     root: Path | None = None,
     origin: Callable[[capture.Call], Origin] = lambda call: Origin(),
@@ -103,36 +96,41 @@ def swap(
 ) -> SwapAnswer:
     """Change the code of a running job to what the definitions in ``text`` say, on all ranks at one call.
 
-    What they read beside is taken from ``namespace`` where the ranks don't have it. With ``or_back`` the old
-    code is put back on all ranks if the first call of the new one raises on any. Raises ``SwapError`` with
-    the reason where the code stays as it was, and ``CaptureError`` and ``SyntaxError`` before anything is
-    sent.
+    Of a whole cell of the job those count that differ from what it runs. What they read beside is taken from
+    ``namespace`` where the ranks don't have it. ``settings`` are values of optimizers, by paths such as
+    ``optimizer.lr``. With ``or_back`` the old code is put back on all ranks if the first call of the new one
+    raises on any. Raises ``SwapError`` with the reason where the code stays as it was, and ``CaptureError``
+    and ``SyntaxError`` before anything is sent.
     """
     _check(state)
-    cell = cells.parse(text, filename)
+    known = code.of(state)
+    if text.strip() or not settings:
+        text = known.definitions_in(cells.parse(text, filename).text, state.name)
+    shown = "\n".join(filter(str.strip, (text, *(f"{path} = {value!r}" for path, value in settings.items()))))
+    # A payload has a cell, at least one that does nothing.
+    cell = cells.parse(text if text.strip() else repr(shown), filename)
     cells.check_defines(cell)
-    known = sources(state)
-    _refuse_locals(state, cell, known)
-    has = _names(known) | set(state.info.captured or ())
+    known.refuse(cell.text, state.name)
     without: set[str] = set()
     for last in (False, False, True):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
-        theirs = {name for name in reads if (name in has or name not in namespace) and name not in without}
+        theirs = {name for name in reads if name in known.names or name not in namespace} - without
         call = capture.from_cell(
-            text, namespace, filename=filename, root=root, theirs=Theirs(frozenset(theirs)), swaps=True
+            cell.text, namespace, filename=filename, root=root, theirs=Theirs(frozenset(theirs)), swaps=True
         )
         for note in call.notes:
             say(f"Note: {note}")
         answer = _Sender(chosen, state, within).send(
             call,
             {
-                "sets": sorted(cell.sets),
+                "sets": sorted(cell.sets - {"__doc__"}),
+                "settings": dict(settings),
                 "assumes": sorted(theirs - cell.sets),
                 "or_back": or_back,
                 "within": within,
                 "by": identity.whose(call, origin(call)),
-                "text": cell.text[:_MOST_TEXT],
-                "diff": diff(known, cell.text)[:_MOST_TEXT],
+                "text": shown[:_MOST_TEXT],
+                "diff": known.diff(shown)[:_MOST_TEXT],
             },
         )
         lacks = {name for name in answer.get("lacks", ()) if name in namespace}
@@ -158,77 +156,6 @@ def _check(state: JobState) -> None:
         raise SwapError(f"{name} is idle: run the cell on it, with --on {name}")
     if state.phase is not Phase.RUNNING or not state.members:
         raise SwapError(f"{name} is {state.phase.value.lower()}: its code can be swapped once its ranks run")
-
-
-def _names(known: _Sources) -> set[str]:
-    """Return the names that some texts set."""
-    names: set[str] = set()
-    for _, text in known:
-        with suppress(SyntaxError, NBTorchJobError):
-            names |= cells.parse(text, "<source>").sets
-    return names
-
-
-def _refuse_locals(state: JobState, cell: cells.Cell, known: _Sources) -> None:
-    """Refuse a value whose name the job's code has for a local variable alone: a swap wouldn't reach it."""
-    values = {
-        name
-        for statement in ast.parse(cell.text).body
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        for name in set_by(statement)
-    }
-    codes: list[tuple[str, CodeType]] = []
-    for label, text in [*known, ("the new code", cell.text)]:
-        with suppress(SyntaxError, ValueError):
-            codes += [
-                (label, code)
-                for code in _nested(compile(text, "<source>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True))
-            ]
-    looked_up = {name for _, code in codes for name in pickler.names_read(code)}
-    for name in sorted(values - looked_up):
-        for label, code in codes:
-            if code.co_name != "<module>" and name in (*code.co_varnames, *code.co_cellvars):
-                raise SwapError(
-                    f"{name} is a local variable of {code.co_name}() ({label}, line {code.co_firstlineno}), "
-                    f"which {state.name} runs: a swap changes globals, so have the code read {name} as one"
-                )
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
-def diff(known: _Sources, text: str) -> str:
-    """Return how definitions differ from those of the same names in some texts, as a unified diff."""
-    before: dict[str, str] = {}
-    for _, source in known:
-        before.update(_definitions(source))
-    pieces = []
-    for name, new in _definitions(text).items():
-        old = before.get(name, "")
-        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, name, lineterm="", n=2)
-        pieces += [*lines]
-    return "\n".join(pieces)
-
-
-def _definitions(text: str) -> dict[str, str]:
-    """Return the text of each definition at the top of a source, by its names; the last one counts."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return {}
-    found: dict[str, str] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            continue
-        names = ", ".join(sorted(set_by(statement)))
-        if names:
-            first = min(part.lineno for part in (statement, *getattr(statement, "decorator_list", ())))
-            found[names] = "\n".join(text.splitlines()[first - 1 : statement.end_lineno])
-    return found
 
 
 class _Sender:
@@ -301,6 +228,7 @@ class _Sender:
         for key in ("errors", "lacks", "late", "silent"):
             together[key] = [item for answer in answers for item in answer.get(key, ())]
         together["metrics"] = next((a["metrics"] for a in answers if a.get("metrics")), {})
+        together["compiled"] = any(answer.get("compiled") for answer in answers)
         names: dict[str, str] = {}
         order = [SAME, ADDED, REPLACED, LATER]
         for answer in answers:
@@ -329,7 +257,8 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
     name, why = state.name, answer.get("why", "")
     if answer.get("outcome") == "swapped":
         step = answer.get("metrics", {}).get("step")
-        return SwapAnswer(name, answer["names"], answer["point"], answer["call"], step)
+        compiled = answer.get("compiled", False)
+        return SwapAnswer(name, answer["names"], answer["point"], answer["call"], step, compiled)
     back = answer.get("outcome") == "back"
     nothing = f"{name}: the old code was put back on all ranks" if back else f"{name}: nothing was swapped"
     for failed in answer.get("errors", ()):
@@ -359,15 +288,25 @@ def _late(chosen: Backend, state: JobState, late: Sequence[int]) -> str:
     return f"{said}; {hint('stacks', state.name)} shows where each is"
 
 
-def values(pairs: Mapping[str, str]) -> str:
-    """Return definitions of plain values, from their texts; raises ``SwapError`` for what is none."""
-    lines = []
+def values(pairs: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return definitions of plain values, from their texts, and those of optimizers, by their paths.
+
+    Raises ``SwapError`` for what is none.
+    """
+    lines: list[str] = []
+    settings: dict[str, Any] = {}
     for name, text in pairs.items():
         try:
-            ast.literal_eval(text)
+            value = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise SwapError(f"{name}={text}: expected a plain value, such as 1e-4, True or 'adam'") from None
-        if not name.isidentifier():
-            raise SwapError(f"{name}={text}: expected NAME=VALUE")
-        lines.append(f"{name} = {text}")
-    return "\n".join(lines)
+        owner, dot, key = name.rpartition(".")
+        if not key.isidentifier() or (dot and not owner.isidentifier()):
+            raise SwapError(f"{name}={text}: expected NAME=VALUE, or optimizer.NAME=VALUE")
+        if dot and type(value) not in (bool, int, float, tuple):
+            raise SwapError(f"{name}={text}: expected a number, or a tuple of numbers")
+        if dot:
+            settings[name] = value
+        else:
+            lines.append(f"{name} = {text}")
+    return "\n".join(lines), settings

@@ -1,0 +1,366 @@
+"""What a job's code is, with what was swapped in since: what it defines, and what of it can change (pure).
+
+It is known as text alone, so each conclusion holds only as far as the text decides it: the ranks check the
+rest (``runtime/rank/swapped``).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from types import CodeType
+from typing import Any, TypeAlias
+
+from nbtorchjob.capture import cells
+from nbtorchjob.errors import SwapError
+from nbtorchjob.runtime.facts.described import is_secret
+from nbtorchjob.runtime.objects import pickler
+from nbtorchjob.runtime.rank.optimizers import VALUES
+from nbtorchjob.runtime.rank.swapped import set_by
+from nbtorchjob.state import JobState, turns
+from nbtorchjob.text.hints import hint
+
+PLAIN = (bool, int, float, str)
+_MOST_TEXT = 80  # characters of a text that is offered
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_POINTS = ("swap_point(", "leaving(", "report(", "Trainer(")  # where a loop passes one, as far as text tells
+_ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
+
+Source: TypeAlias = tuple[str, str]  # a label, and the text
+Definition: TypeAlias = tuple[str, ast.stmt, str]  # the label of its source, and its text
+
+
+def of(state: JobState) -> JobCode:
+    """Return the code of a job as it is now."""
+    own = [(label, text) for label, text in state.info.sources.values()]
+    own += [(turn.name, turn.taken.text) for turn in turns.turns(state) if turn.taken.text]
+    own += ((f"swap {swap.number}", swap.text) for swap in state.swapped if not swap.back)
+    captured = {name: pair[0] for name, pair in (state.info.captured or {}).items()}
+    return _of(tuple(own), tuple(captured.items()))
+
+
+def may_swap(state: JobState) -> bool:
+    """Whether a running job is likely to come to a call at which its code can change."""
+    texts = [text for _, text in of(state).sources]
+    reports = bool(state.spoken.points)
+    return bool(texts) and (reports or any(point in text for text in texts for point in _POINTS))
+
+
+@lru_cache(maxsize=16)  # a card asks each time it is drawn
+def _of(sources: tuple[Source, ...], captured: tuple[tuple[str, str], ...]) -> JobCode:
+    return JobCode(sources, dict(captured))
+
+
+class JobCode:
+    """The code of a job, from its ``sources``, the newest last, and what it ``captured``, in words."""
+
+    def __init__(self, sources: Iterable[Source], captured: Mapping[str, str]) -> None:
+        self.sources = tuple(sources)
+        self._captured = captured
+        self._parsed: list[tuple[str, str, ast.Module, CodeType]] = []
+        for label, text in self.sources:
+            with suppress(SyntaxError, ValueError):
+                compiled = compile(text, "<source>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+                self._parsed.append((label, text, ast.parse(text), compiled))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its text is known."""
+        return bool(self.sources) and len(self._parsed) == len(self.sources)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that it sets or captured."""
+        names = {*self._captured}
+        for _, _, tree, code in self._parsed:
+            names |= {i.argval for i in pickler.instructions(code) if i.opname == "STORE_GLOBAL"}
+            for statement in tree.body:
+                names |= set_by(statement)
+                names |= {name for loop in _loops(statement) for name in _stored(loop)}
+        return frozenset(names)
+
+    @cached_property
+    def definitions(self) -> Mapping[str, Definition]:
+        """The newest definition of each name, at the top of a source."""
+        newest: dict[str, Definition] = {}
+        for label, text, tree, _ in self._parsed:
+            for statement in tree.body:
+                newest.update(dict.fromkeys(set_by(statement), (label, statement, _text(text, statement))))
+        return newest
+
+    @cached_property
+    def rereads(self) -> frozenset[str]:
+        """The names that it looks up whenever a function is called or a loop goes round."""
+        return frozenset().union(*(_rereads(tree, code) for _, _, tree, code in self._parsed))
+
+    @cached_property
+    def _changes(self) -> frozenset[str]:
+        """The names whose values it changes itself as it goes."""
+        changes = set()
+        for _, _, tree, code in self._parsed:
+            changes |= {i.argval for i in pickler.instructions(code) if i.opname == "STORE_GLOBAL"}
+            for statement in tree.body:
+                changes |= {name for loop in _loops(statement) for name in _stored(loop)}
+                if isinstance(statement, ast.AugAssign):
+                    changes |= _stored(statement)
+        return frozenset(changes)
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """The plain values that it reads as globals again and again, by name, as far as they are known."""
+        known: dict[str, Any] = {}
+        for name in sorted(self.rereads - self._changes):
+            texts = [self._captured[name]] if name in self._captured else []
+            label, statement, _ = self.definitions.get(name, ("", None, ""))
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and set_by(statement) == {name}:
+                literal = ast.unparse(statement.value) if statement.value is not None else ""
+                texts = [literal] if label.startswith("swap ") else [*texts, literal]
+            elif statement is not None:
+                continue
+            values = [_plain(text) for text in texts]
+            # Of two of which only the ranks know the later one, neither is offered.
+            if values and values[0] is not None and values.count(values[0]) == len(values):
+                known[name] = values[0]
+        return {name: value for name, value in known.items() if not (is_secret(name) and str(value) == value)}
+
+    def definitions_in(self, text: str, job: str, *, edited: bool = False) -> str:
+        """Return what a cell defines otherwise than this code, on the lines where it stands in the cell.
+
+        Of a cell that isn't the job's own, ``edited`` or not, that is all of it. Of one that is the rest has
+        to be what the job runs: raises ``SwapError`` for the first line that differs.
+        """
+        tree = ast.parse(text)
+        head = ast.get_docstring(tree) is not None
+        does = [s for s in tree.body[head:] if not cells.defines(s)]
+        known = {ast.dump(s) for _, _, source, _ in self._parsed for s in source.body}
+        if not (edited or any(ast.dump(s) in known for s in does)):
+            return text
+        for statement in does:
+            if ast.dump(statement) not in known:
+                line = text.split("\n")[statement.lineno - 1].strip()
+                raise SwapError(
+                    f"line {statement.lineno} of the cell ({line[:60]}) isn't what {job} runs, and does more "
+                    "than define something: a swap takes functions, classes, imports, and values of names"
+                )
+        keep = [s for s in tree.body if cells.defines(s) and not self._has(s)]
+        if not keep:
+            raise SwapError(f"{job} runs this cell as it is: there is nothing to swap")
+        lines = {line for s in keep for line in range(_first(s), (s.end_lineno or s.lineno) + 1)}
+        return "\n".join(row if at in lines else "" for at, row in enumerate(text.split("\n"), 1))
+
+    def _has(self, statement: ast.stmt) -> bool:
+        """Whether a definition is among those of its names in the newest source that has any."""
+        dump = ast.dump(statement)
+        return all(dump in self._dumps.get(name, ()) for name in set_by(statement))
+
+    @cached_property
+    def _dumps(self) -> Mapping[str, set[str]]:
+        newest: dict[str, set[str]] = {}
+        for _, _, tree, _ in self._parsed:
+            here: dict[str, set[str]] = {}
+            for statement in tree.body:
+                for name in set_by(statement):
+                    here.setdefault(name, set()).add(ast.dump(statement))
+            newest.update(here)
+        return newest
+
+    def refuse(self, text: str, job: str) -> None:
+        """Raise ``SwapError`` for the first definition in ``text`` that would change nothing, or can't be."""
+        new = JobCode([("the new code", text)], {})
+        statements = new._parsed[0][2].body if new._parsed else []
+        for statement in statements:
+            for name in sorted(set_by(statement)):
+                self._refuse_local(name, new, job)
+                if isinstance(statement, ast.Assign | ast.AnnAssign):
+                    self._refuse_read_once(name, new, job)
+                if name in self.definitions and not isinstance(statement, ast.Import | ast.ImportFrom):
+                    _refuse_class(name, self.definitions[name][1], statement, self._is_certain)
+        if all(isinstance(statement, ast.Assign | ast.AnnAssign) for statement in statements):
+            self._refuse_unread(sorted(new.names), job)
+
+    def _refuse_unread(self, names: Iterable[str], job: str) -> None:
+        """Refuse values alone of which the job's code looks one up nowhere."""
+        for name in names if self.whole else ():
+            if name not in self.names and name not in self._looked_up:
+                near = difflib.get_close_matches(name, self.rereads, n=1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise SwapError(f"no code of {job} reads a global {name}{meant}{_optimizers(name, job)}")
+
+    @cached_property
+    def _looked_up(self) -> frozenset[str]:
+        return frozenset().union(*(pickler.names_read(code) for *_, code in self._parsed))
+
+    def _refuse_local(self, name: str, new: JobCode, job: str) -> None:
+        """Refuse what the job's code has for a local variable alone: a swap wouldn't reach it."""
+        if name in self._looked_up | new._looked_up or name in self.definitions:
+            return
+        for label, *_, whole in (*self._parsed, *new._parsed):
+            for code in _nested(whole):
+                if code is not whole and name in (*code.co_varnames, *code.co_cellvars):
+                    raise SwapError(
+                        f"{name} is a local variable of {code.co_name}() ({label}, line "
+                        f"{code.co_firstlineno}), which {job} runs: a swap changes globals, so have the code "
+                        f"read {name} as one, or swap {code.co_name}(){_optimizers(name, job)}"
+                    )
+
+    def _refuse_read_once(self, name: str, new: JobCode, job: str) -> None:
+        """Refuse a value that only lines have read that ran once, at the top of a cell."""
+        if not self.whole or name in self.rereads | new.rereads or name not in self._looked_up:
+            return
+        for label, _, tree, _ in self._parsed:
+            for statement in tree.body:
+                if name in _loaded(statement):
+                    raise SwapError(
+                        f"{name} is read only on line {statement.lineno} of {label}, which has run once and "
+                        f"for all: a new value would change nothing{_optimizers(name, job)}"
+                    )
+
+    def _is_certain(self, base: ast.expr) -> bool:
+        """Whether what a base is called is the class's own name, and no other name for it."""
+        if isinstance(base, ast.Attribute):
+            return True
+        if not isinstance(base, ast.Name):
+            return False
+        _, statement, _ = self.definitions.get(base.id, ("", None, ""))
+        if isinstance(statement, ast.ImportFrom):
+            return all(alias.asname is None for alias in statement.names)
+        return isinstance(statement, ast.ClassDef)
+
+    def diff(self, text: str) -> str:
+        """Return how definitions differ from those of the same names here, as a unified diff."""
+        new = JobCode([("", text)], {})
+        pieces: list[str] = []
+        for name, (_, _, after) in new.definitions.items():
+            before = self.definitions.get(name, ("", None, ""))[2]
+            pieces += difflib.unified_diff(
+                before.splitlines(), after.splitlines(), name, name, lineterm="", n=2
+            )
+        return "\n".join(pieces)
+
+
+def as_swapped(text: str, swaps: Sequence[str]) -> str:
+    """Return a cell's text with what swaps define in place of what it did; what is new comes first."""
+    new = JobCode([("", swap) for swap in swaps], {}).definitions
+    lines: list[str] = text.split("\n")
+    left = dict.fromkeys(definition for *_, definition in new.values())
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:  # which nothing was swapped in
+        return text
+    head = ast.get_docstring(ast.Module(body, [])) is not None
+    for statement in reversed(body):
+        names = set_by(statement) & new.keys()
+        if names and set_by(statement) <= new.keys():
+            definitions = dict.fromkeys(new[name][2] for name in sorted(names))
+            here = [definition for definition in definitions if definition in left]
+            lines[_first(statement) - 1 : statement.end_lineno] = here
+            for definition in here:
+                del left[definition]
+    at = body[head - 1].end_lineno if head else 0
+    lines[at:at] = left
+    return "\n".join(lines)
+
+
+def _optimizers(name: str, job: str) -> str:
+    """Return what to do where a name is one that optimizers have for a value of their own."""
+    if name not in VALUES:
+        return ""
+    return f"; {hint('set', job, f'optimizer.{name}=VALUE')} sets that of its optimizer"
+
+
+def _plain(text: str) -> Any:
+    """Return the value of a literal of a plain type; None for anything else."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return value if type(value) in PLAIN and len(str(value)) <= _MOST_TEXT else None
+
+
+def _first(statement: ast.stmt) -> int:
+    parts: list[ast.stmt | ast.expr] = [statement, *getattr(statement, "decorator_list", ())]
+    return min(part.lineno for part in parts)
+
+
+def _text(source: str, statement: ast.stmt) -> str:
+    return "\n".join(source.split("\n")[_first(statement) - 1 : statement.end_lineno])
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def _rereads(tree: ast.Module, code: CodeType) -> set[str]:
+    functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
+    names = set().union(*map(pickler.names_read, functions))
+    for statement in tree.body:
+        for loop in _loops(statement):
+            again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
+            names |= {name for node in again for name in _loaded(node)}
+    return names
+
+
+def _loops(statement: ast.stmt) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
+    """Yield the loops that run where a statement does."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _LOOPS):
+            yield node
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return {part.id for part in parts if isinstance(part.ctx, ast.Load)}
+
+
+def _stored(node: ast.AST) -> set[str]:
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return {part.id for part in parts if isinstance(part.ctx, ast.Store | ast.Del)}
+
+
+def _refuse_class(name: str, old: ast.stmt, new: ast.stmt, certain: Any) -> None:
+    """Refuse a class that can't take the place of one, as ``runtime/rank/swapped`` does, where text tells."""
+    if not isinstance(old, ast.ClassDef):
+        return
+    other = "give it another name"
+    if _ENUMS & {_last(base) for base in old.bases}:
+        raise SwapError(f"{name} is an enum, whose members can't be changed: {other}")
+    if not isinstance(new, ast.ClassDef):
+        raise SwapError(f"{name} is a class, and can't become anything else: {other}")
+    before, after = old.bases, new.bases
+    sure = len(before) != len(after) or any(
+        _last(was) != _last(now) and certain(was) and certain(now)
+        for was, now in zip(before, after, strict=True)
+    )
+    if sure and not any(isinstance(base, ast.Starred) for base in (*before, *after)):
+        bases = [", ".join(map(ast.unparse, some)) or "none" for some in (after, before)]
+        raise SwapError(
+            f"{name} has other bases now ({bases[0]}, not {bases[1]}), which existing objects can't get: "
+            f"{other}"
+        )
+    if _slots(old) != _slots(new):
+        raise SwapError(f"{name} has other __slots__ now, which existing objects can't get: {other}")
+
+
+def _last(base: ast.expr) -> str:
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def _slots(cls: ast.ClassDef) -> str | None:
+    for statement in cls.body:
+        if isinstance(statement, ast.Assign) and "__slots__" in set_by(statement):
+            with suppress(ValueError):
+                slots = ast.literal_eval(statement.value)
+                return repr((slots,) if isinstance(slots, str) else tuple(slots))
+            return ast.dump(statement.value)
+    return None

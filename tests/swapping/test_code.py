@@ -1,0 +1,151 @@
+"""What the text of a job's code tells of a swap: what would change nothing, and what can't be changed."""
+
+from functools import reduce
+
+import pytest
+
+from nbtorchjob.errors import SwapError
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.events import Swapped
+from nbtorchjob.swapping import code
+
+CELL = """
+import enum
+from torch import nn
+from torch.nn import Module
+lr, smoothing, warmup = 0.1, 0.0, 10
+momentum = 0.9
+token = "secret"
+mode = "train"
+step = 0
+class Net(nn.Module):
+    def forward(self, x):
+        return x
+class Slotted:
+    __slots__ = ("x",)
+class Kind(enum.Enum):
+    ONE = 1
+def loss(out):
+    return out * smoothing if mode == "train" else token
+def make(by):
+    scale = by
+    def inner(x):
+        return x * by
+    return inner
+optimizer = SGD(lr=lr, momentum=momentum)
+while step < warmup:
+    step += 1
+    loss(decay)
+print(step)
+"""
+
+
+def job(text=CELL, *swapped, **captured):
+    swaps = [
+        Swapped(float(n), 0, 0, n, f"s{n}", "ada", new, "", {}, "report()", 1)
+        for n, new in enumerate(swapped, 1)
+    ]
+    kept = {name: (value, "") for name, value in captured.items()}
+    return reduce(
+        apply, swaps, JobState(JobInfo("train", sources={"a": ("Cell In[1]", text)}, captured=kept))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("lr = 1", "lr is read only on line 24 of Cell In.1., which has run once and for all: a new value "),
+        ("momentum = 1", "set train optimizer.momentum=VALUE sets that of its optimizer"),
+        ("scale = 1", r"scale is a local variable of make\(\) \(Cell In.1., line 19\)"),
+        ("by = 1", r"have the code read by as one, or swap make\(\)"),
+        ("def inner(x):\n    return x", r"inner is a local variable of make\(\)"),
+        ("smothing = 0.1", "no code of train reads a global smothing; did you mean smoothing"),
+        ("class Slotted:\n    __slots__ = ('x', 'y')", "Slotted has other __slots__ now"),
+        (
+            "class Net(Module, nn.Linear):\n    pass",
+            r"Net has other bases now \(Module, nn.Linear, not nn.Mod",
+        ),
+        ("class Net(Slotted):\n    pass", "Net has other bases now"),
+        ("class Kind(enum.Enum):\n    TWO = 2", "Kind is an enum"),
+        ("def Net():\n    pass", "Net is a class, and can't become anything else: give it another name"),
+    ],
+)
+def test_what_would_change_nothing_or_cant_be_changed_is_refused_by_name(text, why):
+    with pytest.raises(SwapError, match=why):
+        code.of(job()).refuse(text, "train")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "smoothing = 0.1",
+        "step = 3",
+        "class Net(Module):\n    def forward(self, x):\n        return -x",
+        "class Slotted:\n    __slots__ = 'x'",
+        "lr = 3\ndef loss(out):\n    return out * lr",  # the new code reads it each time
+        "def helper():\n    return 1\nnew = 2",
+        "decay = 0.5",
+    ],
+)
+def test_what_may_be_changed_is_left_to_the_ranks(text):
+    code.of(job()).refuse(text, "train")
+
+
+def test_of_code_that_isnt_known_whole_nothing_is_refused_for_not_being_read():
+    code.of(job("def broken(:")).refuse("lr = 1", "train")
+
+
+def test_the_plain_values_that_code_reads_again_and_again_are_known_but_no_secrets():
+    assert code.of(
+        job("def f():\n    return lr, token, n, big, mode", lr="0.1", token="'x'", n="[1]")
+    ).values == {"lr": 0.1}
+    assert code.of(job()).values == {"mode": "train"}
+    assert code.of(job(CELL, "smoothing = 0.1\nmode = 'eval'")).values == {"mode": "eval", "smoothing": 0.1}
+    assert code.of(job("lr = 2\ndef f():\n    return lr", lr="1")).values == {}
+
+
+def test_of_a_whole_edited_cell_what_differs_is_swapped():
+    edited = CELL.replace("out * smoothing", "out - smoothing").replace('mode = "train"', 'mode = "eval"')
+    new = code.of(job()).definitions_in(edited, "train")
+
+    assert [line for line in new.split("\n") if line] == [
+        'mode = "eval"',
+        "def loss(out):",
+        '    return out - smoothing if mode == "train" else token',
+    ]
+    assert new.split("\n").index('mode = "eval"') == edited.split("\n").index('mode = "eval"')
+    with pytest.raises(SwapError, match="runs this cell as it is"):
+        code.of(job()).definitions_in(CELL, "train")
+    with pytest.raises(SwapError, match=r"line 25 of the cell \(while step < 20:\) isn't what train runs"):
+        code.of(job()).definitions_in(CELL.replace("step < warmup", "step < 20"), "train")
+    assert (
+        code.of(job(CELL, new)).definitions_in(CELL, "train").split()
+        == "".join(
+            ['mode = "train" ', "def loss(out): ", 'return out * smoothing if mode == "train" else token']
+        ).split()
+    )
+
+
+def test_a_diff_is_of_the_code_as_it_was_swapped_before():
+    known = code.of(job("lr = 1\ndef f(): return lr", "lr = 2"))
+
+    assert known.diff("lr = 3").splitlines()[3:] == ["-lr = 2", "+lr = 3"]
+
+
+def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
+    cell = '"""About."""\nlr = 1\n@cached\ndef loss():\n    return lr\nfor x in y:\n    loss()\n'
+    swaps = ["def loss():\n    return lr * by\nby = 2\noptimizer.lr = 3", "by = 4\nlr = 5"]
+
+    assert code.as_swapped(cell, swaps) == "\n".join(
+        [
+            '"""About."""',
+            "by = 4",
+            "lr = 5",
+            "def loss():",
+            "    return lr * by",
+            "for x in y:",
+            "    loss()",
+            "",
+        ]
+    )
+    assert code.as_swapped(cell, []) == cell
