@@ -148,7 +148,9 @@ class SubmitError(NBTorchJobError):
 
 
 class NameTakenError(SubmitError):
-    """Another job of that name is still running."""
+    """Another job of that name is still running; ``running`` is its address, where it runs other code."""
+
+    running = ""
 
 
 class LackingError(SubmitError):

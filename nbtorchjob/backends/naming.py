@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 from nbtorchjob.errors import NameTakenError, SpecError
 from nbtorchjob.spec.validation import digits
-from nbtorchjob.text.hints import hint
+from nbtorchjob.state import JobInfo
+from nbtorchjob.text.hints import hint, swap_hint
 
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
@@ -85,12 +86,20 @@ def is_run(name: str, given: str) -> bool:
     return name == given or (number > 1 and run(given, number) == name)
 
 
-def busy(given: str, name: str) -> NameTakenError:
-    """Return the error for a given name of which the job ``name`` still runs something else."""
-    return NameTakenError(
-        f"{name} is still running, with other code, data or options: end it first, {hint('cancel', name)}, "
-        f"or choose another --name than {given}"
+def busy(given: str, info: JobInfo) -> NameTakenError:
+    """Return the error for a given name of which the job of that record still runs something else."""
+    error = NameTakenError(
+        f"{info.name} is still running, with other code, data or options: {swap_hint(info.name)} changes its "
+        f"code as it runs, {hint('attach', info.name)} follows it, {hint('cancel', info.name)} ends it; or "
+        f"choose another --name than {given}"
     )
+    error.running = info.address
+    return error
+
+
+def beside(given: str, running: str) -> str:
+    """Return the name for a job that is to run beside one of a given name: ``train-2``."""
+    return run(given, (digits(running.rpartition("-")[2]) or 1) + 1 if running != given else 2)
 
 
 def _stem(label: str) -> str:

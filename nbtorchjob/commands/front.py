@@ -182,6 +182,7 @@ class Front(Protocol):
 
 _chosen: list[JobSpec] = []  # the one that holds, if any
 _newest: list[Job[Any]] = []  # as above
+_of_cells: dict[str, Job[Any]] = {}  # the last one of each cell, by the cell's id
 
 
 def default() -> JobSpec:
@@ -202,7 +203,35 @@ def newest() -> Job[Any] | None:
 def remember(job: Job[Any]) -> Job[Any]:
     """Make :func:`newest` return ``job``; return it, too."""
     _newest[:] = [job]
+    if job.info.cell and not job.info.of_lab:
+        _of_cells[job.info.cell] = job
     return job
+
+
+def of_cell(cell: str) -> Job[Any] | None:
+    """Return the job that a cell submitted last in this session, if it did."""
+    return _of_cells.get(cell)
+
+
+class Edited(NamedTuple):
+    """A cell that ran while a job still ran what it was before, to be swapped in."""
+
+    text: str
+    filename: str
+    front: Front
+
+
+_edited: dict[str, Edited] = {}  # by the job's address
+
+
+def keep_edited(job: Job[Any], edited: Edited) -> None:
+    """Make :func:`edited` return that cell for the job."""
+    _edited[job.info.address] = edited
+
+
+def edited(job: Job[Any]) -> Edited | None:
+    """Return the newest cell that was the job's before it was edited, if one was run in this session."""
+    return _edited.get(job.info.address)
 
 
 def forget(job: Job[Any]) -> None:
@@ -214,3 +243,5 @@ def end() -> None:
     """Forget all of it; jobs keep running."""
     _chosen.clear()
     _newest.clear()
+    _of_cells.clear()
+    _edited.clear()

@@ -77,12 +77,8 @@ def promote(args: ParsedArgs, front: Front) -> Any:
                 raise LineError(f"{hint('promote')}: --{name} applies to cells only")
         for note in cell_options.notes:
             front.say(f"Note: {note}")
-        parts = [capture.Part(turn.taken.text, turn.taken.filename, _some(turn, state)) for turn in chosen]
-        rounds = {turn.taken.round: turn for turn in chosen}
-        for swap in swaps.as_swapped(state):
-            if swap.round in rounds:
-                what = f"{rounds[swap.round].name} runs as it was sent, without swap {swap.number}"
-                front.say(f"Note: {what} ({swaps.names(swap)})")
+        texts = {turn.number: _as_swapped(turn, state, front) for turn in chosen}
+        parts = [capture.Part(texts[turn.number], turn.taken.filename, _some(turn, state)) for turn in chosen]
         label = f"{lab.name}, {words.ranks([turn.number for turn in chosen]).replace('rank', 'cell')}"
         call = capture.from_cells(parts, front.namespace(), label, root=working())
         call = replace(call, promoted=lab.name)
@@ -91,10 +87,23 @@ def promote(args: ParsedArgs, front: Front) -> Any:
             for turn in chosen:
                 ranks = _some(turn, state)
                 lines.append(f"# {turn.name}{f', {words.ranks(ranks)} only' if ranks else ''}:")
-                lines += (f"#   {words.line(code, 100)}" for code in turn.taken.text.strip().splitlines())
+                lines += (f"#   {words.line(code, 100)}" for code in texts[turn.number].strip().splitlines())
             front.show(Answer("\n".join(lines)))
     request = RunRequest(call, spec, replace(cell_options, detach=True), front.origin(call))
     return submit(request, front)
+
+
+def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
+    """Return a cell's text with what was swapped in while it ran."""
+    from nbtorchjob.swapping import code  # late: most cells run as they were sent
+
+    made = [swap for swap in swaps.as_swapped(state) if swap.round == turn.taken.round]
+    if not made:
+        return turn.taken.text
+    front.say(f"Note: {turn.name} runs as it was swapped: {', '.join(map(swaps.names, made))}")
+    if set_ := dict.fromkeys(name for swap in made for name in swap.names if "." in name):
+        front.say(f"Note: {', '.join(set_)}: set as {turn.name} ran, which no line of it does")
+    return code.as_swapped(turn.taken.text, [swap.text for swap in made])
 
 
 def _parted(args: Sequence[str]) -> tuple[str, tuple[int, ...], str]:

@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from nbtorchjob import api, submission
-from nbtorchjob.commands import runs
-from nbtorchjob.commands.front import Answer, Front, LogRequest, OnLab, ParsedArgs, RunRequest, remember
+from nbtorchjob.commands import runs, swapping
+from nbtorchjob.commands.front import (
+    Answer,
+    Edited,
+    Front,
+    LogRequest,
+    OnLab,
+    ParsedArgs,
+    RunRequest,
+    of_cell,
+    remember,
+)
 from nbtorchjob.errors import (
     ClusterError,
     JobNotFoundError,
@@ -28,7 +38,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.data import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state import turns
+from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import Stream, Wanted, compiled
 from nbtorchjob.state.text import labs, swaps
@@ -113,8 +123,8 @@ def attach(args: ParsedArgs, front: Front) -> Any:
 def retry(args: ParsedArgs, front: Front) -> Any:
     """Run an ended job's payload again, as a new job."""
     job, options = _trusted(args, front)
-    if job.info.cluster and swaps.as_swapped(job.state):
-        front.say(f"Note: the new job runs the code as it was submitted, not as {job.name} swapped it")
+    if job.info.cluster and (left := swaps.left_out(job.state)):
+        front.say(f"Note: the new job runs {left}")
     return _hold(job.retry(), options, front)
 
 
@@ -191,7 +201,10 @@ def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
             lab = submission.keep(sub, request.origin)
             lab.shipped(sub.call, front.namespace())
             return lab.first, output
+        earlier = of_cell(request.origin.cell) if spec.name is None else None
         job = submission.send(sub, request.origin)
+    if earlier is not None and earlier.name != job.name and earlier.state.phase is Phase.RUNNING:
+        front.show(swapping.choice(earlier, Edited(request.call.text, request.call.filename, front), ""))
     if job.joined:
         front.say(f"Note: {job.name} already runs this cell: attached to it")
     elif spec.name not in (None, job.name):

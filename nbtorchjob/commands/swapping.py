@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs
+from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands.front import (
+    Answer,
+    Answers,
+    Edited,
+    Find,
+    Front,
+    ParsedArgs,
+    edited,
+    keep_edited,
+)
 from nbtorchjob.errors import LineError, SpecError, SwapError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import pair
-from nbtorchjob.text.hints import hint
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.text.hints import hint, swap_hint
 
 if TYPE_CHECKING:
-    from nbtorchjob.swapping import SwapAnswer
+    from nbtorchjob.job import Job
+    from nbtorchjob.swapping.sending import SwapAnswer
 
 _WITHIN_S = 60.0
 _UNKNOWN = "Interrupted: the job goes on, with the new code if all ranks have it by now; {} tells."
@@ -23,12 +37,12 @@ _UNKNOWN = "Interrupted: the job goes on, with the new code if all ranks have it
 
 def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
     """Have a running job go on with what a cell defines."""
-    from nbtorchjob import swapping  # late, as in what follows: most lines change nothing
+    from nbtorchjob.swapping import sending  # late, as in what follows: most lines change nothing
 
     assert options.swap is not None
     job = front.find(options.swap)
     with interrupts.message(_UNKNOWN.format(hint("describe", job.name))):
-        answer = swapping.swap_job(
+        answer = sending.swap_job(
             job.info,
             text,
             front.namespace(),
@@ -42,9 +56,33 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
     front.show(_answer(answer))
 
 
+def may_swap(state: JobState) -> bool:
+    """Whether a job's code is likely to be one that can be swapped now."""
+    if state.phase is not Phase.RUNNING:
+        return False
+    from nbtorchjob.swapping import code
+
+    return code.may_swap(state)
+
+
+def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
+    """Return what can be done with an edited cell whose job runs what it was before; ``again`` as there."""
+    from nbtorchjob.ui.card import choice
+
+    keep_edited(running, edited)
+    html = choice.html(running.state, edited.text, again)
+    name = running.name
+    told = f"Note: {name} still runs what this cell was before: {swap_hint(name)} changes its code as it runs"
+    return Answer(told, html=html)
+
+
 def swap(args: ParsedArgs, find: Find) -> Answers:
-    """Have a running job go on with what a file defines."""
-    name, file = args.words
+    """Have a running job go on with what a file defines, or with its own cell as it was edited."""
+    name, *files = args.words
+    if not files:
+        yield _edited(args, find(name))
+        return
+    (file,) = files
     path = Path(file)
     try:
         text = path.read_text()
@@ -53,35 +91,75 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     yield _changed(args, find, name, _definitions(text, path), str(path.absolute()))
 
 
+def _edited(args: ParsedArgs, job: Job[Any]) -> Answer:
+    cell = edited(job)
+    if cell is None:
+        raise LineError(f"{hint('swap', job.name)}: expected a FILE, as no edited cell of it was run")
+    text, filename, front = cell
+    return _swapped(args, job, text, front.namespace(), filename, origin=front.origin)
+
+
 def set_(args: ParsedArgs, find: Find) -> Answers:
     """Give values of a running job's code other values."""
-    from nbtorchjob import swapping
+    from nbtorchjob.swapping import sending
 
     name, *words = args.words
-    text = swapping.values(dict(pair(word, hint("set", name)) for word in words))
-    yield _changed(args, find, name, text, "<torchjob set>")
+    text, settings = sending.values(dict(pair(word, hint("set", name)) for word in words))
+    yield _changed(args, find, name, text, "<torchjob set>", settings)
 
 
-def _changed(args: ParsedArgs, find: Find, name: str, text: str, filename: str) -> Answer:
-    from nbtorchjob import swapping
+def values(backend: Backend, address: str) -> list[tuple[str, str]]:
+    """Return the plain values that a running job's code reads, by name, as texts."""
+    from nbtorchjob.swapping import code
 
-    options, job = args.options, find(name)
+    state = backend.snapshot(address)
+    known = code.of(state).values if state.phase is Phase.RUNNING else {}
+    return [(name, repr(value)) for name, value in known.items()]
+
+
+def give(backend: Backend, address: str, words: Sequence[str], seconds: float) -> str:
+    """Give a running job's code other values within so many seconds; return what became of it."""
+    from nbtorchjob.swapping import sending
+
+    text, settings = sending.values(dict(pair(word, "set") for word in words))
+    state = backend.snapshot(address)
+    return str(sending.swap(backend, state, text, {}, settings=settings, within=seconds))
+
+
+def _changed(
+    args: ParsedArgs,
+    find: Find,
+    name: str,
+    text: str,
+    filename: str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Answer:
+    return _swapped(args, find(name), text, {}, filename, settings=settings)
+
+
+def _swapped(
+    args: ParsedArgs, job: Job[Any], text: str, namespace: dict[str, Any], filename: str, **more: Any
+) -> Answer:
+    from nbtorchjob.swapping import sending
+
+    options = args.options
     with interrupts.message(_UNKNOWN.format(hint("describe", job.name))):
-        answer = swapping.swap_job(
+        answer = sending.swap_job(
             job.info,
             text,
-            {},
+            namespace,
             filename=filename,
             root=working(),
             or_back=options.get("or-back", False),
             within=within(options.get("within")),
+            **more,
         )
     return _answer(answer)
 
 
 def _answer(answer: SwapAnswer) -> Answer:
     data = {"name": answer.job, "names": dict(answer.names), "call": answer.call, "point": answer.point}
-    return Answer(str(answer), {**data, "step": answer.step})
+    return Answer(str(answer), {**data, "step": answer.step, "compiled": answer.compiled})
 
 
 def within(text: str | None) -> float:

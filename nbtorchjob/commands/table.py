@@ -20,7 +20,7 @@ from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits, option
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, SUSPENDABLE, SUSPENDED, WAITING, Offer, Offers
+from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, RUNS, SUSPENDABLE, SUSPENDED, WAITING, Offer, Offers
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
@@ -43,7 +43,7 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "NAME PATH [FOLDER]": (2, 3),
     "NAME [PORT[:RANK]]": (1, 2),
     "SHELL": (1, 1),
-    "NAME FILE": (2, 2),
+    "NAME [FILE]": (1, 2),
     "NAME K=V...": (2, float("inf")),
 }
 
@@ -219,7 +219,7 @@ _ROWS = (
             "Ask where each rank of this job is now, and whom the others wait for",
             icon="search",
             rank=45,
-            when={"phase": ["RUNNING"]},
+            when=RUNS,
             on_card=lambda state, _live: state.phase is Phase.RUNNING,
         ),
     ),
@@ -245,10 +245,19 @@ _ROWS = (
     ),
     Verb(
         "swap",
-        "NAME FILE",
-        "change a running job's code to a file's",
+        "NAME [FILE]",
+        "change a running job's code to a file's, or an edited cell's",
         (_OR_BACK, _WITHIN),
         answers=swapping.swap,
+        offer=Offer(
+            "Swap Code…",
+            "Swap Code of Torch Job…",
+            "Change this job’s code as it runs, in a new cell of the active notebook",
+            icon="edit",
+            rank=48,
+            when=RUNS,
+            on_card=lambda state, _live: swapping.may_swap(state),
+        ),
     ),
     Verb(
         "set",
@@ -256,6 +265,14 @@ _ROWS = (
         "change values that a running job's code reads",
         (_OR_BACK, _WITHIN),
         answers=swapping.set_,
+        offer=Offer(
+            "Set Values…",
+            "Set Values of Torch Job…",
+            "Change values that this job’s code reads, on all ranks at one step",
+            icon="settings",
+            rank=47,
+            when=RUNS,
+        ),
     ),
     Verb(
         "logs",

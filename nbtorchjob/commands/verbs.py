@@ -311,9 +311,11 @@ def export(args: ParsedArgs, find: Find) -> Answers:
     job = find(name)
     for path in job.export(folder):
         yield Answer(str(path), {"path": str(path)})
-    if made := swaps.as_swapped(job.state):
-        what = f"The manifests run the code as it was submitted: {words.count(len(made), 'swap')} came after"
-        yield Answer(f"{what}; {hint('describe', job.name)} shows them.", aside=True)
+    state = job.state
+    if left := swaps.left_out(state):
+        yield Answer(f"The manifests run {left}; {hint('describe', job.name)} shows it.", aside=True)
+    elif made := swaps.as_swapped(state):
+        yield Answer(f"They run the code as swapped, {words.count(len(made), 'time')}.", aside=True)
     if missing := job.info.asked.secret_env:
         yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 

@@ -40,6 +40,11 @@ def hint(*words: str) -> str:
     return " ".join((_wording.verb, *words))
 
 
+def swap_hint(name: str) -> str:
+    """Return what to type to change a running job's code, such as ``%%torchjob --swap NAME``."""
+    return run_hint(f"--swap {name}") if _wording is MAGICS else hint("swap", name, "FILE")
+
+
 def options_hint() -> str:
     """Return what to type to see all options."""
     return _wording.options

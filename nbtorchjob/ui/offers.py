@@ -14,6 +14,7 @@ from nbtorchjob.state import JobState
 Condition: TypeAlias = Mapping[str, Sequence[Any]]
 
 LIVE: Condition = {"terminal": [False]}
+RUNS: Condition = {"phase": ["RUNNING"]}
 ENDED: Condition = {"terminal": [True]}
 KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}

@@ -27,6 +27,17 @@ for number in range(4):
     total += step(torch.ones(30, 10), 10)
     dist.barrier()
 """
+SWAPPED = """from nbtorchjob import report, swap_point
+lr = 1e-3
+smoothing = 0.0
+def loss_fn(out, y):
+    return F.cross_entropy(out, y, label_smoothing=smoothing)
+def train(batch):
+    return lr
+for epoch in range(40):
+    train(epoch)
+    swap_point()
+"""
 _SOURCES = {"<cell>": ("Cell In[12]", CELL)}
 _WAIT = Frame("/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()")
 
@@ -65,6 +76,27 @@ def _reports(
             loss = 0.2 + 1.8 * math.exp(-(first + n) / 8)
             values = {"epoch": first + n, "epochs": total, "loss": loss, "accuracy": 0.95 - loss / 2.5}
             yield ev.Reported(at + n * every, rank, round, n, values if rank == 0 else {"epoch": first + n})
+
+
+def _swapped(at: float) -> Iterator[ev.Event]:
+    """Yield how a loss falls whose code is swapped twice."""
+    for n in range(28):
+        loss = 1.2 + 0.8 * math.exp(-n / 3)
+        loss -= 0.6 * (1 - math.exp(-max(0, n - 10) / 3)) + 0.35 * (1 - math.exp(-max(0, n - 19) / 3))
+        rate = {} if n <= 10 else {"lr": 3e-4 if n <= 19 else 1e-4}
+        yield ev.Reported(
+            at + n * 300, 0, 0, n, {"epoch": n, "epochs": 40, "loss": loss, "accuracy": 1 - loss / 3, **rate}
+        )
+    texts = {
+        10: ("def loss_fn(out, y):\n    return 0\nlr = 3e-4", {"loss_fn": "replaced", "lr": "replaced"}),
+        19: ("lr = 1e-4", {"lr": "replaced"}),
+    }
+    for number, (n, (text, names)) in enumerate(texts.items(), 1):
+        when, step = at + n * 300 + 10, {"epoch": float(n), "step": float(n)}
+        by = "ada, finetune.ipynb, Cell In[4]"
+        yield ev.Swapped(
+            when, 0, 0, number, f"s{n}", by, text, f"+{text}", names, "swap_point()", n + 1, metrics=step
+        )
 
 
 def _log(many: int) -> str:
@@ -124,6 +156,13 @@ def write(notebook: str = "") -> dict[str, str]:
             _log(26),
             created=now - 7812,
             **two,
+        ),
+        "swapped": _job(
+            "finetune",
+            [*_begun(now - 9310), *_swapped(now - 9300)],
+            _log(28),
+            created=now - 9312,
+            **{**two, "sources": {"<cell>": ("Cell In[3]", SWAPPED)}},
         ),
         "hung": _job(
             "stuck",

@@ -27,5 +27,5 @@ def test_each_state_looks_as_in_its_picture(lab, shown, tmp_path):
 
     camera.close()
     assert {name: text for name, text in found.items() if text} == {}
-    assert len(found) == 18
+    assert len(found) == 20
     assert pictures.differs(pictures.PICTURES / "hung-light-800.png", tmp_path / "hung-dark-800.png")

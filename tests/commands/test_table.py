@@ -19,7 +19,7 @@ LINES = {
     "NAME [PORT[:RANK]]": ["train", "6006:1"],
     "NAME PATH [FOLDER]": ["train", "artifacts/runs"],
     "f(x, lr=0.1)": ["", "f(1)"],
-    "NAME FILE": ["train", "new.py"],
+    "NAME [FILE]": ["train", "new.py"],
     "NAME K=V...": ["train", "lr=1", "wd=2"],
 }
 

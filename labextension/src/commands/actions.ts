@@ -4,12 +4,14 @@ import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputil
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as icons from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import type { Client } from '../model/client';
 import type { Change, Job } from '../model/record';
 
 import { jobButtons } from './buttons';
 import { CHANGES, offersIn } from './table';
+import { setValues } from './values';
 import { type Offer, type OfferedVerb, type Verb, type Warning, applies } from './verbs';
 
 /** What can be done to a job. */
@@ -17,7 +19,9 @@ export interface JobAction extends Pick<Offer, 'label' | 'asking' | 'caption'> {
   readonly icon: icons.LabIcon;
   readonly applies: (job: Job) => boolean;
   /** May reject with an Error, one line for the user. */
-  readonly run: (job: Job) => unknown;
+  readonly run: (job: Job, args: ReadonlyPartialJSONObject) => unknown;
+  /** What its arguments beside the job's id mean. */
+  readonly arguments?: Readonly<Record<string, string>>;
 }
 
 export interface JobActionsOptions {
@@ -36,14 +40,15 @@ export type JobActions = Readonly<Partial<Record<Verb, JobAction>>>;
 /** All but those that need a notebook (`notebook/actions`). */
 export function jobActions(options: JobActionsOptions): JobActions {
   const { client, openLogs, openDescription, trans } = options;
-  const runs: Readonly<Record<Exclude<OfferedVerb, 'attach'>, JobAction['run']>> = {
+  const runs: Readonly<Record<Exclude<OfferedVerb, 'attach' | 'swap'>, JobAction['run']>> = {
     ...changes(client),
-    logs: openLogs,
-    describe: openDescription,
+    logs: job => openLogs(job),
+    describe: job => openDescription(job),
     stacks: async job => {
       await client.change(job.id, 'stacks');
       openDescription(job); // it has them, and follows the job
     },
+    set: job => setValues(job, client, trans),
     retry: job => retry(job, options),
     delete: job => client.delete(job.id)
   };
@@ -73,15 +78,18 @@ export function offered(
     caption,
     icon: icons[offer.icon],
     applies: job => applies(offer, job),
-    run: warning ? async job => (await confirmed(warning, job, trans)) && run(job) : run
+    run: warning
+      ? async (job, args) => (await confirmed(warning, job, trans)) && run(job, args)
+      : run
   };
 }
 
 /** What the server only need be told. */
 function changes(client: Client): Record<Change, JobAction['run']> {
-  const runs = CHANGES.map(
-    change => [change, (job: Job) => client.change(job.id, change)] as const
-  );
+  const runs = CHANGES.map((change): [Change, JobAction['run']] => [
+    change,
+    job => client.change(job.id, change)
+  ]);
   return Object.fromEntries(runs) as Record<Change, JobAction['run']>;
 }
 

@@ -100,7 +100,10 @@ function addJobCommand(
     label: args => (idIn(args) === null ? action.asking : action.label),
     caption: action.caption,
     icon: action.icon,
-    describedBy: strings({ id: trans.__('The id of a job; without one, asks which job') }),
+    describedBy: strings({
+      id: trans.__('The id of a job; without one, asks which job'),
+      ...action.arguments
+    }),
     isEnabled: args => {
       const id = idIn(args);
       const known = id === null ? undefined : model.jobs.get(id);
@@ -121,7 +124,7 @@ function addJobCommand(
             trans.__('%1: not for %2, which is %3.', action.label, job.name, job.status)
           );
         }
-        await action.run(job);
+        await action.run(job, args);
       })
   });
 

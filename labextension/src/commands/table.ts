@@ -9,6 +9,8 @@ export const COMMANDS = {
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
   stacks: 'nbtorchjob:stacks',
+  set: 'nbtorchjob:set',
+  swap: 'nbtorchjob:swap',
   start: 'nbtorchjob:start',
   end: 'nbtorchjob:end',
   suspend: 'nbtorchjob:suspend',
@@ -23,6 +25,8 @@ export const RANKS = {
   attach: 20,
   describe: 40,
   stacks: 45,
+  set: 47,
+  swap: 48,
   start: 50,
   end: 55,
   suspend: 60,
@@ -63,6 +67,20 @@ export function offersIn(trans: TranslationBundle) {
       asking: trans.__('Show Stacks of Torch Job…'),
       caption: trans.__('Ask where each rank of this job is now, and whom the others wait for'),
       icon: 'searchIcon',
+      when: { phase: ['RUNNING'] }
+    },
+    set: {
+      label: trans.__('Set Values…'),
+      asking: trans.__('Set Values of Torch Job…'),
+      caption: trans.__('Change values that this job’s code reads, on all ranks at one step'),
+      icon: 'settingsIcon',
+      when: { phase: ['RUNNING'] }
+    },
+    swap: {
+      label: trans.__('Swap Code…'),
+      asking: trans.__('Swap Code of Torch Job…'),
+      caption: trans.__('Change this job’s code as it runs, in a new cell of the active notebook'),
+      icon: 'editIcon',
       when: { phase: ['RUNNING'] }
     },
     start: {

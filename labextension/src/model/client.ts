@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Artifact, Artifacts, Change, Job, Jobs, Page } from './record';
+import type { Artifact, Artifacts, Change, Job, Jobs, Page, Value, Values } from './record';
 
 /** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
 export class RequestError extends Error {
@@ -48,6 +48,19 @@ export class Client {
   /** Runs what the job ran once more; gives the new job. */
   retry(id: string): Promise<Job> {
     return this.json('POST', at(id, 'retry'));
+  }
+
+  /** The plain values that a running job's code reads. */
+  async values(id: string): Promise<readonly Value[]> {
+    return (await this.json<Values>('GET', at(id, 'values'))).values;
+  }
+
+  /** Sets some of them, on all ranks at one step; gives what became of it, in words. */
+  async set(id: string, values: readonly Value[]): Promise<string> {
+    const given = values.map(
+      ({ name, value }) => `value=${encodeURIComponent(`${name}=${value}`)}`
+    );
+    return (await this.request('POST', at(id, 'values'), `?${given.join('&')}`)).text();
   }
 
   /** All that is known of a job, to be laid out. */

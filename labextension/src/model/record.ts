@@ -139,6 +139,16 @@ export interface Artifacts {
   readonly artifacts: readonly Artifact[];
 }
 
+export interface Value {
+  readonly name: string;
+  /** as Python writes it: 0.001, 'adam' */
+  readonly value: string;
+}
+
+export interface Values {
+  readonly values: readonly Value[];
+}
+
 export interface Chart {
   /** an image, for the page's colour scheme */
   readonly svg: string;

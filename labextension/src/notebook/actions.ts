@@ -6,13 +6,24 @@ import { jumpForwardIcon, linkIcon } from '@jupyterlab/ui-components';
 import { type JobActions, offered } from '../commands/actions';
 import type { RunsActions } from '../commands/runs';
 
-import { attachLine } from './cells';
+import { attachLine, swapLine } from './cells';
 import type { Notebooks } from './notebooks';
 
 /** The actions that need a notebook. */
 export function notebookActions(notebooks: Notebooks, trans: TranslationBundle): JobActions {
   return {
     attach: offered('attach', job => notebooks.insert(attachLine(job), { run: true }), trans),
+    swap: {
+      ...offered(
+        'swap',
+        (job, { edited }) =>
+          notebooks.insert(swapLine(job, Boolean(edited)), { run: Boolean(edited) }),
+        trans
+      ),
+      arguments: {
+        edited: trans.__('Swaps in the cell of this job that was edited and run, if given')
+      }
+    },
     goToCell: {
       icon: jumpForwardIcon,
       label: trans.__('Go to Cell'),

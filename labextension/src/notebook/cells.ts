@@ -62,11 +62,26 @@ export function isJobLine(line: string): boolean {
   return /^%%torchjob(?: [^\n\r]*)?$/.test(line);
 }
 
-/** The line that follows a job again; its id names the backend first. */
-export function attachLine(job: { readonly id: string; readonly backend: string }): string {
-  const address = job.id.slice(job.backend.length + 1);
+interface Addressed {
+  /** It names the backend first. */
+  readonly id: string;
+  readonly backend: string;
+}
+
+/** The line that follows a job again. */
+export function attachLine(job: Addressed): string {
+  return `%torchjob attach ${addressOf(job)}`;
+}
+
+/** What changes a job's code: a cell to be written, or the line that swaps in its own, as `edited`. */
+export function swapLine(job: Addressed, edited: boolean): string {
+  return edited ? `%torchjob swap ${addressOf(job)}` : `%%torchjob --swap ${addressOf(job)}\n`;
+}
+
+function addressOf({ id, backend }: Addressed): string {
+  const address = id.slice(backend.length + 1);
   const plain = /^[\w@%+=:,./-]+$/.test(address);
-  return `%torchjob attach ${plain ? address : `'${address.replaceAll("'", `'"'"'`)}'`}`;
+  return plain ? address : `'${address.replaceAll("'", `'"'"'`)}'`;
 }
 
 function split(source: string): { preamble: string; rest: string } {

@@ -5,6 +5,7 @@ import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { type JobActionsOptions, jobActions } from '../../src/commands/actions';
 import { addJobCommands } from '../../src/commands/register';
 import { addRunsCommands, runsActions } from '../../src/commands/runs';
+import type { ValuesForm } from '../../src/commands/values';
 import { CommandIDs, RunsCommandIDs } from '../../src/ids';
 import { notebookActions, notebookRunsActions } from '../../src/notebook/actions';
 import type { Job } from '../../src/model/record';
@@ -15,15 +16,23 @@ const shown = vi.hoisted(() => ({
   showErrorMessage: vi.fn(),
   getItem: vi.fn(),
   info: vi.fn(),
+  success: vi.fn(),
   copied: vi.fn()
 }));
+
+// jsdom has none, and Lumino's widgets extend it as they are loaded.
+vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {}));
 
 // The real ones draw dialogs into a page.
 vi.mock('@jupyterlab/apputils', () => ({
   Clipboard: { copyToSystem: shown.copied },
-  Dialog: { cancelButton: (b: object) => b, warnButton: (b: object) => b },
+  Dialog: {
+    cancelButton: (b: object) => b,
+    okButton: (b: object) => b,
+    warnButton: (b: object) => b
+  },
   InputDialog: { getItem: shown.getItem },
-  Notification: { info: shown.info },
+  Notification: { info: shown.info, success: shown.success },
   showDialog: shown.showDialog,
   showErrorMessage: shown.showErrorMessage
 }));
@@ -56,7 +65,9 @@ const client = {
   retry: vi.fn(),
   manifests: vi.fn(),
   artifacts: vi.fn(),
-  artifactsUrl: vi.fn()
+  artifactsUrl: vi.fn(),
+  values: vi.fn(),
+  set: vi.fn()
 };
 const notebooks = { insert: vi.fn(), reveal: vi.fn() };
 const openLogs = vi.fn();
@@ -297,6 +308,58 @@ describe('a job’s notebook', () => {
     await commands.execute(CommandIDs.goToCell, { id: remote.id });
 
     expect(notebooks.reveal).toHaveBeenCalledWith('c1', 'a.ipynb');
+  });
+});
+
+describe('a job’s code', () => {
+  it('is swapped in a cell that is to be written, or by what was edited', async () => {
+    await commands.execute(CommandIDs.swap, { id: remote.id });
+    await commands.execute(CommandIDs.swap, { id: running.id, edited: 'true' });
+
+    expect(notebooks.insert.mock.calls).toEqual([
+      ['%%torchjob --swap kind/default/old-elk\n', { run: false }],
+      ['%torchjob swap brave-fox', { run: true }]
+    ]);
+  });
+
+  it('is given the values that were changed in a dialog', async () => {
+    client.values.mockResolvedValueOnce([
+      { name: 'lr', value: '0.1' },
+      { name: 'mode', value: "'a b'" }
+    ]);
+    client.set.mockResolvedValueOnce('brave-fox: swapped on all ranks\n  lr  replaced');
+    shown.showDialog.mockImplementationOnce(({ body }: { body: ValuesForm }) => {
+      const inputs = [...body.node.querySelectorAll('input')];
+      expect(inputs.map(input => [input.labels?.[0]?.textContent, input.value])).toEqual([
+        ['lr', '0.1'],
+        ['mode', "'a b'"],
+        ['Others', '']
+      ]);
+      inputs.forEach(
+        (input, at) => (input.value = [' 0.01', "'a b'", 'optimizer.lr=1e-4 x'][at] ?? '')
+      );
+      return Promise.resolve({ button: { accept: true }, value: body.getValue() });
+    });
+    await commands.execute(CommandIDs.set, { id: running.id });
+
+    expect(client.set).toHaveBeenCalledExactlyOnceWith(running.id, [
+      { name: 'lr', value: '0.01' },
+      { name: 'optimizer.lr', value: '1e-4' },
+      { name: 'x', value: '' }
+    ]);
+    expect(shown.success.mock.calls[0]?.[0]).toBe('brave-fox: swapped on all ranks');
+  });
+
+  it('stays where nothing was changed, or the dialog was closed', async () => {
+    client.values.mockResolvedValue([{ name: 'lr', value: '0.1' }]);
+    shown.showDialog.mockImplementation(({ body }: { body: ValuesForm }) =>
+      Promise.resolve({ button: { accept: true }, value: body.getValue() })
+    );
+    await commands.execute(CommandIDs.set, { id: running.id });
+    shown.showDialog.mockResolvedValue({ button: { accept: false }, value: null });
+    await commands.execute(CommandIDs.set, { id: running.id });
+
+    expect(client.set).not.toHaveBeenCalled();
   });
 });
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,11 +13,12 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from nbtorchjob import api, capture
+from nbtorchjob.backends import naming
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.commands import front, running, runs, swapping, table, verbs
-from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
-from nbtorchjob.errors import CellSyntaxError, LineError, SpecError
+from nbtorchjob.commands.front import Answer, Edited, LogRequest, RunRequest
+from nbtorchjob.errors import CellSyntaxError, LineError, NameTakenError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
@@ -145,7 +147,23 @@ class TorchJobMagics:
             last = "the cell's last line isn't an expression"
             view.say(f"Note: {cell_options.out} will be None, because {last}")
         self._former |= call.sets
-        return running.submit(RunRequest(call, spec, cell_options, self.origin(call), on, rows), self)
+        request = RunRequest(call, spec, cell_options, self.origin(call), on, rows)
+        try:
+            return running.submit(request, self)
+        except NameTakenError as exc:
+            if exc.running:
+                self._ask(exc.running, Edited(call.text, filename, self), line, spec.name or "")
+            raise
+
+    def _ask(self, address: str, edited: Edited, line: str, given: str) -> None:
+        """Show what can be done with a cell whose name is that of a job that still runs something else."""
+        earlier = api.attach(address)
+        named = re.compile(rf"--name[ =]+{re.escape(given)}(?!\S)")
+        other = f"--name {naming.beside(given, earlier.name)}"
+        again = named.sub(other, line) if named.search(line) else f"{other} {line}"
+        answer = swapping.choice(earlier, edited, again.strip())
+        if self._page:  # elsewhere the error says as much
+            self.show(answer)
 
     def namespace(self) -> dict[str, Any]:
         """Return the notebook's variables."""

@@ -13,6 +13,8 @@ and unpickles nothing. Below the server's base URL, with ``<id>`` a percent-enco
     GET     nbtorchjob/api/jobs/<id>/logs           a websocket: every byte of its logs, once
     GET     nbtorchjob/api/jobs/<id>/artifacts      what its ranks left, and artifacts.zip: the files
     POST    nbtorchjob/api/jobs/<id>/cancel         likewise suspend, resume
+    GET     nbtorchjob/api/jobs/<id>/values         the plain values that its code reads
+    POST    nbtorchjob/api/jobs/<id>/values?value=  set some of them as it runs, lr=1e-4
     POST    nbtorchjob/api/jobs/<id>/retry          run what it ran once more, as a new job
     GET     nbtorchjob/api/compare?job=<id>&job=…   some jobs held against each other, as data
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option

@@ -43,7 +43,8 @@ _FEW_LOGS = 4  # of more ranks only the unusual ones have their logs in the card
 _TEXT_LINES = 10
 _MAX_VALUE = 300  # characters
 _MAX_SHORT = 80  # in the head
-_MOST_TILES = 8  # of metrics
+_MOST_TILES = 8  # of metrics, and of values
+_MAX_TILE = 24  # characters of a value
 NO_VALUE = "None"  # of a value: what a cell without one gives, which isn't worth a line
 _EARLIER = "Earlier attempts:"
 _NO_OFFERS: Offers = {}
@@ -80,6 +81,7 @@ def html(
     first = [
         *([] if tone is head.Tone.ACT else map(text_line, attempts.pending(state, now))),
         "" if folded else _tiles(state, now),
+        _read(state, offers),
         _failure(state, source or state.info.sources.get),
     ]
     rows = [
@@ -186,6 +188,26 @@ def _tiles(state: JobState, now: float) -> str:
     return (tag("div", " ".join(shown), _TILES) if shown else "") + "".join(
         text_line(words, SMALL) for words in lines
     )
+
+
+def _read(state: JobState, offers: Offers) -> str:
+    """Return the plain values that a running job's code reads, and what changes them."""
+    if state.phase is not Phase.RUNNING:
+        return ""
+    from nbtorchjob.swapping import code  # late, as it is slow to import: the command draws few jobs that run
+
+    values = [*code.of(state).values.items()] if code.may_swap(state) else []
+    if not values:
+        return ""
+    shown = [
+        tag("span", f"{tag('span', escape(name), DIM)} {tag('b', escape(line(repr(value), _MAX_TILE)))}")
+        for name, value in values[:_MOST_TILES]
+    ]
+    more = [tag("span", f"and {len(values) - _MOST_TILES} more", DIM)] if len(values) > _MOST_TILES else []
+    if "set" in offers:
+        more.append(action(offers["set"].label.capitalize(), "nbtorchjob:set", {"id": state.info.id}))
+    parts = [tag("span", "reads", DIM), *shown, *more]
+    return tag("div", " ".join(parts), f"{_TILES};align-items:center", cls="nbt-reads")
 
 
 def text(state: JobState, now: float, *, live: bool = False, value: str = "") -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob import CaptureError, SwapError, api
+from nbtorchjob import CaptureError, NameTakenError, SwapError, api
 from tests.backends.local.real import seen
 
 pytestmark = pytest.mark.torch
@@ -42,9 +42,27 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
     )
     assert "rate=os: expected a plain value" in notebook.error("%torchjob set swapped rate=os", SwapError)
     assert "--within can't be given without --swap" in notebook.refusal("%%torchjob --within 5\n1")
+    # Its own cell once more, edited: what differs is swapped.
+    assert "expected a FILE, as no edited cell of it was run" in notebook.refusal("%torchjob swap swapped")
+    cell = TRAIN.format(name="swapped", more="", go=str(go)).replace("rate = 1.0", "rate = 8")
+    taken = notebook.error(cell, NameTakenError)
+    assert (
+        "%%torchjob --swap swapped changes its code as it runs, %torchjob attach swapped follows it" in taken
+    )
+    notebook.run("%torchjob swap swapped")
+    assert "  rate  replaced" in notebook.out
+    assert "  loss  replaced" in notebook.out
+    edited = cell.replace("rate = 8", "rate = 9").partition("\n")[2]
+    notebook.run(f"%%torchjob --swap swapped\n{edited}")
+    assert "  rate  replaced" in notebook.out
+    assert "isn't what swapped runs" in notebook.error(
+        "%%torchjob --swap swapped\n"
+        + edited.replace("step += 1", "step += 2").replace("rate = 9", "rate = 1"),
+        SwapError,
+    )
     go.touch()
 
-    assert notebook.value("%torchjob result swapped" if job.wait(180) else "") == [1.0, 10.0, 5.0, 70]
+    assert notebook.value("%torchjob result swapped" if job.wait(180) else "") == [1.0, 10.0, 5.0, 70, 8, 9]
     notebook.run("%torchjob describe swapped")
     assert "What was swapped" in notebook.out
 
@@ -62,5 +80,9 @@ def test_the_cell_that_a_lab_runs_is_changed(notebook, tmp_path):
     go.touch()
 
     assert lab.newest.result(180) == [1.0, 3.0]
+    notebook.run("%torchjob promote swaplab --dry-run")
+    assert "Note: cell 2 runs as it was swapped: loss" in notebook.out
+    assert "return 3.0" in notebook.out
+    assert "return rate" not in notebook.out
     assert "swaplab is idle: run the cell on it" in notebook.error("%torchjob set swaplab rate=2", SwapError)
     lab.end()

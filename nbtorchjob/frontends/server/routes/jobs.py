@@ -17,6 +17,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.errors import DamagedError, MalformedError
 from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
@@ -27,6 +28,7 @@ from nbtorchjob.ui import page
 
 T = TypeVar("T")
 
+_SET_S = 30.0  # for ranks to come to one call: the request itself has a minute
 _AT_ONCE = 256  # records that are written before others are served: thousands take tens of milliseconds
 
 
@@ -90,6 +92,27 @@ class VerbHandler(Api):
             raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
         await _change(self, JobId.parse(id), partial(_on_job, verb))
         self.finish_empty()
+
+
+class ValuesHandler(Api):
+    """The plain values that a running job's code reads."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, id: str) -> None:
+        """Return them by name, as far as they are known."""
+        pairs = await self.of(JobId.parse(id), swapping.values)
+        self.finish({"values": [{"name": name, "value": value} for name, value in pairs]})
+
+    @web.authenticated
+    @authorized
+    async def post(self, id: str) -> None:
+        """Set each ``value``, such as ``lr=1e-4``, on all ranks at one step; return what became of it."""
+        words = self.get_arguments("value")
+        if not words:
+            raise MalformedError("value: got none, but it must be NAME=VALUE, once for each value")
+        work = partial(swapping.give, words=words, seconds=_SET_S)
+        self.finish(await _change(self, JobId.parse(id), work), set_content_type=TEXT)
 
 
 class RetryHandler(Api):

@@ -159,6 +159,8 @@ SHAPES: Mapping[str, Shape] = {
         path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
     ),
     "Artifacts": _object(artifacts=_said(_list(ref("Artifact")), "by path")),
+    "Value": _object(name=_TEXT, value=_said(_TEXT, "as Python writes it: 0.001, 'adam'")),
+    "Values": _object(values=_list(ref("Value"))),
     "Chart": _CHART,
     "Part": _PART,
     "Page": _object(heading=_TEXT, parts=_list(ref("Part"))),
@@ -199,6 +201,11 @@ PARAMETERS: Mapping[str, Shape] = {
     "verb": {
         "description": "What to do to the job.",
         "schema": ref("Change"),
+    },
+    "value": {
+        "description": "With POST: a value to set, NAME=VALUE, once for each.",
+        "schema": {"type": "array", "items": {"type": "string"}},
+        "example": ["lr=1e-4"],
     },
     "rank": {"description": "A rank's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
     "attempt": {

@@ -190,6 +190,9 @@ ROUTES = (
     Route(f"{_JOB}/logs.zip", logs.ArchiveHandler, {"GET": ZIPPED}, OF_A_JOB, ("times",)),
     Route(f"{_JOB}/artifacts", logs.ArtifactsHandler, {"GET": shaped("Artifacts")}, OF_A_JOB, ("attempt",)),
     Route(f"{_JOB}/artifacts.zip", logs.ArtifactsArchiveHandler, {"GET": ZIPPED}, OF_A_JOB, ("attempt",)),
+    Route(
+        f"{_JOB}/values", jobs.ValuesHandler, {"GET": shaped("Values"), "POST": PLAIN}, OF_A_JOB, ("value",)
+    ),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),
     Route("compare", jobs.CompareHandler, {"GET": shaped("Page")}, OF_A_JOB, ("job",)),

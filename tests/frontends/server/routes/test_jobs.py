@@ -11,7 +11,7 @@ from urllib.parse import quote
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api
+from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api, capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
@@ -71,6 +71,25 @@ def hanging(tmp_path):
     yield job
     sign.touch()
     assert job.wait(LIMIT)
+
+
+@pytest.fixture
+def training():
+    """Yield a job that trains until a value of its code is swapped."""
+    text = """
+import time
+from nbtorchjob import report, swap_point
+scale = 1.0
+while scale < 5:
+    report(step=1)
+    time.sleep(0.01)
+    swap_point()
+scale
+"""
+    job = submission.submit(capture.from_cell(text, {}), JobSpec())
+    until(lambda: job.state.series)
+    yield job
+    job.cancel()
 
 
 def local(job):
@@ -255,6 +274,32 @@ async def test_what_this_machine_can_not_do_is_a_conflict(server, ended, verb):
         told == f"{verb}: got {ended.name!r}, "
         "but it must be a job on another backend: this one runs on this machine"
     )
+
+
+async def test_values_that_a_running_job_reads_are_told_and_set(server, training):
+    path = jobs(local(training), "values")
+    assert json.loads((await server.get(path)).body) == {"values": [{"name": "scale", "value": "1.0"}]}
+    answer = await server.post(f"{path}?value=scale%3D7.5")
+    assert answer.body.decode().startswith(f"{training.name}: swapped on all ranks at call ")
+
+    assert await asyncio.to_thread(training.result, LIMIT) == 7.5
+    assert json.loads((await server.get(path)).body) == {"values": []}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "why"),
+    [
+        ("", 400, "value: got none, but it must be NAME=VALUE, once for each value"),
+        ("value=scale", 409, "set: got 'scale', but it must be NAME=VALUE"),
+        ("value=scale%3Dos", 409, "scale=os: expected a plain value"),
+        ("value=scale%3D1", 409, "has ended: its code can't be changed any more"),
+    ],
+)
+async def test_what_is_no_value_of_a_running_job_is_refused(server, ended, asked, status, why):
+    code, told = error(await server.post(f"{jobs(local(ended), 'values')}?{asked}"))
+
+    assert code == status
+    assert why in told
 
 
 async def test_a_running_job_can_be_deleted(server, hanging):
