@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -57,6 +58,28 @@ def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any],
     ``words`` say of the swap what nodes and ranks read of it (``runtime/node/swaps``).
     """
     return _write_later(file, call, key, {"swap": dict(words)}, far=far)
+
+
+def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
+    """Return a payload that begins with the code as it was swapped, by those payloads, in their order.
+
+    Raises ``PayloadError`` for one of them that wasn't signed with the job's key.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        for swap in swaps:
+            file.seek(0)
+            file.truncate()
+            file.write(swap)
+            file.flush()
+            wire.Payload(file.name).verify_signature(key)
+    with zipfile.ZipFile(io.BytesIO(payload)) as whole:
+        begin = min(member.header_offset for member in whole.infolist())
+    out = io.BytesIO(payload[begin:])
+    with zipfile.ZipFile(out, "a", zipfile.ZIP_STORED) as archive:
+        for number, swap in enumerate(swaps, 1):
+            archive.writestr(f"{wire.SWAPS}{number}", swap)
+    signed = out.getvalue()
+    return payload[: begin - wire.MARK] + sign(signed, key) + signed
 
 
 def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:

@@ -442,7 +442,8 @@ class Swapped(FrozenDataclass):
     They did so at the ``call``-th ``point``, "leaving()" or the like, of that round, all at the same.
     ``names`` says how each changed (``runtime/rank/swapped``), ``text`` is the cell and ``diff`` what it
     makes of the code before it. ``metrics`` are what rank 0 had reported last, ``by`` says whose it is, in
-    words. ``back`` is why what was there was put back; "" where the new code stays.
+    words. ``back`` is why what was there was put back; "" where the new code stays. ``payload`` is what
+    brought it, sealed and in Base64, unless that is too big to be told.
     """
 
     time: float
@@ -458,6 +459,7 @@ class Swapped(FrozenDataclass):
     call: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     back: str = ""
+    payload: str = ""
 
 
 class RankFailed(FrozenDataclass):

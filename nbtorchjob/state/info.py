@@ -8,9 +8,10 @@ are what they should be, without those of a later version, or ``DamagedError``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,7 @@ from nbtorchjob.state.events import UNREADABLE
 
 US, OPERATOR = "us", "operator"
 SAMPLED = "~"  # in front of a digest of samples: where those are alike, the rest may differ
+API_BYTES = 16 << 20  # of a payload that goes through a cluster's API; what is bigger goes through a store
 MARK = "#"  # between a lab's name and the number of a turn, or its id
 
 # The most that numbers of a record may be: it may be somebody else's.
@@ -177,6 +179,15 @@ class JobInfo(FrozenDataclass):
     def sent_again(self, name: str | None = None) -> JobInfo:
         """Return the record of a job that is sent now with the same payload, maybe under another name."""
         return replace(self, name=name or self.name, created=time.time(), began=0.0, packed=0.0)
+
+    def swapped(self, swaps: Iterable[tuple[str, str]]) -> JobInfo:
+        """Return the record of a job that begins with these swaps, labels and texts in their order."""
+        texts = dict(swaps)
+        if not texts:
+            return self
+        more = {f"<{label}>": (label, text) for label, text in texts.items()}
+        call = hashlib.sha256(f"{self.call} {texts}".encode()).hexdigest()[: len(self.call)]
+        return replace(self, sources={**self.sources, **more}, call=call)
 
     @property
     def id(self) -> str:

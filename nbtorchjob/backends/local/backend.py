@@ -154,7 +154,7 @@ class LocalBackend(Backend):
         for number in itertools.count(1):
             for state in self._running(given):
                 if state.info.call != info.call:
-                    raise naming.busy(given, state.info.name)
+                    raise naming.busy(given, state.info)
                 return self.info(state.info.address)
             new = replace(info, name=naming.run(given, number))
             with suppress(NameTakenError):
@@ -188,9 +188,10 @@ class LocalBackend(Backend):
         from nbtorchjob.backends.local import retry  # late, as above
 
         job = self._job(name)
-        if not self.snapshot(name).phase.terminal:
+        state = self.snapshot(name)
+        if not state.phase.terminal:
             raise SubmitError(f"{name} hasn't ended: cancel it first, {hint('cancel', name)}")
-        return retry.retry(job)
+        return retry.retry(job, state)
 
     async def follow(
         self,

@@ -11,18 +11,20 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.spec import site
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state.text import swaps
 
 
-def retry(job: JobDirectory) -> JobInfo:
-    """Start what an ended job ran as a new job; return what is written down of that.
+def retry(job: JobDirectory, state: JobState) -> JobInfo:
+    """Start what an ended job ran as a new job, its code as it was swapped; return what is written down.
 
     Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``.
     """
     info = job.info()
     site.admitted(info.asked)
+    made = swaps.texts(swaps.as_swapped(state), info.name)
     for name in naming.again(naming.stem(info.name), info.asked.name):
-        new = info.sent_again(name)
+        new = info.sent_again(name).swapped(made)
         with suppress(NameTakenError):
             pool_client.begin(new, lambda folder: _fill(folder, job), pool_client.as_before)
             return new

@@ -28,6 +28,7 @@ from nbtorchjob.runtime.objects.codec import Dump, Encoder, Load, decode
 MAGIC = b"nbtjval1"
 ALIGN = 64
 _SMALL = 1 << 20
+_NONCE = 16  # bytes, in front of what is sealed
 _FIXED = len(MAGIC) + 32 + 8
 _KEEP_SIZE = 1  # of Linux's fallocate
 
@@ -204,6 +205,28 @@ def sign(data: Any, key: bytes) -> bytes:
 def derived(key: bytes, *of: object) -> bytes:
     """Return the key for one purpose of the job: what is signed with it is valid for nothing else."""
     return sign(json.dumps([str(word) for word in of]).encode(), key)
+
+
+def sealed(data: bytes, key: bytes) -> bytes:
+    """Return data that only who has the key can read, by :func:`unsealed`; whose it is that doesn't tell.
+
+    It is added to a keystream of HMAC-SHA256 in counter mode, from a nonce that comes once and stands in
+    front. Most images have no library with a cipher, and a Python without one has this in its ``hmac``.
+    """
+    nonce = os.urandom(_NONCE)
+    return nonce + _ciphered(data, key, nonce)
+
+
+def unsealed(data: bytes, key: bytes) -> bytes:
+    """Return what was sealed with the key."""
+    return _ciphered(data[_NONCE:], key, data[:_NONCE])
+
+
+def _ciphered(data: bytes, key: bytes, nonce: bytes) -> bytes:
+    """Return the data added to the nonce's keystream, which done twice gives it back."""
+    blocks = range(0, len(data), hashlib.sha256().digest_size)
+    stream = b"".join(sign(nonce + at.to_bytes(8, "big"), key) for at in blocks)[: len(data)]
+    return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
 
 def value_key(key: bytes, run: str, round_: int, rank: int) -> bytes:

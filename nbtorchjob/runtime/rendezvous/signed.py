@@ -5,26 +5,23 @@ its port may write what agents then act on. So a value carries an HMAC-SHA256 ov
 and is used only once that has been checked. An old value of the same job under its own name passes:
 whoever replays one can disturb a job, and no more.
 
-Whoever reaches that port may also read. What nobody else may know is sealed: added to a keystream of
-HMAC-SHA256 in counter mode, under a key of its own and a nonce that comes once, and then marked as every
-value is. Most images have no library with a cipher, and a Python without one has this in its ``hmac``.
+Whoever reaches that port may also read. What nobody else may know is sealed (``objects/wire``), and then
+marked as every value is.
 """
 
 from __future__ import annotations
 
 import hmac
-import os
 from datetime import timedelta
 from typing import Any, List, Optional, Sequence, Union
 
 from torch.distributed import PrefixStore, Store
 
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.objects.wire import derived, sign
+from nbtorchjob.runtime.objects.wire import derived, sealed, sign, unsealed
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 
 _MARK = 32  # bytes, in front of each value
-_NONCE = 16  # bytes, in front of a sealed one
 
 
 class SignedStore(Store):  # type: ignore[misc]
@@ -53,13 +50,11 @@ class SignedStore(Store):  # type: ignore[misc]
 
     def seal(self, name: str, value: bytes) -> None:
         """Set a value that only agents of this job can read, by :meth:`unseal`."""
-        nonce = os.urandom(_NONCE)
-        self.set(name, nonce + self._ciphered(nonce, value))
+        self.set(name, sealed(value, derived(self._key, "seal")))
 
     def unseal(self, name: str) -> bytes:
         """Return what was sealed under this name; raises ``PeersEnded`` as reading does."""
-        data = self.get(name)
-        return self._ciphered(data[:_NONCE], data[_NONCE:])
+        return unsealed(self.get(name), derived(self._key, "seal"))
 
     def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
         """See the base class."""
@@ -93,13 +88,6 @@ class SignedStore(Store):  # type: ignore[misc]
     def has_extended_api(self) -> bool:
         """See the base class."""
         return True
-
-    def _ciphered(self, nonce: bytes, data: bytes) -> bytes:
-        """Return the data added to the nonce's keystream, which done twice gives it back."""
-        key = derived(self._key, "seal")
-        blocks = range(0, len(data), _MARK)
-        stream = b"".join(sign(nonce + at.to_bytes(8, "big"), key) for at in blocks)[: len(data)]
-        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
     def _marked(self, name: str, value: Union[bytes, str]) -> bytes:
         data = value.encode() if isinstance(value, str) else value

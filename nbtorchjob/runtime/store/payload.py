@@ -31,6 +31,7 @@ CALL = "call.pkl"
 SOURCES = "sources.json"
 CODE = "code.json"  # see ``sources.py``; only where a node may have another Python
 FILES = "files/"
+SWAPS = "swaps/"  # payloads of swaps that the job begins with, by number from 1
 SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
 
 # What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.

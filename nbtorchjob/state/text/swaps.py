@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from nbtorchjob.runtime.api.swapping import SAME
 from nbtorchjob.state import JobState
 from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.info import API_BYTES
 from nbtorchjob.text.words import LINE, clock, count, line, number
 
 HEAD = ("swap", "at", "when", "whose", "names", "outcome")
@@ -18,6 +20,27 @@ _MAX_WHO = 120
 def as_swapped(state: JobState) -> tuple[Swapped, ...]:
     """Return the swaps that the job's code is the outcome of."""
     return tuple(swap for swap in state.swapped if not swap.back)
+
+
+def texts(swaps: Sequence[Swapped], name: str) -> list[tuple[str, str]]:
+    """Return the labels and texts of swaps of the job of that name, for one that begins with them."""
+    return [(f"swap {swap.number} of {name}", swap.text) for swap in swaps]
+
+
+def carried(state: JobState) -> tuple[Swapped, ...]:
+    """Return the swaps that the record has whole, up to the first that it hasn't."""
+    return tuple(takewhile(lambda swap: swap.payload, as_swapped(state)))
+
+
+def left_out(state: JobState) -> str:
+    """Return which code a job begins with that a cluster's job can't give all of its swaps; "" for all."""
+    made = as_swapped(state)
+    whole = carried(state) if state.info.payload <= API_BYTES else ()
+    if len(whole) == len(made):
+        return ""
+    first = made[len(whole)]
+    so_far = f"the code as of swap {whole[-1].number}" if whole else "the code as it was submitted"
+    return f"{so_far}, without swap {first.number} ({names(first)}), as that or the job is too big for it"
 
 
 def where(swap: Swapped) -> str:

@@ -1,12 +1,17 @@
 """Code of pods is changed while they run, on each kind, and their next attempt begins with it."""
 
+import io
+import zipfile
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from nbtorchjob import Elastic, Retry, capture, submission
 from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.state import Series
+from nbtorchjob.swapping import code
 from tests.backends.kubernetes.stage import until
 from tests.backends.kubernetes.test_leaving import evict
 from tests.patience import LIMIT
@@ -19,12 +24,12 @@ import time
 import torch
 from torch import distributed
 from nbtorchjob import attempt, report, swap_point
-rate, end = 1.0, False
+rate, most = 1.0, 1 << 60
 def loss():
     return rate
 distributed.init_process_group("gloo")
 values, step = [], 0
-while not end:
+while len(values) < most:
     value = torch.tensor([loss()])
     distributed.all_reduce(value)
     values.append(value.item())
@@ -53,7 +58,26 @@ def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_
     first = job.state.round
     evict(stage, job, 1)
     until(lambda: job.wait(0) or (job.state.round > first and stepped(job.state)))
-    job.swap(end=True)
+    job.swap(most=1)
 
     assert job.result(LIMIT) == (2, [60.0])
     assert [swap.number for swap in job.state.swapped] == [1, 2]
+
+
+def test_a_job_that_is_retried_or_exported_runs_the_code_as_swapped(stage, tmp_path):
+    spec = stage.spec(Elastic(1), image="localhost/torch:1", memory="1500Mi", cpu="400m")
+    job = submission.submit(capture.from_cell(CELL, {}), spec)
+    until(lambda: job.wait(0) or job.state.series)
+    job.swap("def loss():\n    return rate * by", namespace={"by": 10}, rate=3.0)
+    job.swap(most=2)
+    job.result(LIMIT)
+
+    again = job.retry()
+    assert again.result(LIMIT) == (1, [30.0])
+    assert "begin with the code as it was swapped, 2 times" in " ".join(n.text for n in again.state.notices)
+    files = again.export(tmp_path / "out")
+    secrets = [yaml.safe_load(path.read_text()) for path in files if "-secret-" in path.name]
+    with zipfile.ZipFile(io.BytesIO(package.payload(secrets))) as payload:
+        assert {"swaps/1", "swaps/2"} < {*payload.namelist()}
+    assert "return rate * by" in "".join(path.read_text() for path in files if path.suffix == ".py")
+    assert code.of(again.state).values["rate"] == 3.0

@@ -39,7 +39,7 @@ from nbtorchjob.runtime.start import boot
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.events import UNREADABLE
-from nbtorchjob.state.info import why
+from nbtorchjob.state.info import API_BYTES, why
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ SECRET_BYTES = 760_000
 # annotations may take 262,144 bytes together.
 APPLIED_BYTES = 180_000
 # All of a pod's Secrets are held in its host's memory, and each is a request at submission.
-LIMIT_BYTES = 16 << 20
+LIMIT_BYTES = API_BYTES
 
 JOB, KEY, RUN, EXTRA, URL = "job.pyz", "key", RUN_FILE, "extra", "payload.url"
 _PART = "part-{:03d}"

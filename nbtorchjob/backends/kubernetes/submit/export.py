@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.pod import template
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.backends.kubernetes.submit.retry import packed_again, where_it_is
+from nbtorchjob.backends.kubernetes.submit.retry import as_swapped, packed_again, where_it_is
 from nbtorchjob.backends.kubernetes.submit.submitter import Draft, Submitter
 from nbtorchjob.errors import ApiError, ClusterError, SpecError, UnreachableError
 from nbtorchjob.state import JobInfo
@@ -74,7 +74,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     where some of its payload is gone.
     """
     info = await job.whole_info()
-    packed = await packed_again(job, info)
+    packed, _ = await as_swapped(job, info, await packed_again(job, info))
     if isinstance(packed, Stored):
         packed = replace(packed, stays=True)
     else:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import replace
 
+from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.errors import NotFoundError, SubmitError
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime.objects.wire import derived, unsealed
 from nbtorchjob.spec import site
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
+from nbtorchjob.state.text import swaps
 from nbtorchjob.text.hints import hint
 
 
@@ -27,12 +32,28 @@ async def retry(job: JobRef) -> JobInfo:
     if not info.spec:  # somebody took the annotation away
         raise package.gone(info.name)
     site.admitted(info.asked)
-    packed = await packed_again(job, info)
+    packed, made = await as_swapped(job, info, await packed_again(job, info))
     there = replace(where_it_is(job), hidden=package.env(await job.secret()))
-    again = info.sent_again()
+    again = info.sent_again().swapped(made)
     if there.cluster.storage:
         await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
     return await Submitter(job.session, packed, there, again, anew=True).send()
+
+
+async def as_swapped(
+    job: JobRef, info: JobInfo, packed: Packed | Stored
+) -> tuple[Packed | Stored, list[tuple[str, str]]]:
+    """Have a payload begin with the job's code as it was swapped; return also these swaps' labels and texts.
+
+    What lies in a store is sent as it is, and so is a swap that the record doesn't have whole.
+    """
+    made = swaps.carried(await results.snapshot(job))
+    if not made or not isinstance(packed, Packed):
+        return packed, []
+    key = derived(packed.key, "swap")
+    payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in made]
+    data = archive.with_swaps(bytes(packed.data), packed.key, payloads)
+    return replace(packed, data=memoryview(data)), swaps.texts(made, info.name)
 
 
 def where_it_is(job: JobRef) -> JobSpec:

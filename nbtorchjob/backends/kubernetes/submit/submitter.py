@@ -146,7 +146,7 @@ class Submitter:
                 others = await self._others(draft)
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
                     if job.info.call != self._info.call:
-                        raise naming.busy(self._given or "", job.info.name) from taken
+                        raise naming.busy(self._given or "", job.info) from taken
                     existing = job.info
                     return replace(
                         draft.info, name=existing.name, created=existing.created, cluster=existing.cluster
