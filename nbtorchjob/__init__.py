@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbtorchjob.api import attach, dry_run, group, jobs, keep, lab, map, profile, submit, torchjob
+    from nbtorchjob.api import attach, dry_run, group, jobs, keep, lab, map, pool, profile, submit, torchjob
     from nbtorchjob.errors import (
         ApiError,
         AskError,
@@ -116,6 +116,7 @@ __all__ = [
     "leaving",
     "load_ipython_extension",
     "map",
+    "pool",
     "profile",
     "report",
     "submit",
@@ -127,7 +128,10 @@ __all__ = [
 # Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
 # a rank of this very installation wants nothing but `report`.
 _HOMES = {
-    "api": ("attach", "dry_run", "group", "jobs", "keep", "lab", "map", "profile", "submit", "torchjob"),
+    "api": (
+        *("attach", "dry_run", "group", "jobs", "keep", "lab", "map", "pool", "profile", "submit"),
+        "torchjob",
+    ),
     "spec.cluster": ("Cluster",),
     "spec.config": (
         "CleanPodPolicy",

@@ -94,17 +94,42 @@ def keep(
     return submission.keep(submission.prepare(call, submission.check(asked)))
 
 
+def pool(
+    spec: JobSpec | Launch | None = None,
+    *,
+    name: str | None = None,
+    idle: float | str | None = None,
+) -> Lab:
+    """Start a pool: pods that stand on a cluster, with torch imported, in which jobs run one after the other.
+
+    A job whose spec names it (``JobSpec.pool``) starts there in fresh processes. Options that such a job
+    leaves at their defaults are the pool's. ``idle`` is how long the pool may wait for a job before it ends,
+    by default as the spec has it. Raises as :func:`submit` does, ``NameTakenError`` where a pool or another
+    job of that name runs, and ``SpecError`` for what no pool can have.
+    """
+    from nbtorchjob import pools
+
+    asked = JobSpec.of(spec)
+    if name is not None:
+        asked = dataclasses.replace(asked, name=name)
+    if idle is not None:
+        asked = dataclasses.replace(asked, idle=idle)
+    asked = pools.requested(asked)
+    return submission.keep(submission.prepare(pools.call(), submission.check(asked)))
+
+
 def lab(name: str, *, trust: bool = False) -> Lab:
     """Take hold of a lab, in any kernel, by its name or its id.
 
     Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
     """
+    from nbtorchjob.job import newest_run
     from nbtorchjob.labs import Lab  # late, as above
 
     job = attach(name, trust=trust)
     chosen, info = backend(job.info.backend), job.info
     if info.name == _spelled(name) and (info.lab is None or Lab(chosen, info).state.phase.terminal):
-        info = chosen.info(submission.newest_run(chosen, info.name).info.address)
+        info = chosen.info(newest_run(chosen, info.name).info.address)
     if info.lab is None:
         raise SpecError("on", name, "a lab, started with --keep NAME; this is an ordinary job")
     return Lab(chosen, info, trust=trust)

@@ -16,7 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from nbtorchjob.backends import backend_of, downloads, stacks
+from nbtorchjob.backends import backend_of, downloads, naming, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
@@ -678,3 +678,10 @@ def attached(id_: str, trust: bool) -> Job[Any]:
     known, _, address = id_.partition(":")
     there = backend_of(known, address)
     return Job(there, there.info(address), trust=trust)
+
+
+def newest_run(chosen: Backend, name: str) -> JobState:
+    """Return the state of the run of a given name that goes on, or of the last one that ended."""
+    runs = [known for known in chosen.names() if naming.is_run(known, name)] or [name]
+    states = [chosen.known(run) for run in runs]
+    return next((state for state in reversed(states) if not state.phase.terminal), states[-1])

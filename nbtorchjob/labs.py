@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field, replace
 from types import MappingProxyType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
@@ -116,6 +116,8 @@ class Lab:
     def newest(self) -> Job[Any]:
         """The cell or function that it took last, as a job."""
         turn = turns.newest(self.state)
+        if turn is None and self.info.is_pool:
+            return self.job
         if turn is None or not turn.taken.id:
             return self.first
         return Job(self._turns, turns.info(self._backend.info(self.info.address), turn), trust=self.trust)
@@ -189,6 +191,8 @@ class Lab:
         say: Callable[[str], object] = lambda text: None,
     ) -> LabAnswer:
         """Ask which of the names the ranks have; raises as :meth:`run` does, before anything is sent."""
+        if self.info.is_pool:
+            raise SpecError("on", self.name, f"a lab; it is a pool: --pool {self.name} runs a job there")
         for name in push:
             if name not in namespace:
                 raise SpecError("push", name, "a variable of the notebook")
@@ -281,19 +285,49 @@ class Lab:
         there = self._there()
         sourced = there is None or there.minor != capture.PYTHON
         call = replace(call, by=identity.whose(call, written), sourced=sourced)
-        file = io.BytesIO()
         spec = replace(self._spec, all_ranks=all_ranks)
-        size = archive.write_turn(
-            file, call, self._backend.key(self.info.address), spec, push=[*answer.theirs.push]
-        )
+
+        def pack(file: BinaryIO, key: bytes) -> int:
+            return archive.write_turn(file, call, key, spec, push=[*answer.theirs.push])
+
+        question = {"base": answer.base, "ranks": list(ranks) or None}
+        known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
+        job, base = self._send(call, pack, question, written, known, say)
+        if base != answer.seen:
+            say(f"Note: {labs.anew(self.state)}")
+        self.shipped(call, answer.namespace, answer.theirs)
+        return job
+
+    def send_job(
+        self, call: Call, spec: JobSpec, written: Origin, say: Callable[[str], object] = lambda text: None
+    ) -> Job[Any]:
+        """Send a call to a pool as a job that fits it (``pools.fitted``); as :meth:`send` otherwise."""
+
+        def pack(file: BinaryIO, key: bytes) -> int:
+            return archive.write(file, call, spec, key)
+
+        known = {"all_ranks": spec.all_ranks, "spec": spec.to_json(), "turn": ()}
+        question = {"base": None, "ranks": None}
+        job, _ = self._send(call, pack, question, written, known, say)
+        return job
+
+    def _send(
+        self,
+        call: Call,
+        pack: Callable[[BinaryIO, bytes], int],
+        asked: Mapping[str, Any],
+        written: Origin,
+        known: Mapping[str, Any],
+        say: Callable[[str], object],
+    ) -> tuple[Job[Any], int]:
+        """Send a turn as ``pack`` writes it; return its handle, and the base that took it.
+
+        ``known`` are fields of its record.
+        """
+        file = io.BytesIO()
+        size = pack(file, self._backend.key(self.info.address))
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
-        question = {
-            "question": "turn",
-            "id": id_,
-            "base": answer.base,
-            "ranks": list(ranks) or None,
-            "size": size,
-        }
+        question = {"question": "turn", "id": id_, **asked, "size": size}
         since = self._turns.now(self.info)
         try:
             before, reply = self._sent(question, file.getbuffer(), say)
@@ -302,30 +336,26 @@ class Lab:
             if isinstance(exc, KeyboardInterrupt):
                 self._take_back(id_)
             raise
-        round_ = int(reply["round"])
-        if int(reply["base"]) != answer.seen:
-            say(f"Note: {labs.anew(self.state)}")
         turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
-        info = turns.of(
-            self.info,
-            key=str(turn[0]) if turn is not None else id_,
-            created=packed,
-            label=call.label,
-            ships=capture.ships_line(call),
-            captured=capture.captured(call),
-            all_ranks=all_ranks,
-            turn=tuple(ranks) or (turn[1].ranks if turn is not None else ()),
-            sources=labels,
-            notebook=written.notebook,
-            cell=written.cell,
-            began=call.began,
-            packed=packed,
-            payload=size,
-        )
-        self._turns.sent(info, before, round_, since)
-        self.shipped(call, answer.namespace, answer.theirs)
-        return Job(self._turns, info, trust=self.trust)
+        fields = {
+            "key": str(turn[0]) if turn is not None else id_,
+            "created": packed,
+            "label": call.label,
+            "ships": capture.ships_line(call),
+            "captured": capture.captured(call),
+            "sources": labels,
+            "notebook": written.notebook,
+            "cell": written.cell,
+            "began": call.began,
+            "packed": packed,
+            "payload": size,
+            **known,
+        }
+        fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
+        info = turns.of(self.info, **fields)
+        self._turns.sent(info, before, int(reply["round"]), since)
+        return Job(self._turns, info, trust=self.trust), int(reply["base"])
 
     def shipped(self, call: Call, namespace: Mapping[str, Any], theirs: Theirs = NOTHING) -> None:
         """Remember which of the notebook's variables were taken along: of these both have the same."""
@@ -417,8 +447,8 @@ class Lab:
         return SubmitError(f"{self.name}: {exc}")
 
     def _ended(self, state: JobState) -> JobEndedError:
-        how = labs.ended(state)
-        return JobEndedError(f"{self.name} has ended{how}: start another one with --keep {self.name}")
+        again = hint("pool", self.name) if self.info.is_pool else f"--keep {self.name}"
+        return JobEndedError(f"{self.name} has ended{labs.ended(state)}: start another one with {again}")
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
+from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, Shape, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
@@ -31,7 +31,7 @@ from nbtorchjob.payload import identity, settings
 from nbtorchjob.spec import grid, site
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import US, JobInfo, JobState, Origin
+from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import CheckoutTold
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -52,12 +52,13 @@ _TRIES = 5
 class Plan(FrozenDataclass):
     """A spec completed by the site and accepted by its backend.
 
-    ``cautions`` name what will work, but not well.
+    ``cautions`` name what will work, but not well. ``pool`` is where it is to run, if that has pods already.
     """
 
     spec: JobSpec
     backend: Backend
     cautions: tuple[str, ...]
+    pool: Lab | None = None
 
 
 class Submission(FrozenDataclass):
@@ -78,6 +79,11 @@ def check(spec: JobSpec) -> Plan:
 
     Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
     """
+    pool: Lab | None = None
+    if spec.pool is not None:
+        from nbtorchjob import pools
+
+        spec, pool = pools.placed(spec)
     spec = site.admitted(spec)
     if spec.package or spec.requirements:
         from nbtorchjob.capture import packages
@@ -85,12 +91,16 @@ def check(spec: JobSpec) -> Plan:
         packages.check(spec)
     spec.secrets()
     chosen = backend(spec.backend)
-    return Plan(spec, chosen, (*chosen.check(spec), *settings.cautions(spec)))
+    accepted = chosen.check(spec) if pool is None else ()  # a pool's backend has accepted all that is its
+    return Plan(spec, chosen, (*accepted, *settings.cautions(spec)), pool)
 
 
 def cautions(spec: JobSpec) -> tuple[str, ...]:
-    """Return what will work, but not well; raises as :func:`check` does."""
-    return check(spec).cautions
+    """Return what will work, but not well; raises as :func:`check` does.
+
+    A pool isn't asked for: a panel calls this at each change of a field.
+    """
+    return check(spec).cautions if spec.pool is None else ()
 
 
 def prepare(call: Call, plan: Plan) -> Submission:
@@ -117,8 +127,10 @@ def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
     from nbtorchjob.job import Job
 
     call, spec, chosen = sub.call, sub.plan.spec, sub.plan.backend
-    if spec.lab:
+    if spec.lab or sub.plan.pool is not None:
         call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
+    if sub.plan.pool is not None:
+        return sub.plan.pool.send_job(call, spec, origin or Origin())
     with interrupts.message(interrupts.NOTHING):
         call = _provided(call, spec)
     for last in (False,) * (_TRIES - 1) + (True,):
@@ -143,6 +155,7 @@ def submit(call: Call, spec: JobSpec, origin: Origin | None = None) -> Job[Any]:
 
 def keep(sub: Submission, origin: Origin | None = None) -> Lab:
     """Start a lab whose first turn is the call; raises as :func:`send` does."""
+    from nbtorchjob.job import newest_run
     from nbtorchjob.labs import Lab
 
     chosen, name = sub.plan.backend, sub.plan.spec.name
@@ -155,18 +168,13 @@ def keep(sub: Submission, origin: Origin | None = None) -> Lab:
 def _refuse_if_running(state: JobState, name: str) -> None:
     if state.phase.terminal:
         return
-    if state.info.lab is not None:
+    if state.info.is_pool:
+        what, more = "a pool", f"--pool {name} runs a job there, {hint('end', name)} ends it"
+    elif state.info.lab is not None:
         what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
     else:
         what, more = "a job", f"choose another name, or {hint('cancel', name)}"
     raise NameTakenError(f"there is {what} named {name}, which is {state.phase.word}: {more}")
-
-
-def newest_run(chosen: Backend, name: str) -> JobState:
-    """Return the state of the run of a given name that goes on, or of the last one that ended."""
-    runs = [known for known in chosen.names() if naming.is_run(known, name)] or [name]
-    states = [chosen.known(run) for run in runs]
-    return next((state for state in reversed(states) if not state.phase.terminal), states[-1])
 
 
 def send_runs(
@@ -186,6 +194,11 @@ def send_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = sub.plan.spec, sub.plan.backend
+    if sub.plan.pool is not None:
+        if not spec.or_own:
+            single = "for runs of a group, which have pods of their own; --or-own allows that"
+            raise SpecError("pool", spec.pool, single, Shape.CONFLICT)
+        spec = dataclasses.replace(spec, pool=None, or_own=False)
     with interrupts.message(interrupts.NOTHING):
         call = _provided(sub.call, spec)
         sourced = call.sourced and spec.remote
@@ -293,6 +306,8 @@ def dry_run(call: Call, spec: JobSpec) -> str:
     """Describe what :func:`send` would send and start, and send nothing."""
     plan = check(spec)
     call = _provided(_with_files(call, plan), plan.spec)
+    if plan.pool is not None:
+        return f"# {call.label}\non the pool {plan.pool.name}: {words.ranks(turns.ranks(plan.pool.state))}"
     manifests = plan.backend.dry_run(call, plan.spec, describe(call, plan.spec))
     # The rest as comments, so that the text can be pasted as manifests.
     lines = [f"# {call.label}", manifests]

@@ -173,6 +173,10 @@ class Backend(ABC):
         """Whether the job was submitted from this machine, so that nobody else chose its outputs."""
         return True
 
+    def mine(self, name: str) -> bool:
+        """Whether this user submitted the job, from whatever machine."""
+        return True
+
     def scopes(self) -> list[str]:
         """Return the prefixes of addresses, such as ``context/namespace``, whose jobs are listed together."""
         return [""]

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -23,6 +24,7 @@ from nbtorchjob.backends.base import Backend, NodeAnswer
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import loop
+from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
 from nbtorchjob.state.info import MARK
@@ -206,7 +208,7 @@ class TurnBackend(Backend):
         if known is not None:
             return View(known.lab, key, known.round, known.since.mark)
         state = self.inner.known(lab)
-        if key == turns.FIRST:
+        if turns.is_first(state.info, key):
             return View(JobState(state.info), key)
         turn = turns.find(state, key)
         return View(state, key, turn.taken.round if turn is not None else None)
@@ -216,12 +218,12 @@ class TurnBackend(Backend):
         lab, key = parsed(name)
         state = self.inner.known(lab)
         if state.info.lab is None:
-            raise JobNotFoundError(f"{lab} isn't a lab, so it has no cell {key}")
+            raise JobNotFoundError(f"{lab} is neither a lab nor a pool, so it has no {MARK}{key}")
         turn = turns.find(state, key)
         if turn is None:
-            many = len(turns.turns(state))
-            there = f"cells 1 to {many}" if many > 1 else "one cell" if many else "no cell yet"
-            raise JobNotFoundError(f"{lab} has no cell {key}: it has {there}")
+            many, what = len(turns.turns(state)), turns.what_of(state.info)
+            there = f"{what}s 1 to {many}" if many > 1 else f"one {what}" if many else f"no {what} yet"
+            raise JobNotFoundError(f"{lab} has no {what} {key}: it has {there}")
         return turn
 
     def info(self, name: str) -> JobInfo:
@@ -230,7 +232,7 @@ class TurnBackend(Backend):
             return self._sent[name].info
         lab, key = parsed(name)
         info = self.inner.info(lab)
-        if key == turns.FIRST and info.lab is not None:
+        if turns.is_first(info, key):
             return turns.first(info)
         return turns.info(info, self.turn(name))
 
@@ -332,8 +334,11 @@ class TurnBackend(Backend):
         ]
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
-        """Return what the lab's node left."""
-        return self.inner.artifacts(parsed(name)[0], sent)
+        """Return what the lab's node left, in a pool in this turn."""
+        lab, _ = parsed(name)
+        if self.inner.info(lab).is_pool:
+            sent = replace(sent, attempt=of_round(self.turn(name).taken.round))
+        return self.inner.artifacts(lab, sent)
 
     def ask(
         self,
@@ -354,6 +359,10 @@ class TurnBackend(Backend):
 
     def _of_a_lab(self, verb: str, name: str) -> NoReturn:
         lab, key = parsed(name)
+        if self.inner.info(lab).is_pool:
+            raise SpecError(
+                verb, name, f"a job with pods of its own; this one is job {key} of the pool {lab}"
+            )
         raise SpecError(verb, name, f"the lab {lab}, of which it is cell {key}; see {hint('promote', lab)}")
 
 

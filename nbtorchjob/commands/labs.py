@@ -1,4 +1,4 @@
-"""The verbs of labs: to end one, and to make a job of what was run on it."""
+"""The verbs of labs and pools: to start a pool, to end one of either, and to make a job of a lab's cells."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob import api, capture
+from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs, RunRequest
 from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
@@ -22,13 +23,14 @@ from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import swaps
 from nbtorchjob.state.turns import Stage, Turn
 from nbtorchjob.text import words
-from nbtorchjob.text.hints import hint
+from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
     from nbtorchjob.labs import Lab
 
 CELLS = "--cells"
+_OF_POOLS = ("keep", "profile", "dry_run", "detach", "quiet")  # of a cell's options
 _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
 
 
@@ -63,11 +65,38 @@ def _end(lab: Lab) -> None:
     lab.end()
 
 
+def pool(args: ParsedArgs, front: Front) -> Any:
+    """Start a pool: pods that stand, in which jobs run."""
+    with interrupts.message(interrupts.NOTHING):
+        alone, flagged = options.apart(args.words)
+        if len(alone) != 1:
+            raise LineError(f"{hint('pool', 'NAME')} takes one name, got {' '.join(alone)!r}")
+        # A pool takes a lab's options: its name is the one that --keep gives.
+        spec, cell_options = verbs.parse(shlex.join(["--keep", alone[0], *flagged]), front.say)
+        for o in options.TABLE:
+            if o.home == ("cell",) and o.name not in _OF_POOLS and getattr(cell_options, o.name):
+                raise LineError(f"{hint('pool')}: {o.flags[-1]} applies to cells only")
+        asked = replace(spec, lab=False)
+        policy = spec.launch.run_policy
+        if policy is not None and policy.active_deadline_seconds is not None:
+            front.say("Note: a deadline doesn't end a pool, which ends when nobody uses it (--idle)")
+        if cell_options.dry_run:
+            from nbtorchjob import pools  # late: most lines name no pool
+
+            front.show(Answer(submission.dry_run(pools.call(), pools.requested(asked))))
+            return None
+        job = api.pool(asked).job
+    front.say(f"{run_hint(f'--pool {job.name}')} runs a cell there")
+    return front.detached(job, None)
+
+
 def promote(args: ParsedArgs, front: Front) -> Any:
     """Make one job of the cells that were run on a lab."""
     with interrupts.message(interrupts.NOTHING):
         name, cells, line = _parted(args.words)
         lab = _lab(front.find, name)
+        if lab.info.is_pool:
+            raise SpecError("promote", lab.name, "a lab; what ran in a pool was a job already")
         state = lab.state
         chosen = _chosen(state, cells)
         base = replace(lab.info.asked, lab=False, name=None)

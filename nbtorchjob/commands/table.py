@@ -464,6 +464,13 @@ _ROWS = (
         ),
     ),
     Verb(
+        "pool",
+        "NAME",
+        "keep pods warm, in which jobs start at once",
+        any_option=True,
+        waits=labs.pool,
+    ),
+    Verb(
         "promote",
         "NAME",
         "rerun a lab's cells as one detached job",

@@ -149,7 +149,22 @@ def stored(storage: str, sha256: str) -> str:
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
-    return {"idle": spec.idle_s, **_turn(call)}
+    return {"idle": spec.idle_s, "fresh": spec.fresh, "mounted": _mounted(spec), **_turn(call)}
+
+
+def _mounted(spec: JobSpec) -> list[str]:
+    """Return where the user has something mounted in pods."""
+    patched = (spec.cluster.patch.get("spec") or {}).get("containers") or []
+    volumes = [volume for container in patched for volume in container.get("volumeMounts") or ()]
+    return [
+        *(mount.dst for mount in spec.cluster.mounts),
+        *(volume["mountPath"] for volume in volumes if "mountPath" in volume),
+    ]
+
+
+def _pooled(call: Call, spec: JobSpec) -> dict[str, Any]:
+    """Return what a pool's node reads of a job: what it tells of a turn, and the job's own variables."""
+    return {"pool": True, "turn": _turn(call), "push": [], "env": {**spec.env, **spec.secrets()}}
 
 
 def _turn(call: Call) -> dict[str, str]:
@@ -169,6 +184,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
             "lab": _lab(call, spec),
+            **(_pooled(call, spec) if spec.pool else {}),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
             # Not taken from the environment: operators and images set it for everybody.
@@ -227,7 +243,12 @@ def _uv(call: Call, spec: JobSpec) -> dict[str, Any] | None:
 
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
-    """Return which parts of the program the job needs (``program.PARTS``)."""
+    """Return which parts of the program the job needs (``program.PARTS``).
+
+    Of a pool's jobs nobody knows that yet, and they have the same program as their pool.
+    """
+    if spec.fresh or spec.pool:
+        return frozenset(program.PARTS)
     wants = {
         "environment": spec.remote or bool(call.wanted),
         "needs": spec.remote and _needs(call, spec),
@@ -243,6 +264,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "process": call.lays or spec.lab,
         "swaps": may_swap(call, spec),
         "lab": spec.lab,
+        "pool": spec.fresh,
         "debugger": _debug(call, spec),
         "data": spec.data,
     }

@@ -47,6 +47,7 @@ PARTS = {
         *("node/receiving.py", "node/swaps.py"),
     ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
+    "pool": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/", "pool/"),
     "debugger": ("debug/",),
     "data": ("data/",),
 }

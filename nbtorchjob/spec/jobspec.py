@@ -83,7 +83,9 @@ class JobSpec:
       after which the ranks' stacks are recorded; 0 disables it.
     - grace: seconds for the ranks of a node that shuts down to save (``nbtorchjob.leaving``) and upload.
     - lab: keep the ranks for further cells. The lab ends once it has been idle for ``idle``: seconds, or a
-      text such as ``"2h"``; 0 disables it.
+      text such as ``"2h"``; 0 disables it. With ``fresh`` it is a pool: each job there has ranks of its own.
+    - pool: run in the standing pods of the pool of that name. Options that are left at their defaults are the
+      pool's; others must be alike. With ``or_own`` a job that doesn't fit has pods of its own.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -134,9 +136,12 @@ class JobSpec:
     )
     grace: int = setting("--grace S", "time a node gets to shut down", GRACE_S, takes="int", unit="seconds")
     lab: bool = False
+    fresh: bool = False
     idle: float | str = setting(
-        "--idle DURATION", "idle time that ends a lab; 0 disables it", 7200, unit="90s, 10m, 2h"
+        "--idle DURATION", "idle time that ends a lab or pool; 0: never", 7200, unit="90s, 10m, 2h"
     )
+    pool: str | None = setting("--pool NAME", "run in the standing pods of this pool")
+    or_own: bool = setting("--or-own", "with --pool: use own pods if the job doesn't fit")
 
     __repr__ = brief
 
@@ -182,7 +187,13 @@ class JobSpec:
         instance(bool, "carry_settings", self.carry_settings)
         seconds("hang_after", self.hang_after, zero=True)
         whole("grace", self.grace, 1)
-        instance(bool, "lab", self.lab)
+        for name in ("lab", "fresh", "or_own"):
+            instance(bool, name, getattr(self, name))
+        if self.pool is not None:
+            pool = job_name(self.pool)
+            if self.lab:
+                raise SpecError("pool", pool, "with a lab or pool, which has its own pods", Shape.CONFLICT)
+            object.__setattr__(self, "pool", pool)
         never = self.idle in (0, "0") and not isinstance(self.idle, bool)
         idle = 0 if never else seconds_or_none("idle", self.idle)
         if idle is None:
@@ -249,8 +260,9 @@ class JobSpec:
         """Return the spec as plain data, for the job's record."""
         record: dict[str, Any] = _plain(self)
         record["launch"]["kind"] = type(self.launch).__name__
-        if not self.title:
-            del record["title"]
+        for name in ("title", "fresh", "pool", "or_own"):
+            if not record[name]:
+                del record[name]
         return record
 
     @classmethod

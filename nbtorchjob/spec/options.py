@@ -226,7 +226,8 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         if (named_too := next((o for o in spec if o.key == "name"), None)) is not None:
             raise SpecError("--name", spec[named_too], "with --keep, which names the job", Shape.CONFLICT)
         try:
-            base = replace(base, lab=True, name=JobSpec(name=cell_options.keep).name)
+            own = {"pool": None, "or_own": False}  # a profile's are for jobs
+            base = replace(base, **own, lab=True, name=JobSpec(name=cell_options.keep).name)
         except SpecError as exc:
             raise exc.about("--keep") from None
     notes = [

@@ -329,12 +329,16 @@ class TurnTaken(FrozenDataclass):
 
 
 class TurnEnded(FrozenDataclass):
-    """All ranks of a node are through with a turn; ``failed`` are those whose code raised."""
+    """All ranks of a node are through with a turn; ``failed`` are those whose code raised.
+
+    ``cancelled``, of a job in a pool: somebody asked for its end, as its lead knows.
+    """
 
     time: float
     node: int
     round: int
     failed: tuple[int, ...] = ()
+    cancelled: bool = False
 
 
 class LabEnds(FrozenDataclass):
@@ -463,7 +467,7 @@ class Swapped(FrozenDataclass):
 
 
 class RankFailed(FrozenDataclass):
-    """An exception left the user's code on a rank; one that ``stays`` runs a lab's further turns."""
+    """An exception left the user's code on a rank; its node ``stays`` where it runs a lab's further turns."""
 
     time: float
     node: int
@@ -504,7 +508,10 @@ class RankGoesOn(FrozenDataclass):
 
 
 class RankExited(FrozenDataclass):
-    """A worker process ended by itself without having said why: ``os._exit`` or a signal."""
+    """A worker process ended by itself without having said why: ``os._exit`` or a signal.
+
+    Where its node ``stays``, it was the rank of a job in a pool.
+    """
 
     time: float
     node: int
@@ -513,6 +520,7 @@ class RankExited(FrozenDataclass):
     round: int
     code: int | None = None
     signal: int | None = None
+    stays: bool = False
 
 
 class Reported(FrozenDataclass):

@@ -229,9 +229,6 @@ def _in_full(error: Error) -> tuple[int, int]:
 
 
 def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
-    if event.stays:
-        return state  # it is a turn's failure, not the lab's: ``state/turns``
-
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
@@ -351,6 +348,11 @@ def _cut(rule: _Rule, **most: int) -> _Rule:
     return of_cut
 
 
+def _unless_stays(rule: _Rule) -> _Rule:
+    """Return the rule for failures of ranks but for a turn's, which aren't its lab's: ``state/turns``."""
+    return lambda state, event: state if event.stays else rule(state, event)
+
+
 def _of_rank_0(rule: _Rule) -> _Rule:
     """Return the rule for facts of which only rank 0's count."""
     return lambda state, event: rule(state, event) if event.rank == 0 else state
@@ -413,10 +415,10 @@ _APPLY: dict[type, _Rule] = {
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
     # Each node tells of it; only rank 0's knows what that had reported.
     ev.Swapped: _sorted("swaps", lambda e: (e.round, e.id), lambda e: (len(e.metrics), -e.time), _MOST_SWAPS),
-    ev.RankFailed: _rank_failed,
+    ev.RankFailed: _unless_stays(_rank_failed),
     ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
-    ev.RankExited: _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST),
+    ev.RankExited: _unless_stays(_sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST)),
     ev.Reported: _reported,
     ev.LogChunk: _log,
     ev.Wrote: _time("wrote", max),

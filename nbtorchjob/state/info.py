@@ -167,6 +167,16 @@ class JobInfo(FrozenDataclass):
         return self.name.rpartition(MARK)[0]
 
     @property
+    def is_pool(self) -> bool:
+        """Whether it is a lab whose turns are jobs, in processes of their own."""
+        return self.lab is not None and bool(self.spec.get("fresh"))
+
+    @property
+    def in_pool(self) -> bool:
+        """Whether it is a job in a pool: a turn whose ranks are its own."""
+        return bool(self.of_lab) and self.spec.get("lab") is False
+
+    @property
     def speaker(self) -> int:
         """The rank whose value, log and displays stand for all: 0, or the first of a lab's turn."""
         return min(self.turn, default=0)

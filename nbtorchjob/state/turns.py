@@ -5,6 +5,8 @@ read as *cell 3*. Each has a round of its own, and all that ranks tell is filed 
 needs only to pick a lab's facts by their round, and to end where the turn does: what is drawn of a turn,
 fetched or asked is what is drawn of any job.
 
+In a *pool* a turn is a whole job, which has ranks of its own (``runtime/pool``).
+
 A turn runs on all its ranks or on none, and in the order of the rounds. It is over once each of its nodes has
 said so. Where a lab's ranks began anew before that, it is *lost*, with all that they held.
 """
@@ -19,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
@@ -33,6 +36,9 @@ ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones
 UNREAD = "EndedBefore"
 ENDED = "the lab ended before it was over"
 GONE = "the lab's ranks began anew before it was over: what they held is gone"
+POOL_ENDED = "its pool ended before it was over"
+POOL_GONE = "its pool lost a node, or its ranks there, before it was over: run it again"
+POOL_GONE_BEFORE = "its pool lost a node, or its ranks there, before it began: run it again"
 
 # What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
 _OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)
@@ -81,6 +87,7 @@ class Turn(FrozenDataclass):
     stage: Stage
     since: float
     failed: tuple[int, ...] = ()
+    what: str = "cell"  # or "job", in a pool
 
     @property
     def key(self) -> str:
@@ -90,7 +97,7 @@ class Turn(FrozenDataclass):
     @property
     def name(self) -> str:
         """What people call it."""
-        return f"cell {self.number}"
+        return f"{self.what} {self.number}"
 
     @property
     def over(self) -> bool:
@@ -111,6 +118,7 @@ def turns(lab: JobState) -> list[Turn]:
     # The first one is sent again where ranks began anew before it was over once, and where the pods of a job
     # that was resumed can't know that there were others.
     firsts = [taken.round for taken in lab.turns if not taken.id]
+    what = what_of(lab.info)
     in_order: list[Turn] = []
     free = lab.info.created  # when the ranks were through with the one before
     busy = False
@@ -123,14 +131,19 @@ def turns(lab: JobState) -> list[Turn]:
         if all(node in ended for node in taken.nodes):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
             free = max(free, *(end.time for end in ended.values()))
-            in_order.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed))
+            in_order.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed, what))
         elif taken.base != lab.round or lab.phase.terminal:
-            in_order.append(Turn(number, taken, Stage.LOST, taken.time))
+            in_order.append(Turn(number, taken, Stage.LOST, taken.time, what=what))
         else:
             stage = Stage.WAITS if busy else Stage.RUNS
-            in_order.append(Turn(number, taken, stage, max(free, taken.time)))
+            in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
             busy = True
     return in_order
+
+
+def what_of(lab: JobInfo) -> str:
+    """Return what people call a turn."""
+    return "job" if lab.is_pool else "cell"
 
 
 def find(lab: JobState, key: str) -> Turn | None:
@@ -181,7 +194,8 @@ def idle_since(lab: JobState) -> float | None:
         return None
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
     # Before its first cell was taken it is still starting.
-    if not any(turn.taken.base == lab.round for turn in known) and not _empty(lab):
+    starts = not any(turn.taken.base == lab.round for turn in known) and not _empty(lab)
+    if starts and not lab.info.is_pool:
         return None
     return max([*began, *(turn.since for turn in known if turn.stage is not Stage.LOST)])
 
@@ -232,6 +246,11 @@ def info(lab: JobInfo, turn: Turn) -> JobInfo:
     return of(lab, key=key, created=created, label=taken.label, turn=taken.ranks, sources=sources)
 
 
+def is_first(lab: JobInfo, key: str) -> bool:
+    """Whether a turn of that key is the lab's own call; that of a pool does nothing, and is no turn."""
+    return key == FIRST and lab.lab is not None and not lab.is_pool
+
+
 def first(lab: JobInfo) -> JobInfo:
     """Return what is known of a lab's own call, as a job's record."""
     return of(lab, key=FIRST, label=lab.label, ships=lab.ships, all_ranks=lab.all_ranks, turn=())
@@ -239,7 +258,7 @@ def first(lab: JobInfo) -> JobInfo:
 
 def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
     """Return the record of a turn: the lab's, without what is the lab's alone."""
-    spec = {**lab.spec, "retry": None} if lab.spec else {}
+    spec = {**lab.spec, "retry": None, "lab": not lab.is_pool, "fresh": False} if lab.spec else {}
     own = {
         "name": f"{lab.name}{MARK}{key}",
         "spec": spec,
@@ -284,7 +303,7 @@ class View:
     @property
     def first(self) -> bool:
         """Whether it is the lab's own call: until it runs, what is known of the lab is known of it."""
-        return self._key == FIRST
+        return is_first(self.lab.info, self._key)
 
     def wants(self, event: ev.WorkersStarted) -> bool:
         """Whether what these ranks write is of the turn."""
@@ -315,6 +334,9 @@ class View:
                 yield self._as_a_jobs(event)
         elif isinstance(event, _OF_NODES):
             yield from self._of_node(event)
+        elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
+            if self._round is not None and event.attempt == of_round(self._round):
+                yield replace(event, attempt=1)
         elif isinstance(event, ev.Notice | ev.Wrote):
             if self._taken is None or event.time >= self._taken.time:
                 yield event
@@ -333,7 +355,7 @@ class View:
             yield event  # how the lab comes to start
 
     def _as_a_jobs(self, event: ev.Event) -> ev.Event:
-        if isinstance(event, ev.RankFailed):
+        if isinstance(event, ev.RankFailed | ev.RankExited):
             return replace(event, stays=False)
         if isinstance(event, ev.Displayed) and self._taken and event.rank == min(self._taken.ranks):
             return replace(event, rank=0)
@@ -344,6 +366,8 @@ class View:
         if taken is None:
             if self.first:
                 yield event
+        elif self.lab.info.is_pool and not self._started:
+            return  # nothing of a job that waits
         elif (
             event.node in taken.nodes
             and event.node not in self._through
@@ -372,7 +396,12 @@ class View:
                 yield ev.NodeExited(event.time, event.node, code, pod=self._node(event.node).life.pod)
         if len(self._through) == len(set(taken.nodes)):
             ends = self._through.values()
-            self._end(max(end.time for end in ends), well=not any(end.failed for end in ends))
+            time = max(end.time for end in ends)
+            if any(end.cancelled for end in ends):
+                yield ev.CancelRequested(time)
+                self.over, self.last = True, (ev.Closed(time),)
+            else:
+                self._end(time, well=not any(end.failed for end in ends))
 
     def _look(self) -> Iterator[ev.Event]:
         """Find the turn once it is known that it was taken, and yield what it waits for."""
@@ -419,7 +448,9 @@ class View:
         for index in set(taken.nodes) - self._through.keys():
             node = self._node(index)
             if index in self._elsewhere or node.life.over or node.round > taken.base:
-                self._end(self._when(), well=False, reason=ANEW, text=GONE)
+                ours = POOL_GONE if self._started else POOL_GONE_BEFORE
+                gone = ours if self.lab.info.is_pool else GONE
+                self._end(self._when(), well=False, reason=ANEW, text=gone)
                 return
 
     def _when(self) -> float:
@@ -434,7 +465,8 @@ class View:
         if isinstance(event, ev.Lost) or any(wish is not None for wish in wishes):
             self.over, self.last = True, (event,)
         else:
-            self._end(event.time, well=False, reason=UNREAD, text=ENDED)
+            ended = POOL_ENDED if lab.info.is_pool else ENDED
+            self._end(event.time, well=False, reason=UNREAD, text=ended)
 
     def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:
         self.over = True

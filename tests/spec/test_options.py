@@ -361,6 +361,7 @@ def test_choices_are_those_that_parse_takes():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("--keep a --pool b", "--pool can't be given with a lab or pool, which has its own pods"),
         ("--keep a --on b", "--keep can't be given with --on: a cell either starts a lab or runs on one"),
         ("--keep a --name b", "--name can't be given with --keep, which names the job"),
         ("--keep 3!", "--keep: got '3!', but it must be a letter first"),

@@ -7,6 +7,7 @@ from functools import reduce
 import pytest
 
 from nbtorchjob.backends import downloads
+from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
@@ -251,3 +252,50 @@ def test_what_a_turn_takes_doesnt_grow_with_those_before_it():
         return count
 
     assert calls(1000) < 2 * calls(10)
+
+
+POOL = replace(LAB, name="pool", spec={"fresh": True})
+BEGUN = [*STARTED, *base(1, 2.0)]
+
+
+def test_the_first_job_of_a_pool_is_number_one_and_before_it_the_pool_is_idle():
+    assert turns.idle_since(known(*BEGUN, info=POOL)) == 2.0
+    state = known(*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1), info=POOL)
+
+    assert [(turn.name, turn.stage) for turn in turns.turns(state)] == [("job 1", Stage.DONE)]
+    for key in ("1", "a"):
+        job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)], key, info=POOL)
+        assert (job.phase, job.info.in_pool) == (Phase.SUCCEEDED, True)
+
+
+def test_a_rank_of_a_pools_job_that_ends_is_the_jobs_failure_alone():
+    exited = ev.RankExited(3.2, 1, 1, 0, 5, signal=9, stays=True)
+    events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], exited]
+    events += [ev.TurnEnded(3.4, node, 5, (node,) * node) for node in (0, 1)]
+
+    assert known(*events, info=POOL).failure is None
+    failure = seen(events, "a", info=POOL).failure
+    assert (failure.rank, failure.reason.line) == (1, "killed by SIGKILL")
+
+
+def test_a_pools_job_whose_end_was_asked_for_is_cancelled():
+    ends = [ev.TurnEnded(3.4, 1, 5, (1,)), ev.TurnEnded(3.5, 0, 5, (0,), cancelled=True)]
+    job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *ends], "a", info=POOL)
+
+    assert (job.phase, job.failure.reason.line) == (Phase.CANCELLED, "was cancelled")
+
+
+@pytest.mark.parametrize(("begun", "text"), [(6, turns.POOL_GONE), (0, turns.POOL_GONE_BEFORE)])
+def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
+    lost = [ev.NodeExited(4.0, 1, 137, pod="p1"), *base(9, 6.0)]
+    job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:begun], *lost], "a", info=POOL)
+
+    assert job.phase is Phase.FAILED
+    assert [notice.text for notice in job.notices] == [text]
+
+
+def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
+    sent = [ev.ArtifactsReady(3.3, 0, of_round(round_), "log#x", 9, 1, 9) for round_ in (5, 6)]
+    events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *sent, *ran(5, 3.1)[6:]]
+
+    assert [*seen(events, "a", info=POOL).artifacts] == [(1, 0)]

@@ -294,6 +294,14 @@ class KubernetesBackend(Backend):
 
         return loop.run(_act(name, asked))
 
+    def mine(self, name: str) -> bool:
+        """Read the label of the job's object."""
+
+        async def asked(job: JobRef) -> bool:
+            return job.mine
+
+        return loop.run(_act(name, asked))
+
     def note(self, info: JobInfo, fact: ev.CheckoutTold) -> None:
         """Put it into this machine's cache."""
         known, cache = find.gone(info.address)

@@ -24,8 +24,17 @@ from nbtorchjob.runtime.store import store
 
 MOST_FILES = 10_000  # of a node in an attempt
 MOST_BYTES = 1 << 30
+NUMBER = "NBTORCHJOB_ARTIFACTS"  # of a job in a pool: what goes by this in place of its attempt
 _ENTRY = 256  # bytes of an archive beside a file and its name, which stands there twice
 _NAMED = 4  # of what is left out
+
+
+def of_round(round_: int) -> int:
+    """Return the number that artifacts of a job in a pool go by, in place of an attempt's, which is smaller.
+
+    Rounds count hundredths of seconds there, so it comes again after four months.
+    """
+    return round_ % (10**9 - 1) + 1
 
 
 def artifacts_dir() -> Path:
@@ -37,7 +46,8 @@ def artifacts_dir() -> Path:
     """
     if ROUND not in os.environ:
         raise RuntimeError("artifacts_dir() is for ranks, and this isn't one: call it in what the job runs")
-    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % attempt())
+    number = int(os.environ.get(NUMBER) or attempt())
+    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % number)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -51,10 +61,11 @@ def sending(key: Optional[bytes]) -> Iterator[None]:
         home = os.environ.get(FOLDER)
         if home and key:
             with unstopped():
-                _send(home, key)
+                send(home, key)
 
 
-def _send(home: str, key: bytes) -> None:
+def send(home: str, key: bytes) -> None:
+    """Send what lies in a node's folder, once no rank writes there any more."""
     for name in sorted(os.listdir(home)):
         folder, number = os.path.join(home, name), name[len("artifacts-") :]
         # What is there already was sent by an earlier attempt, here on this machine.

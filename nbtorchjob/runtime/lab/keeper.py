@@ -16,6 +16,7 @@ from nbtorchjob.runtime.lab.turns import stay
 from nbtorchjob.runtime.node.agent import NodeAgent, terminated
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.node.meter import EVERY
+from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.rank.worker import Rank
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.store.payload import Payload
@@ -27,9 +28,10 @@ _IDLE_USE_S = 60.0  # between two times that it is told what they use
 
 def keeper(
     payload: Payload, key: bytes, folder: str, files: str, node: int
-) -> Tuple[Callable[..., NodeAgent], Callable[[Rank], None]]:
-    """Return what makes the agent of a lab's node, and what its ranks do."""
-    return partial(Keeper, lab=Lab(payload.header, payload.path, key, folder, files, node)), stay
+) -> Tuple[Callable[..., NodeAgent], Callable[..., None], Callable[[Rank], None]]:
+    """Return what makes the agent of a lab's node, what that starts for each rank, and what ranks do."""
+    lab = Lab(payload.header, payload.path, key, folder, files, node)
+    return partial(Keeper, lab=lab), worker.run_rank, stay
 
 
 class Keeper(NodeAgent):

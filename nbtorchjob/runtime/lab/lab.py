@@ -125,7 +125,7 @@ class _Here(NamedTuple):
 
     round: int
     number: int
-    done: int  # what a rank says that is through
+    done: Any  # what a rank says that is through
     left: Set[int]
     failed: List[int]
 
@@ -386,7 +386,14 @@ class Lab:
     def _over_here(self, here: _Here) -> None:
         self.agent.leave_turn()
         if here.done:
-            self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
+            self._tell_over(here)
+        self._end_here(here)
+
+    def _tell_over(self, here: _Here) -> None:
+        self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
+
+    def _end_here(self, here: _Here) -> None:
+        """Let the lead know, so that the next turn begins once all nodes have."""
         self._unlink(here.number)
         news, self._news = self._news, {}
         if isinstance(self._relay, Follower):
@@ -473,7 +480,7 @@ class Lab:
             self._here = _Here(round_, number, round_, set(here), [])
         try:
             if order["files"]:
-                Payload(path).extract(self._files)
+                Payload(path).extract(self._files_of(round_))
             self.agent.enter_turn(round_, here)
         except (OSError, PayloadError) as exc:
             if self._here is None:
@@ -487,6 +494,10 @@ class Lab:
             self._unlink(number)
         for rank in here:
             self._standing.tell(rank, {**order, "path": path})
+
+    def _files_of(self, round_: int) -> str:
+        """Return where the local modules go that a turn brings along."""
+        return self._files
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
         self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
@@ -603,7 +614,7 @@ class Lab:
         words = {**header["turn"], "pushed": header["push"]}
         order = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
         order["files"] = any(name.startswith(FILES) for name in payload.checksums())
-        order = {**order, "round": self.newest, "speaker": ranks[0]}
+        order = {**order, "round": self.newest, "speaker": ranks[0], "id": asked["id"]}
         sets = self._marks(_set_by(words["text"]) | frozenset(words["pushed"]))
         turn = _Turn(
             *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, order),
@@ -630,8 +641,7 @@ class Lab:
                 assert self._base is not None
                 for node in waiting.nodes:
                     ranks = [rank for rank in waiting.ranks if self._base.where[rank] == node]
-                    self._fail(node, waiting.round, ranks, KeyboardInterrupt())
-                    self._tell("TurnEnded", node=node, round=waiting.round, failed=ranks)
+                    self._drop(node, waiting.round, ranks)
                 self._say({"drop": waiting.number})
                 self._unlink(waiting.number)
                 return {"interrupted": list(waiting.ranks)}
@@ -640,6 +650,11 @@ class Lab:
         self._say({"interrupt": turn.round})
         self._interrupt_here(turn.round)
         return {"interrupted": list(turn.ranks)}
+
+    def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:
+        """Tell of a turn that was interrupted before it began."""
+        self._fail(node, round_, ranks, KeyboardInterrupt())
+        self._tell("TurnEnded", node=node, round=round_, failed=ranks)
 
     def _interrupt_here(self, round_: int) -> None:
         here = self._here

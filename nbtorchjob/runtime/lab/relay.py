@@ -7,6 +7,7 @@ nobody meanwhile: the store answers once there is something.
     have/N/NODE  "" once the node has the payload of turn N, which is there by that name; else what is wrong
     done/R/NODE  its ranks are through with the turn of round R
     at/NODE      the newest message that it has taken, now and then: what all have taken is deleted
+    stop/R       of a pool: the turn of round R is to stop on all nodes, as a rank has failed; or it is over
 
 What isn't signed ends the job: whoever writes there could otherwise have nodes do different things. But all
 who reach the store can read it: no payload and no name of a user's goes through it. Whoever asks for a turn
@@ -56,9 +57,13 @@ def path_of(folder: str, number: int) -> str:
 
 
 class _Waits:
-    """Waits in a store as long as that is of any use; ``distrust`` hears where somebody else writes there."""
+    """Waits in a store as long as that is of any use; ``distrust`` hears where somebody else writes there.
 
-    def __init__(self, distrust: Callable[[PeersEnded], None]) -> None:
+    ``open_`` returns a connection of its own to that store.
+    """
+
+    def __init__(self, open_: Callable[[], Any], distrust: Callable[[PeersEnded], None]) -> None:
+        self._open = open_
         self._closed = threading.Event()
         self._distrust = distrust
 
@@ -95,6 +100,24 @@ class _Waits:
                     self.close()
         return False
 
+    def watch(self, round_: int, act: Callable[[], None]) -> None:
+        """Call ``act`` once some node has had all nodes :meth:`stop` a turn of a pool."""
+
+        def wait() -> None:
+            try:
+                with store_may_be_gone():
+                    if self.wait(self._open(), ["stop/%d" % round_]):
+                        act()
+            except PeersEnded as exc:
+                self._distrust(exc)
+
+        threading.Thread(target=wait, daemon=True, name="relay").start()
+
+    def stop(self, round_: int) -> None:
+        """Have each node that watches a turn stop it; from any thread."""
+        with store_may_be_gone():
+            self._open().set("stop/%d" % round_, "")
+
 
 class Lead(_Waits):
     """The lead's end: ``others`` are the nodes that it tells, ``heard`` is called with what one has done."""
@@ -107,10 +130,10 @@ class Lead(_Waits):
         heard: Callable[[int, int, Dict[str, Any]], None],
         distrust: Callable[[PeersEnded], None],
     ) -> None:
-        super().__init__(distrust)
+        super().__init__(partial(_below, connect, base), distrust)
         self.others = others
         self._heard = heard
-        self._log, self._haves, self._dones = (_below(connect, base) for _ in range(3))
+        self._log, self._haves, self._dones = (self._open() for _ in range(3))
         self._saying, self._asking = threading.Lock(), threading.Lock()
         self._said = self._deleted = 0
         self._expected: "queue.SimpleQueue[Tuple[int, List[int]]]" = queue.SimpleQueue()
@@ -177,12 +200,11 @@ class Follower(_Waits):
         heard: Callable[[Dict[str, Any]], None],
         distrust: Callable[[PeersEnded], None],
     ) -> None:
-        super().__init__(distrust)
+        super().__init__(partial(_below, connect, base), distrust)
         self._node = node
         self._folder = folder
         self._heard = heard
-        self._store = _below(connect, base)
-        self._open = partial(_below, connect, base)
+        self._store = self._open()
         threading.Thread(target=self._run, daemon=True, name="relay").start()
 
     def done(self, round_: int, record: Dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ class _Turns:
         self._names: FrozenSet[str] = frozenset()
         self._shown: Deque[str] = deque()
         self._kept = 0  # bytes of payloads
-        self._line = _Line(self._home, {"rank": rank.number, "base": rank.round, "pid": os.getpid()})
+        self._line = Line(self._home, {"rank": rank.number, "base": rank.round, "pid": os.getpid()})
 
     def run(self) -> None:
         call.become_main(self._namespace, os.path.abspath(self._of.path))
@@ -347,7 +347,7 @@ class _Output:
                 stream.flush()
 
 
-class _Line:
+class Line:
     """The connection to the node."""
 
     def __init__(self, folder: str, hello: Dict[str, Any]) -> None:
@@ -357,6 +357,16 @@ class _Line:
         self._node: Optional[socket.socket] = None
         self._inode = 0
         self._held = b""
+
+    def fileno(self) -> int:
+        """Return what can be waited for beside other files."""
+        assert self._node is not None
+        return self._node.fileno()
+
+    def close(self) -> None:
+        """Close it, in a process that was forked."""
+        if self._node is not None:
+            self._node.close()
 
     def say(self, record: Dict[str, Any]) -> None:
         """Say it to the node."""

@@ -140,7 +140,7 @@ def over(rank: Rank) -> None:
 def begin(rank: Rank) -> Payload:
     """Make what the rank's code expects of its process; return the payload."""
     fresh.use_threads()
-    groups.meet_at(rank.meeting)
+    groups.meet_at(rank.meeting, rank.round)
     payload = Payload(rank.path)
     if rank.header["swaps"]:
         from nbtorchjob.runtime.rank import swapping  # late, as below
@@ -249,12 +249,14 @@ def _fail(
     try:
         if error.lost_peer:
             sampler.say_last(error.frames)
-        tell(exc, error, said, rank, round_)
+        # The agent of a pool's node goes on, as that of a lab's does.
+        stays = {"stays": True} if header.get("pool") else {}
+        tell(exc, error, said, rank, round_, **stays)
         if header["locals"]:
             # Its agent ends what is left of a round once another rank has failed: this one is about to end.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            tell_variables(exc, error, said, rank, round_)
+            tell_variables(exc, error, said, rank, round_, **stays)
         held = header["debug"] and header["debug"]["hold"]
         if held and not said and not error.lost_peer:
             from nbtorchjob.runtime.debug import debugger  # late, as above

@@ -41,8 +41,10 @@ def address(shared: Any) -> str:
     return str(shared.get(_ADDRESS).decode())
 
 
-def meet_at(address: str) -> None:
+def meet_at(address: str, round_: int) -> None:
     """Have each ``init_process_group`` of this process meet in the store at ``address`` (host:port).
+
+    In the ranks of a pool the store outlives the round, so the names of its groups begin with ``round_``.
 
     That is, over ``env://``, unless the code has chosen an address or a store of its own. Nobody leaves it
     before all have connected: a short function would end on one rank while another, on a busy machine, still
@@ -52,7 +54,7 @@ def meet_at(address: str) -> None:
     # torch's public door takes new schemes only.
     meet, has_barrier = torch_versions.MEET.get(), torch_versions.BARRIER.get()
     if meet is not None and has_barrier is not None:
-        door = _Door(address, meet, has_barrier)
+        door = _Door(address, round_, meet, has_barrier)
         torch_versions.MEET.replace(door.meet)
         torch_versions.BARRIER.replace(door.has_barrier)
 
@@ -61,10 +63,15 @@ class _Door:
     """Stands in for two functions that ``init_process_group`` calls, one after the other."""
 
     def __init__(
-        self, address: str, rendezvous: Callable[..., Iterator[Any]], has_barrier: Callable[[], int]
+        self,
+        address: str,
+        round_: int,
+        rendezvous: Callable[..., Iterator[Any]],
+        has_barrier: Callable[[], int],
     ) -> None:
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
+        self._round = round_
         self._rendezvous = rendezvous
         self._has_barrier = has_barrier
         self._where = _values(_WHERE)
@@ -82,7 +89,7 @@ class _Door:
         world_size = int(os.environ["WORLD_SIZE"]) if world_size == -1 else world_size
         store = TCPStore(*self._address, world_size, is_master=False, **options)
         self._passed = True
-        yield PrefixStore("group-%d" % next(self._numbers), store), rank, world_size
+        yield PrefixStore("round-%d-group-%d" % (self._round, next(self._numbers)), store), rank, world_size
 
     def has_barrier(self) -> int:
         """Return whether all wait for each other: for a group that met here, else as torch has it."""

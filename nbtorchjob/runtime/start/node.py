@@ -191,16 +191,19 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     rendezvous = _rendezvous(launch, node, key)
     lookout = Lookout(folder, node, launch["hang_after"])
     make: Any
+    enter: Any
     act: Any
-    make, act = NodeAgent, worker.call_once
+    make, enter, act = NodeAgent, worker.run_rank, worker.call_once
     if payload.header["lab"]:
-        from nbtorchjob.runtime.lab.keeper import keeper  # it travels with labs alone
-
-        make, act = keeper(payload, key or b"", folder, modules, node)
+        if payload.header["lab"]["fresh"]:
+            from nbtorchjob.runtime.pool.keeper import keeper  # it travels with pools alone
+        else:
+            from nbtorchjob.runtime.lab.keeper import keeper  # and this with both
+        make, enter, act = keeper(payload, key or b"", folder, modules, node)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
-        entrypoint=worker.run_rank,
+        entrypoint=enter,
         # Without a key nobody waits for the value. The zeros are ``NodeAgent``'s.
         args=(payload.path, folder, key or os.urandom(32), 0, 0, 0, act),
         rdzv_handler=rendezvous,

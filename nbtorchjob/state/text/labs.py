@@ -41,13 +41,13 @@ def lines(state: JobState, now: float) -> list[str]:
     """Return what a lab's card says of it: whose cell runs, what it has run and holds, and when it ends."""
     if state.info.lab is None:
         return []
-    known = turns.turns(state)
+    known, what = turns.turns(state), turns.what_of(state.info)
     running = turns.running(state)
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
-        return [f"{count(len(known), 'cell')}{f'; it ended as {why}' if why else ''}"]
+        return [f"{count(len(known), what)}{f'; it ended as {why}' if why else ''}"]
     parts = [line(f"{running.whose} runs", _MAX_WHOSE)] if running and running.taken.by else []
-    parts += [f"{count(len(known), 'cell')} so far"] if known else []
+    parts += [f"{count(len(known), what)} so far"] if known else []
     parts += [f"holds {size(held)}"] if (held := memory(state)) else []
     end = ends(state, now)
     parts += [end] if end else []

@@ -99,13 +99,13 @@ def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
     """
     if state.phase.terminal:
         return []
-    name = line(state.info.name, 80)
-    if waited_for and state.info.of_lab:
+    name, of_lab = line(state.info.name, 80), state.info.of_lab and not state.info.in_pool
+    if waited_for and of_lab:
         ways = [f"interrupt the kernel to interrupt {name}, whose ranks stay"]
     elif waited_for:
         ways = [f"interrupt the kernel to stop waiting for {name}, twice to cancel it"]
     else:
-        end = "interrupt" if state.info.of_lab else "cancel"
+        end = "interrupt" if of_lab else "cancel"
         ways = [f"{hint('attach', name)} to follow it", f"{hint('cancel', name)} to {end} it"]
     return [f"as of {clock(now, now)}", *ways]
 

@@ -22,7 +22,7 @@ from nbtorchjob.ui.card import ranks as nodes
 from nbtorchjob.ui.parts import MAX_CELL, Part
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
-_TURNS = ("cell", "sent at", "came to", "ranks", "whose", "what")
+_TURNS = ("sent at", "came to", "ranks", "whose", "what")
 _STEPS = ("step", "took")
 _MAX_ATTEMPTS = 50
 _MAX_TURNS = 50
@@ -104,7 +104,7 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
         )
         for turn in turns.turns(state)[-_MAX_TURNS:]
     ]
-    return [_TURNS, *rows] if rows else []
+    return [(turns.what_of(state.info), *_TURNS), *rows] if rows else []
 
 
 def _variables(state: JobState) -> Iterator[Part]:

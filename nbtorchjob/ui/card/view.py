@@ -324,7 +324,7 @@ def watch(
     reports that. What runs on a lab is interrupted by the first, and waited for; a second within five seconds
     ``asks`` whether to end the lab.
     """
-    if MARK in job.name:
+    if MARK in job.name and not job.info.in_pool:
         _on_a_lab(job, lambda: _watched(job, view, quiet_s, clock), say, asks)
         return
     with _Interrupts(job, view, say):

@@ -1,0 +1,144 @@
+"""Pools: pods that stand, with torch imported, in which each job runs in fresh processes.
+
+A pool is a lab whose turns are whole jobs (``runtime/pool``). Its pods were made by its own spec, so a job
+fits where it requests nothing else of them. An option that a job leaves at its default is the pool's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from nbtorchjob import capture
+from nbtorchjob.backends import backend
+from nbtorchjob.errors import JobEndedError, JobNotFoundError, Shape, SpecError
+from nbtorchjob.job import newest_run
+from nbtorchjob.labs import Lab
+from nbtorchjob.machine.folders import working
+from nbtorchjob.spec import options, overlay
+from nbtorchjob.spec.jobspec import PLACES, JobSpec
+from nbtorchjob.spec.overlay import SPEC, value_at
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import turns
+from nbtorchjob.state.info import MARK
+from nbtorchjob.text.hints import hint
+
+# Options that each job may choose for itself; all others were decided as the pool's pods were made.
+_OF_JOBS = frozenset(
+    [
+        *("pool", "or-own", "idle", "env", "secret-env", "all-ranks", "carry-settings", "strict"),
+        *("no-locals", "no-autolog", "hold", "debug-wait"),
+    ]
+)
+# What libraries read as they are loaded, which in a pool was before the job.
+_AT_LOAD = ("TORCH_", "LD_", "MKL_", "KMP_", "GOMP_", "OMP_", "PYTHON", "CUDA_", "OPENBLAS_", "MALLOC_")
+_BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
+
+
+def call() -> capture.Call:
+    """Return what a pool itself runs: nothing."""
+    return replace(capture.from_cell("pass", {}, filename=turns.KEEP, root=working()), label="pool")
+
+
+def requested(spec: JobSpec) -> JobSpec:
+    """Return the spec of a pool that is requested by ``spec``; raise ``SpecError`` for what none can have.
+
+    A deadline, such as a profile's, is for jobs: a pool ends when nobody uses it.
+    """
+    if not PLACES[spec.backend].has_pods:
+        raise SpecError(
+            "backend",
+            spec.backend,
+            "a cluster, such as kubernetes: this machine has a pool already, which warms every local job",
+        )
+    for name, why in (("pool", "its pods are its own"), ("hold", "give it to a job there")):
+        if value := getattr(spec, name):
+            raise SpecError(name, value, f"for a pool: {why}", Shape.CONFLICT)
+    if spec.launch.elastic:
+        raise SpecError("nnodes", f"{spec.launch.min_nodes}:{spec.launch.max_nodes}", "one number for a pool")
+    if "://" in (spec.cluster.checkpoints or ""):
+        raise SpecError("checkpoints", spec.cluster.checkpoints, "a path below a --mount, for a pool")
+    for name in ("ship", "data"):
+        if value := getattr(spec, name):
+            raise SpecError(name, value, "for a pool: put it on a --mount", Shape.CONFLICT)
+    launch, policy = spec.launch, spec.launch.run_policy
+    if policy is not None:
+        launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=None, leave_before=None))
+    return replace(spec, lab=True, fresh=True, retry=spec.retry or _BUDGETS, launch=launch)
+
+
+def find(name: str) -> Lab:
+    """Take hold of a pool by its name; raises ``JobNotFoundError``, and ``SpecError`` where it is none."""
+    there = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
+    info = there.info(name)
+    if info.name == name and (not info.is_pool or Lab(there, info).state.phase.terminal):
+        info = newest_run(there, name).info
+    if not info.is_pool:
+        what = "a lab: --on NAME runs a cell there" if info.lab is not None else "an ordinary job"
+        raise SpecError("pool", name, f"a pool ({hint('pool', 'NAME')} starts one); this is {what}")
+    if not there.mine(info.address):
+        raise SpecError("pool", name, "one of yours; this is another user's")
+    return Lab(there, info)
+
+
+def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
+    """Return the spec of a job as its pool has it, and the pool.
+
+    Where the job doesn't fit, raise ``SpecError`` with all that differs; or, with ``or_own``, return the spec
+    of a job with pods of its own.
+    """
+    assert spec.pool is not None
+    own = replace(spec, pool=None, or_own=False)
+    try:
+        pool = find(spec.pool)
+        if pool.state.phase.terminal:
+            raise JobEndedError(f"the pool {spec.pool} has ended: {hint('pool', spec.pool)} starts a new one")
+        return fitted(spec, pool), pool
+    except (JobNotFoundError, JobEndedError, SpecError):
+        if not spec.or_own:
+            raise
+        return own, None
+
+
+def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
+    """Return a job's spec with its pool's options; raise ``SpecError`` for what differs."""
+    theirs = pool.info.asked
+    if differences := [*_differences(spec, theirs)]:
+        several = "; ".join(differences)
+        raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
+    own = replace(theirs, lab=False, fresh=False, retry=None, name=None)
+    chosen: dict[str, Any] = {
+        o.name: value_at(o, spec) for o in options.TABLE if o.home == SPEC and o.key in _OF_JOBS
+    }
+    chosen["env"] = {**theirs.env, **spec.env}
+    chosen["secret_env"] = [name for name in spec.secret_env if name not in theirs.secret_env]
+    chosen["hidden"] = {name: text for name, text in spec.hidden.items() if name in chosen["secret_env"]}
+    return replace(own, **chosen)
+
+
+def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
+    """Yield what a job requests that its pool hasn't, an option each."""
+    default = JobSpec()
+    for o in options.TABLE:
+        if o.home[:1] == ("cell",) or o.key in _OF_JOBS:
+            continue
+        value, there = value_at(o, spec), value_at(o, theirs)
+        if value in (value_at(o, default), None) or value == there:
+            continue
+        flag = o.flags[-1]
+        if o.key == "name":
+            yield f"{flag} {value}: jobs in a pool are called {theirs.name}{MARK}1, 2, …"
+        elif o.home in (overlay.RETRY, overlay.POLICY):
+            yield f"{flag} {value}: a job in a pool is tried once, and for as long as it takes"
+        else:
+            yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
+    for name in (*spec.env, *spec.secret_env):
+        if name.startswith(_AT_LOAD) and spec.env.get(name) != theirs.env.get(name, ""):
+            yield f"--env {name} is read as libraries are loaded, which was before: give it to the pool"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    return "not set" if value in (None, "", False) else "set" if value is True else f"{value}"

@@ -1,0 +1,266 @@
+"""Where ranks of a pool's jobs run, one after the other: a process that has imported torch and forks them.
+
+torch's agent starts a zygote for each rank, as it starts the ranks of a job. A zygote has one thread and runs
+nothing of a user's. What it says to its node is what a lab's rank says (``lab/turns.py``), and beside that:
+
+    zygote  {…, "rank pid": 43}                 it has forked the rank of a job
+    zygote  {…, "done": 7, "failed": true, …}   that has returned, or ended: then with its "code" or "signal"
+    node    {"round": "clear-7"}                all ranks of this node are through: end whatever is left
+    node    {"round": "send-7"}                 then, to one zygote: send the artifacts
+    node    {"round": "restore-7"}              and put the files back (``ground.py``)
+
+A rank that has returned stays until it is cleared, as in any job: others may still be talking to it. A zygote
+adopts the orphans of its rank, so clearing it ends whatever that has started.
+
+An interrupt ends the rank as SIGTERM ends a job's. It comes by the page of memory and the signal by which a
+lab's turns are interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
+
+from nbtorchjob.runtime.api import artifacts
+from nbtorchjob.runtime.api.checkpoints import CHECKPOINTS
+from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts.death import adopt_orphans, die_with_parent, kill_children
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.lab import turns
+from nbtorchjob.runtime.pool.ground import Ground
+from nbtorchjob.runtime.rank import worker
+from nbtorchjob.runtime.store.payload import Payload
+
+CLEAR, SEND, RESTORE = "clear-%d", "send-%d", "restore-%d"
+FILES = "files"  # in a round's folder: the local modules that the job brought along
+ENV = "env"  # of a job's header: its variables
+
+
+def stand(
+    path: str,
+    folder: str,
+    key: bytes,
+    base: int,
+    meeting: str,
+    attempt: int,
+    act: Callable[[worker.Rank], None],
+) -> None:
+    """Run the ranks of a pool's jobs, until the node lets this process go; torch's agent starts this.
+
+    The arguments are those of ``worker.run_rank``: ``path`` is that of the pool's payload, and ``act`` is
+    what each rank does.
+    """
+    die_with_parent()
+    adopt_orphans()
+    _Zygote(folder, key, base, meeting, act, Payload(path).header["lab"]["mounted"]).run()
+
+
+class _Zygote:
+    def __init__(
+        self,
+        folder: str,
+        key: bytes,
+        base: int,
+        meeting: str,
+        act: Callable[[worker.Rank], None],
+        mounted: Sequence[str],
+    ) -> None:
+        self._rank = int(os.environ["RANK"])
+        self._home = os.path.dirname(folder)
+        self._key = key
+        self._base = base
+        self._meeting = meeting
+        self._act = act
+        self._page = turns.page(folder)
+        self._round = 0  # of the job that runs
+        self._pid = 0  # of its rank
+        self._over = True  # whether the node knows how that ended
+        self._kill_at: Optional[float] = None
+        self._ends = False  # whether this process was told to end
+        self._ground = Ground(self._home, mounted) if os.environ["LOCAL_RANK"] == "0" else None
+        self._line = turns.Line(self._home, {"rank": self._rank, "base": base, "pid": os.getpid()})
+        self._done: Any = 0
+
+    def run(self) -> None:
+        """Do what the node and signals say."""
+        self._returned_r, self._returned_w = os.pipe()  # a byte for a rank that has returned
+        self._signals_r, self._signals_w = os.pipe()
+        for fd in (self._signals_r, self._signals_w, self._returned_r):
+            os.set_blocking(fd, False)
+        for number in (signal.SIGTERM, signal.SIGCHLD, turns.SIGNAL):
+            signal.signal(number, _noted)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the template does
+        signal.set_wakeup_fd(self._signals_w, warn_on_full_buffer=False)
+        emit("RankBegan", rank=self._rank, round=self._base)
+        self._line.say({"done": 0})
+        while True:
+            for fd in self._wait():
+                if fd == self._signals_r:
+                    self._signalled()
+                elif fd == self._returned_r:
+                    self._returned()
+                elif self._told(self._line.hear()):
+                    return
+
+    def _wait(self) -> "list[int]":
+        # Made anew each time: the connection to the node may be another one by now.
+        with selectors.DefaultSelector() as selector:
+            for fd in (self._signals_r, self._returned_r, self._line.fileno()):
+                selector.register(fd, selectors.EVENT_READ)
+            seconds = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+            ready = [int(key.fd) for key, _ in selector.select(seconds)]
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            self._send(signal.SIGKILL)
+        return ready
+
+    def _told(self, order: Dict[str, Any]) -> bool:
+        """Do what the node says; return whether this process is to end."""
+        if "end" in order:
+            return True
+        if order["round"] == CLEAR % self._round:
+            self._clear()
+            self._say(order["round"])
+        elif order["round"] == SEND % self._round:
+            artifacts.send(self._home, self._key)
+            self._say(order["round"])
+        elif order["round"] == RESTORE % self._round:
+            for name in (
+                os.path.join("round-%d" % self._round, FILES),
+                "artifacts-%d" % artifacts.of_round(self._round),
+            ):
+                shutil.rmtree(os.path.join(self._home, name), ignore_errors=True)
+            changed = self._ground.restore() if self._ground is not None else []
+            self._say(order["round"], changed=changed)
+        elif isinstance(order["round"], int) and order["round"] > self._round:
+            self._begin(order)
+        return False
+
+    def _say(self, done: Any, **more: Any) -> None:
+        self._done = done
+        self._line.say({"done": done, **more})
+
+    def _begin(self, order: Dict[str, Any]) -> None:
+        self._round = order["round"]
+        self._over = False
+        if self._page[turns.ROUND] == self._round:
+            self._through(failed=True)
+            return
+        try:
+            self._pid = os.fork()
+        except OSError as exc:
+            sys.stderr.write("nbtorchjob: rank %d can't be started: %s\n" % (self._rank, exc))
+            sys.stderr.flush()
+            self._through(failed=True, code=exits.USER_ERROR)
+            return
+        if self._pid == 0:
+            self._become(order)
+        self._line.say({"done": self._done, "rank pid": self._pid})
+
+    def _become(self, order: Dict[str, Any]) -> NoReturn:
+        """Be the job's rank, as if torch's agent had started this process."""
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, turns.SIGNAL):
+                signal.signal(number, signal.SIG_DFL)
+            self._line.close()
+            for fd in (self._signals_r, self._signals_w, self._returned_r):
+                os.close(fd)
+            folder = os.path.join(self._home, "round-%d" % self._round)
+            modules, own = os.path.join(self._home, "files"), os.path.join(folder, FILES)
+            sys.path[:] = [own if entry == modules else entry for entry in sys.path]
+            _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"])
+            worker.run_rank(order["path"], folder, self._key, self._round, self._meeting, 1, self._act)
+            os.write(self._returned_w, b"\0")
+            while True:
+                signal.pause()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(exits.USER_ERROR)
+
+    def _returned(self) -> None:
+        # What the code has started may hold the pipe, too: only a rank that is there has returned.
+        if os.read(self._returned_r, 4096) and not self._over and self._pid:
+            self._through(failed=False)
+
+    def _through(self, *, failed: bool, **how: Any) -> None:
+        self._over = True
+        self._say(self._round, failed=failed, **how)
+
+    def _signalled(self) -> None:
+        numbers = set(os.read(self._signals_r, 4096))
+        if signal.SIGTERM in numbers:
+            self._ends = True
+            if not self._pid:
+                self._leave(-signal.SIGTERM)
+            self._send(signal.SIGTERM)
+        if turns.SIGNAL in numbers and self._page[turns.ROUND] == self._round and not self._over:
+            self._send(signal.SIGTERM)
+            self._kill_at = time.monotonic() + injected.grace()
+        if signal.SIGCHLD in numbers:
+            self._reap()
+
+    def _send(self, number: int) -> None:
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def _reap(self) -> None:
+        """Take in which children have ended: the rank, or orphans of its."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self._pid:
+                    self._pid, self._kill_at = 0, None
+                    self._ended(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+    def _ended(self, code: int) -> None:
+        with suppress(BlockingIOError):
+            if os.read(self._returned_r, 4096) and not self._over:
+                self._through(failed=False)
+        if self._ends or code == exits.TOLD_LEFT:
+            self._leave(code)
+        if not self._over:
+            stopped = self._page[turns.ROUND] == self._round
+            how = {} if stopped else {"signal": -code} if code < 0 else {"code": code}
+            self._through(failed=True, **how)
+
+    def _clear(self) -> None:
+        self._send(signal.SIGKILL)
+        self._pid, self._kill_at = 0, None
+        kill_children()
+        with suppress(BlockingIOError):
+            os.read(self._returned_r, 4096)
+
+    def _leave(self, code: int) -> NoReturn:
+        """End as the rank has ended: this process is what the node's agent sees of it."""
+        kill_children()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+            os.kill(os.getpid(), -code)
+        os._exit(code & 0xFF)
+
+
+def _noted(number: int, frame: Any) -> None:
+    """Stand in for a handler: the number comes by the wake-up file."""
+
+
+def _own_variables(env: Dict[str, str], round_: int, id_: str) -> None:
+    """Give this process the variables of a job: its own, and those that name the job rather than its pool."""
+    os.environ.update(env)
+    os.environ[artifacts.NUMBER] = str(artifacts.of_round(round_))
+    if os.environ.get(injected.JOB):
+        os.environ[injected.JOB] += "-" + id_
+    if os.environ.get(CHECKPOINTS):
+        os.environ[CHECKPOINTS] = os.environ[CHECKPOINTS].rstrip("/") + "/" + id_

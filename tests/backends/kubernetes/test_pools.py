@@ -1,0 +1,245 @@
+"""Pools on a cluster: pods that stand, where jobs run in turn, each as if it had pods of its own."""
+
+import json
+import os
+import re
+
+import pytest
+
+from nbtorchjob import api, capture, submission
+from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.errors import JobCancelledError, JobEndedError, JobFailedError, SpecError
+from nbtorchjob.machine import folders
+from nbtorchjob.runtime.api.artifacts import artifacts_dir
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import Phase, turns
+from tests.backends.local.launch.test_start import look
+from tests.backends.local.real import seen
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+IMAGE = "localhost/torch:1"
+TWO = Elastic(nnodes=2)
+
+
+@pytest.fixture(scope="module")
+def cluster(crds):
+    """Yield a cluster that all tests of the file share."""
+    from tests.backends.kubernetes.cluster import Emulator
+
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="module")
+def place(cluster, tmp_path_factory):
+    """Point this process to the cluster, as a user who has submitted nothing yet; yield a job's options."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        patch.setenv(folders.STATE, str(tmp_path_factory.mktemp("state")))
+        yield {"image": IMAGE, "memory": "1500Mi", "cpu": "400m"}
+
+
+@pytest.fixture(scope="module")
+def pool(place):
+    """Yield a pool of two nodes, as plain Jobs."""
+    spec = JobSpec(TWO, "kubernetes", cluster=Cluster(**place, kind="indexedjob"), env={"OF_POOL": "1"})
+    pool = api.pool(spec, name="warm")
+    yield pool
+    pool.job.delete()
+
+
+def run(cell, variables=None, **options):
+    """Send a cell to the pool; return the job."""
+    call = capture.from_cell(cell, variables or {})
+    return submission.submit(call, JobSpec(pool="warm", **options))
+
+
+MEET = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+float(total) * scale
+"""
+
+
+def test_a_job_runs_on_the_pods_that_stand(pool):
+    job = run(MEET, {"scale": 2.0})
+
+    assert job.result(LIMIT) == 6.0
+    assert re.findall(r"rank . of .", job.logs(1)) == ["rank 1 of 2"]
+    assert job.state.phase is Phase.SUCCEEDED
+
+
+def test_another_kernel_finds_the_job_and_its_value(pool):
+    job = run(MEET, {"scale": 1.0}, all_ranks=False)
+    job.wait(LIMIT)
+    find.forget()
+
+    again = api.attach(job.name)
+    assert again.result(LIMIT) == 3.0
+    assert again.logs(0) == "rank 0 of 2\n"
+
+
+def test_a_rank_that_raises_ends_the_others_and_the_job(pool):
+    fails = f"{MEET}\nif dist.get_rank() == 1:\n    raise ValueError('no')\ndist.barrier()"
+    job = run(fails, {"scale": 1.0})
+
+    error = job.exception(LIMIT)
+    assert isinstance(error, JobFailedError)
+    assert "rank 1: ValueError: no" in str(error)
+    assert run("1 + 1").result(LIMIT) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("import os; os._exit(7)", "exited with code 7"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import sys; sys.exit('enough')", "enough"),
+    ],
+)
+def test_how_a_rank_ended_is_told_of_its_job_alone(pool, end, how):
+    assert how in str(run(end).exception(LIMIT))
+    assert pool.state.phase is Phase.RUNNING
+    assert pool.state.failure is None
+
+
+def test_jobs_wait_for_each_other_and_can_be_cancelled(pool):
+    stuck = run("import time\nprint('on', flush=True)\nwhile True: time.sleep(1)")
+    dropped, waits = run("2"), run("3")
+    seen(waits, lambda state: state.waits)
+    assert "behind job" in waits.state.waits[-1].text
+
+    dropped.cancel()
+    seen(stuck, lambda state: state.round > 0)
+    stuck.cancel()
+    for job in (stuck, dropped):
+        with pytest.raises(JobCancelledError):
+            job.result(LIMIT)
+        assert job.state.phase is Phase.CANCELLED
+    assert waits.result(LIMIT) == 3
+
+
+LEAVE = """
+import os, pathlib, subprocess, sys, tempfile, torch
+os.environ["LEFT"] = "1"
+torch.manual_seed(1)
+torch.set_default_dtype(torch.float64)
+for folder in (pathlib.Path.home(), pathlib.Path(), pathlib.Path(tempfile.gettempdir())):
+    (folder / "left" / "deep").mkdir(parents=True, exist_ok=True)
+    (folder / "left" / "deep" / "file").write_text("left")
+sys.modules["left"] = sys
+subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+"""
+
+LOOK = """
+import os, pathlib, sys, tempfile, torch
+files = [*pathlib.Path.home().rglob("*"), *pathlib.Path(tempfile.gettempdir()).glob("*")]
+[sorted(map(str, files)), os.environ.get("LEFT"), "left" in sys.modules, str(torch.get_default_dtype())]
+"""
+
+
+def test_nothing_of_a_job_is_left_for_the_next_one(pool):
+    before = run(LOOK).result(LIMIT)
+    process = run(LEAVE).result(LIMIT)
+
+    assert run(LOOK).result(LIMIT) == before
+    assert not os.path.exists(f"/proc/{process}")
+
+
+def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place):
+    def looked(**where):
+        call = capture.from_function(look, (), {})
+        job = submission.submit(call, JobSpec(**where))
+        pod = r"/tmp/emulator-\w+/pods/[\w-]+|nbtorchjob-\w+|own-\d|warm-\d"
+        found = json.loads(re.sub(pod, "POD", json.dumps(job.result(LIMIT))))
+        return found | found.pop("environment")
+
+    run(LEAVE).wait(LIMIT)
+    cluster = Cluster(**place, kind="indexedjob")
+    there = looked(pool="warm")
+    fresh = looked(backend="kubernetes", cluster=cluster, launch=TWO, name="own")
+    assert there.pop("OF_POOL")
+    names = there.keys() | fresh.keys()
+    assert {n: (there.get(n), fresh.get(n)) for n in names if there.get(n) != fresh.get(n)} == {}
+
+
+def test_variables_of_the_job_are_laid_over_the_pools(pool):
+    cell = "import os\n[os.environ.get(n) for n in ('OF_POOL', 'OWN', 'A_TOKEN')]"
+    job = run(cell, env={"OWN": "2", "A_TOKEN": "hidden"})
+
+    assert job.result(LIMIT) == ["1", "2", "hidden"]
+    assert run(cell).result(LIMIT) == ["1", None, None]
+    assert "hidden" not in json.dumps(job.info.spec)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"launch": Elastic(nnodes=3)}, "--nnodes is 3, and the pool's 2"),
+        ({"cluster": Cluster(image="other:1")}, "--image is other:1, and the pool's localhost/torch:1"),
+        ({"cluster": Cluster(memory="9Gi")}, "--memory is 9Gi, and the pool's 1500Mi"),
+        ({"package": ["einops"]}, "--package is einops, and the pool's not set"),
+        ({"env": {"OMP_NUM_THREADS": "3"}}, "--env OMP_NUM_THREADS is read as libraries are loaded"),
+        ({"retry": Retry(retries=2)}, "--retries 2: a job in a pool is tried once"),
+        ({"name": "mine"}, "--name mine: jobs in a pool are called warm#1, 2, …"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(pool, asked, why):
+    with pytest.raises(SpecError, match=re.escape(why)):
+        run("1", **asked)
+
+
+def test_a_job_that_does_not_fit_may_have_pods_of_its_own(pool, place):
+    spec = JobSpec(TWO, "kubernetes", cluster=Cluster(**place | {"cpu": "300m"}), pool="warm", or_own=True)
+    job = submission.submit(capture.from_cell("6 * 7", {}), spec)
+    try:
+        assert (job.result(LIMIT), job.info.of_lab) == (42, "")
+    finally:
+        job.delete()
+
+
+def test_this_machine_needs_no_pool():
+    with pytest.raises(SpecError, match="this machine has a pool already"):
+        api.pool(JobSpec(), name="here")
+
+
+def test_a_pool_is_listed_as_one_and_is_no_lab(pool):
+    (listed,) = (state for state in api.jobs() if state.info.name == "warm")
+    assert listed.info.is_pool
+    assert turns.idle_since(listed)
+    with pytest.raises(SpecError, match="it is a pool: --pool warm runs a job there"):
+        pool.run_cell("1")
+
+
+def test_a_pool_that_nobody_uses_ends(place):
+    spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(**place, kind="indexedjob"))
+    short = api.pool(spec, name="short", idle=0.5)
+    try:
+        assert short.job.exception(LIMIT) is None
+        ends = short.state.lab_ends
+        assert ends is not None
+        assert ends.why == "idle"
+        with pytest.raises(JobEndedError, match="the pool short has ended"):
+            submission.submit(capture.from_cell("1", {}), JobSpec(pool="short"))
+    finally:
+        short.job.delete()
+
+
+def test_artifacts_come_home_with_their_own_job(pool, tmp_path):
+    cell = "import os\n(artifacts_dir() / f'{name}-{os.environ[\"RANK\"]}').write_text(name)"
+    jobs = [run(cell, {"artifacts_dir": artifacts_dir, "name": name}) for name in ("one", "two")]
+    for job in jobs:
+        job.wait(LIMIT)
+
+        job.artifacts(tmp_path / job.name)
+
+    files = [sorted(path.name for path in (tmp_path / job.name).rglob("*-*")) for job in jobs]
+    assert files == [["one-0", "one-1"], ["two-0", "two-1"]]

@@ -1,0 +1,87 @@
+"""How long a cell takes on a pool's pods, from sending it to rank 0's first line, and one after the other.
+
+Beside it is the same cell as a job with pods of its own, in turn with it, on the tests' emulator. There a pod
+starts with torch imported: to place one, to pull its image and to import torch takes a real cluster longer.
+"""
+
+import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from nbtorchjob import api, capture, submission
+from nbtorchjob.job import Job
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from tests.benchmarks.kubernetes_cluster import SMALL, Apart
+from tests.benchmarks.measure import Row, own_state, show
+
+PAIRS = 20
+IN_A_ROW = 100
+WORST_S, MEDIAN_S = 4.0, 2.0
+CELL = """
+import torch, torch.distributed as dist
+print("first", flush=True)
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+left = sorted(os.listdir(os.path.expanduser("~")) + os.listdir(tempfile.gettempdir())), len(os.environ)
+open("here", "w").close()
+open(os.path.join(tempfile.gettempdir(), "there"), "w").close()
+os.environ["LEFT"] = "1"
+total.item(), left
+"""
+
+
+def send(spec: JobSpec) -> Job[Any]:
+    import os
+    import tempfile
+
+    return submission.submit(capture.from_cell(CELL, {"os": os, "tempfile": tempfile}), spec)
+
+
+def first_line(spec: JobSpec) -> float:
+    """Return how long it took until rank 0 had printed something."""
+    began = time.perf_counter()
+    job = send(spec)
+    while not (0 in job.state.logs or job.state.phase.terminal):
+        time.sleep(0.005)
+    took = time.perf_counter() - began
+    assert job.result(120)[0] == 2.0
+    if not job.info.of_lab:
+        job.delete()
+    return took
+
+
+def main() -> None:
+    small: dict[str, Any] = {**SMALL}
+    own = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=replace(Cluster(kind="indexedjob"), **small))
+    there = JobSpec(pool="warm")
+    with own_state(), Apart():
+        pool = api.pool(own, name="warm")
+        first_line(there)
+        taken: dict[str, list[float]] = {"pool": [], "own": []}
+        for _ in range(PAIRS):
+            taken["pool"].append(first_line(there))
+            taken["own"].append(first_line(own))
+        began = time.perf_counter()
+        seen = [send(there).result(120) for _ in range(IN_A_ROW)]
+        each = (time.perf_counter() - began) / IN_A_ROW
+        assert len({repr(found) for found in seen}) == 1, set(map(repr, seen))
+        pool.job.delete()
+    base = median(taken["own"])
+    rows = [
+        Row("in a pool, median", median(taken["pool"]), base, 1),
+        Row("in a pool, worst", max(taken["pool"]), base),
+        Row("with pods of its own, median", base, base),
+        Row("in a pool, of 2 s", median(taken["pool"]), MEDIAN_S, 1),
+        Row("in a pool, worst, of 4 s", max(taken["pool"]), WORST_S, 1),
+        Row(f"each of {IN_A_ROW} in a row, to its value", each, base),
+    ]
+    note = f"{IN_A_ROW} jobs in a row found the same files and variables, each having left some"
+    show(f"A cell's first line on 2 nodes, {PAIRS} times", "a job with pods of its own", rows, note)
+
+
+if __name__ == "__main__":
+    main()
