@@ -44,7 +44,7 @@ PARTS = {
     "process": ("rank/carried.py", "rank/logsetup.py"),
     "swaps": (
         *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
-        *("node/receiving.py", "node/swaps.py"),
+        *("node/kept.py", "node/receiving.py", "node/swaps.py"),
     ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
     "pool": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/", "pool/"),

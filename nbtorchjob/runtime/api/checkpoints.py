@@ -97,16 +97,21 @@ def _folder() -> str:
 
 
 def beside(name: str) -> str:
-    """Return a folder of that name that survives this node's pod, filled by earlier attempts; "" for none.
+    """Return a folder of that name among the checkpoints, which survives this node's pod; "" for none.
 
-    It lies among the checkpoints. On the user's own machine a node's folder survives anyway.
+    On the user's own machine a node's folder survives anyway.
     """
-    target = os.environ.get(CHECKPOINTS)
-    if not target or STREAM not in os.environ:
+    if not os.environ.get(CHECKPOINTS) or STREAM not in os.environ:
         return ""
-    if _is_url(target):
-        target = _filled(target, _folder()) if injected_attempt() > 1 else _folder()
-    return os.path.join(target, ".nbtorchjob-" + name)
+    return os.path.join(folder(), ".nbtorchjob-" + name)
+
+
+def fetched(name: str) -> str:
+    """Return the same with what earlier attempts have left there. Raises what the store raises."""
+    target, place = os.environ.get(CHECKPOINTS, ""), beside(name)
+    if place and _is_url(target) and injected_attempt() > 1:
+        _mirror(target, _folder()).fill(os.path.basename(place))
+    return place
 
 
 class Saved:

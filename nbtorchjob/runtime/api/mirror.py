@@ -46,15 +46,16 @@ class Mirror:
         self._folder = folder
         self._quiet_s = quiet_s
 
-    def fill(self) -> None:
+    def fill(self, below: str = "") -> None:
         """Fetch what this node doesn't have: files of an earlier attempt, and other nodes'.
 
-        A file that was written here and not sent yet stays. Raises what the store raises.
+        With ``below`` those alone that lie in the folder of that name. A file that was written here and not
+        sent yet stays. Raises what the store raises.
         """
         os.makedirs(self._folder, exist_ok=True)
         with self._turn() as known:
             fetched = False
-            for name, path in self._stored().items():
+            for name, path in self._stored(below).items():
                 was, key = known.get(name), self._fs.ukey(path)
                 here = _stamp(self._here(name))
                 unchanged = here is None or (was is not None and was["here"] == here)
@@ -113,15 +114,16 @@ class Mirror:
                 file.write(json.dumps(known))
                 file.flush()
 
-    def _stored(self) -> Dict[str, str]:
+    def _stored(self, below: str) -> Dict[str, str]:
         """Return the store's paths by name."""
+        top = self._there(below) if below else self._root
         self._fs.invalidate_cache()
         try:
             # fsspec's `find` takes a store that can't be reached for an empty one (2026.9).
-            self._fs.ls(self._root, detail=False)
+            self._fs.ls(top, detail=False)
         except FileNotFoundError:
             return {}
-        paths = [path for path in self._fs.find(self._root) if not path.endswith(PARTIAL)]
+        paths = [path for path in self._fs.find(top) if not path.endswith(PARTIAL)]
         stored = {path[len(self._root) :].lstrip("/"): path for path in paths}
         for name in stored:
             # A store of objects takes any name, from anybody who may write there.

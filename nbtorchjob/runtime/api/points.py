@@ -30,11 +30,11 @@ NAMES = ("leaving()", "swap_point()", "report()")  # by kind
 LEAVE, SWAP = range(2)
 
 # Where the numbers lie. UNTIL is until when ranks may save, in nanoseconds of the host's monotonic clock;
-# ASKS is 1 once a rank has ``leaving`` in hand: it may be in its first step, and call after it. NUMBER, KIND
-# and VERDICT are of the swap: which one it is in this round, where it is to be done, and what the nodes have
-# decided.
-UNTIL, ASKS, NUMBER, KIND, VERDICT = range(5)
-HALT = 5
+# ASKS is 1 once a rank has ``leaving`` in hand: it may be in its first step, and call after it. NUMBER and
+# KIND are of the swap: which one it is in this round, and where it is to be done. Of it nodes decide
+# twice: VERDICT says whether ranks make the change, TRIAL whether that stays.
+UNTIL, ASKS, NUMBER, KIND, VERDICT, TRIAL = range(6)
+HALT = 6
 BOUND = HALT + len(KINDS)
 AT = BOUND + 2
 CALLS = AT + 2
@@ -53,6 +53,7 @@ class Page:
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, PAGE), "r+b") as file:
             self.numbers: Any = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+        self._every_call = False
 
     @classmethod
     def create(cls, folder: str, ranks: int) -> "Page":
@@ -100,10 +101,16 @@ class Page:
         self[BOUND + word] = NO_BOUND
         self._halt()
 
+    def watch(self, every_call: bool) -> None:
+        """Have ranks look further at every call of every kind, or at those alone that words name."""
+        self._every_call = every_call
+        self._halt()
+
     def _halt(self) -> None:
         for kind in KINDS:
             words = [self[BOUND + LEAVE]] if kind == LEAVING else []
             words += [self[BOUND + SWAP]] if kind == self[KIND] else []
+            words += [0] if self._every_call else []
             self[HALT + kind] = min(words, default=NO_BOUND)
 
     def tell(self, call: int, seconds: float) -> None:
@@ -116,6 +123,7 @@ class Agreement:
     """How a node and its ``peers`` agree on the call, of one kind, at which a word holds on all ranks."""
 
     def __init__(self, page: Page, word: int, kind: int, peers: Any, name: str) -> None:
+        self.kind = kind
         self.bounds: List[int] = []  # of all nodes, once they are known
         self._peers = peers
         self._name = name
@@ -161,8 +169,8 @@ page: Optional[Page] = None
 folder = ""  # the page's
 rank = 0  # of this process, on its node
 of = tuple(map(Point, KINDS))  # by kind
-# Set by what takes part in swaps: does swap ``number`` at that call of this rank; looks at each call while
-# new code is on trial.
+# Set by what takes part in swaps: does swap ``number`` at that call of this rank; settles what of an earlier
+# one is on trial.
 on_swap: Optional[Callable[[int, int], None]] = None
 on_trial: Optional[Callable[[], None]] = None
 _swapped = 0  # the newest swap of this page that this rank is through with
@@ -200,6 +208,8 @@ def _hold(point: Point) -> None:
     shared, call = page, point.calls
     assert shared is not None
     while call >= shared[HALT + point.kind]:
+        if on_trial is not None:
+            on_trial()  # before another swap, which begins with what became of this one
         swap = shared[NUMBER]
         if swap > _swapped and point.kind == shared[KIND] and call >= shared[BOUND + SWAP]:
             at = shared[AT + SWAP]
@@ -210,8 +220,6 @@ def _hold(point: Point) -> None:
             elif not at:
                 time.sleep(PAUSE_S)
                 continue
-        if on_trial is not None:
-            on_trial()
         if point.kind != LEAVING or call < shared[BOUND + LEAVE] or shared[AT + LEAVE]:
             return
         time.sleep(PAUSE_S)

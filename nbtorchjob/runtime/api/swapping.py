@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Dict, Iterable, Mapping
 
 from nbtorchjob.runtime.api import points
 
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
 PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that they start
 MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
-# How a name came by its new value.
-ADDED, REPLACED, LATER, SAME = "added", "replaced", "later", "same"
+# How a name came by its new value, in the order of what says most. With REBOUND the name alone stands for it:
+# whoever holds the old one keeps that.
+HOWS = SAME, ADDED, REPLACED, LATER, REBOUND = "same", "added", "replaced", "later", "rebound"
+
+
+def merged(names: Iterable[Mapping[str, str]]) -> Dict[str, str]:
+    """Return how each name changed; of ranks among which that differs what says most."""
+    together: Dict[str, str] = {}
+    for of in names:
+        for name, how in of.items():
+            together[name] = max(together.get(name, how), how, key=HOWS.index)
+    return together
+
 
 _point = points.of[points.POINT]
 _optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point

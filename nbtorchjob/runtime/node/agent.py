@@ -267,7 +267,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._attempt = int(store.get("nbtorchjob/attempt"))
         if self.swaps is not None:
             connect = getattr(self._rdzv_handler, "connect", None)  # of several nodes
-            count = self.swaps.agree(store, mine, worker_group.group_world_size, connect)
+            count = self.swaps.kept.agree(store, mine, worker_group.group_world_size, connect)
             if count and mine == 0:
                 times = "" if count == 1 else ", %d times" % count
                 emit("Notice", text="the ranks begin with the code as it was swapped%s" % times)

@@ -5,21 +5,21 @@ Theory of operation
 
 Whoever asks for a swap brings its payload to each node. Then the nodes see to it among themselves, in the
 store that their agents share, whatever becomes of the asker. Swaps are made one after the other; each *try*
-has a number in the round, which is part of its words there:
+has a number in the round, which is part of its words there, and goes through four phases:
 
-    word       said by            what
-    ---------  -----------------  ---------------------------------------------------------------------------
-    id         the first node     which of the swaps that were asked for it is
-    has        each node          it has the payload; which kinds of points all of its ranks have passed
-    bound      each node          the first call of that kind that none of its ranks has passed
-    ready      each node          its ranks are at the call, and can make the change
-    verdict    the first node     GO, once all are ready; or why not: by any node at any time before that
-    well       each node          with ``--or-back``: the first calls of its ranks went well
-    trial      the first node     STAYS, or BACK, where one raised
+    phase     word     said by         what
+    --------  -------  --------------  ----------------------------------------------------------------------
+    agree     id       the first node  which of the swaps that were asked for it is
+              has      each node       it has the payload; which kinds of points all of its ranks have passed
+              bound    each node       the first call of that kind that none of its ranks has passed
+    prepare   ready    each node       its ranks are at the call, and can make the change; so can it
+    conclude  verdict  the first node  GO, once all are ready; or why not: by any node, at any time before
+    trial     well     each node       its ranks have changed; with ``--or-back`` first calls went well
+              trial    the first node  STAYS, or BACK, where a rank failed
 
 So there is one verdict, and a node that comes to know it follows it, as do its ranks (``rank/swapping.py``).
-Before its ranks hear of GO a node has written down the swap, as a fact and as a file that later attempts
-begin with; if it ends before, so do its ranks. What is on trial is written down once it stays.
+Before a node is ready, the swap lies beside where later attempts look for it (``kept.py``), and before its
+ranks hear that it stays it has its place there. If a node ends sooner, so do its ranks.
 
 A node that has the payload of no swap that others try follows their verdict all the same: its ranks can't be
 ready, so that it is to drop it.
@@ -38,11 +38,12 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from nbtorchjob.runtime.api import checkpoints, points
-from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, SWAP, VERDICT, Agreement, Page
-from nbtorchjob.runtime.api.swapping import ADDED, KEPT, LATER, REPLACED, SAME
+from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, SWAP, TRIAL, VERDICT, Agreement, Page
+from nbtorchjob.runtime.api.swapping import KEPT, merged
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.node.kept import Kept, lay, remove
 from nbtorchjob.runtime.node.receiving import received
 from nbtorchjob.runtime.objects.wire import derived, sealed
 from nbtorchjob.runtime.rank import swapped
@@ -54,13 +55,14 @@ from nbtorchjob.runtime.rank.swapping import (
     PREPARED,
     RAISED,
     REFUSED,
+    SETTLED,
     STAYS,
     STEP,
     WENT_WELL,
     outcome_of,
     payload_of,
 )
-from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
+from nbtorchjob.runtime.store.payload import Payload, PayloadError
 
 # Verdicts beside "go": why nothing is swapped.
 GOES, LATE, UNABLE, POINTLESS, ABSENT, LEAVES, OVER = (
@@ -75,11 +77,11 @@ GOES, LATE, UNABLE, POINTLESS, ABSENT, LEAVES, OVER = (
 _PREFERRED = (points.POINT, points.LEAVING, points.REPORT)
 _HAVE_S = 20.0  # for all nodes to have a payload
 _FIRST_S = 10.0  # for ranks to pass their first point
-_CHANGED_S = 10.0  # for ranks to make a change that they are ready for
 _TRIAL_S = 10.0  # for first calls: a function that only some ranks call holds these up for no longer
 _TOLD_BYTES = 16 << 10  # of a payload that is part of the record, for jobs that run this one's code again
 _PAUSE_S = 0.05
 _LOOK_S = 1.0  # between two looks whether the asker is still there
+_UNFIT = (OSError, PayloadError)  # a full disk, and a payload that was changed there
 
 
 class Ranks(NamedTuple):
@@ -99,22 +101,25 @@ class _Request:
         self.id = known_as
         self.path = path
         self.words = words
+        self.tried = False  # from then on it is seen to, whatever becomes of the asker
         self.left = False  # whether the asker has left
         self.answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
 
 
 class _Try:
-    def __init__(self, number: int) -> None:
+    """One try to swap. ``meeting`` is known once it is agreed on where, ``since`` once there is a verdict."""
+
+    def __init__(self, number: int, phase: "Callable[[_Try, Ranks, Set[int]], None]") -> None:
         self.number = number
+        self.phase = phase
+        self.began = self.since = time.monotonic()
         self.id = ""
         self.request: Optional[_Request] = None
-        self.began = self.since = time.monotonic()  # the latter of what it waits for now
-        self.agreement: Optional[Agreement] = None
-        self.kind = self.call = 0
-        self.verdict = self.trial = ""
-        self.told = self.answered = False
-        self.after: List[int] = []  # how often ranks had called as it was over
-        self.outcomes: Dict[int, Dict[str, Any]] = {}  # by rank of the job
+        self.meeting: Optional[Agreement] = None
+        self.verdict = ""
+        self.trouble = ""  # why this node can't take it
+        self.files: List[str] = []  # local modules that were laid for it
+        self.staged = False  # whether it lies where it only has to take its place
 
 
 class Swaps:
@@ -130,13 +135,15 @@ class Swaps:
         self._home = folder
         self._files = files
         self._key = key
-        self._place = os.path.join(folder, KEPT) if keeps else ""
-        self._made = 0  # swaps that aren't kept
+        self.kept = Kept(node, os.path.join(folder, KEPT) if keeps else "", files, key)
         self._lock = threading.RLock()  # of a lab, ranks begin and end in another thread than the agent's
         self._requests: Dict[str, _Request] = {}  # by id, in their order
         self._ranks: Optional[Ranks] = None
         self._try: Optional[_Try] = None
         self._next = 1
+        self._unsettled = (
+            0  # the number of the last try whose change was made, until all ranks have settled it
+        )
 
     @property
     def questions(self) -> Dict[str, Handler]:
@@ -183,64 +190,13 @@ class Swaps:
             try:
                 while asked.hear(1e-3) is not None:
                     pass
-            except Exception:  # the agent goes on with it, or not; nobody hears
-                request.left = True
+            except Exception:  # nobody hears the answer
+                with self._lock:
+                    request.left = True
+                    if not request.tried:
+                        return {}
 
     # In the agent's thread
-
-    def count(self) -> int:
-        """Return how many swaps a later attempt would begin with, as far as this node has them."""
-        return len(swapped.earlier(self._place)) if self._place else 0
-
-    def agree(self, store: Any, place: int, places: int, connect: Optional[Callable[[], Any]]) -> int:
-        """Have all nodes of a round begin with the same swaps, the most that one has; return how many.
-
-        They agree in ``store``, where this node is the one at ``place``. A node that lacks some is given
-        them, sealed, by the first one that has them.
-        """
-        self._recover()
-        store.set("nbtorchjob/swaps/%d" % place, str(self.count()))
-        counts = [int(store.get("nbtorchjob/swaps/%d" % other)) for other in range(places)]
-        most = max(counts)
-        if connect is not None and min(counts) < most:
-            sealed = connect().below("nbtorchjob/swaps")
-            for number in range(min(counts) + 1, most + 1):
-                if counts.index(most) == place:
-                    with open(self._kept(number), "rb") as file:
-                        sealed.seal("%d" % number, file.read())
-                elif number > counts[place]:
-                    sealed.wait(["%d" % number])
-                    self._keep(number, sealed.unseal("%d" % number))
-        return most
-
-    def begin_with(self, payload: Payload) -> None:
-        """Take the swaps of an earlier job that the job's own payload brings along, in their order."""
-        brought = [name for name in payload.checksums() if name.startswith(SWAPS)]
-        for number in range(self.count() + 1, len(brought) + 1):
-            self._keep(number, payload.read("%s%d" % (SWAPS, number)))
-
-    def _recover(self) -> None:
-        """Take what earlier attempts have left in a place that survives pods, as far as it is signed."""
-        for path in swapped.earlier(checkpoints.beside(KEPT)) if self._place else ():
-            if not os.path.exists(os.path.join(self._place, os.path.basename(path))):
-                try:
-                    Payload(path).verify(self._key)
-                except PayloadError as exc:
-                    emit("Notice", text="a swap of an earlier attempt isn't made again: %s" % exc)
-                    return
-                with open(path, "rb") as file:
-                    self._keep(self.count() + 1, file.read())
-
-    def _kept(self, number: int) -> str:
-        return os.path.join(self._place, "%d.payload" % number)
-
-    def _keep(self, number: int, data: bytes) -> None:
-        for place in filter(None, (self._place, checkpoints.beside(KEPT))):
-            os.makedirs(place, exist_ok=True)
-            path = os.path.join(place, "%d.payload" % number)
-            with open(path + ".partial", "wb") as file:
-                file.write(data)
-            os.replace(path + ".partial", path)
 
     def enter(self, round_: int, folder: str, page: Page, numbers: Dict[int, int], peers: Any) -> None:
         """Go on with the ranks of a round: by their number here, which one of the job each is."""
@@ -251,15 +207,19 @@ class Swaps:
     def leave(self, why: str) -> None:
         """Take in that these ranks can't be swapped any more."""
         with self._lock:
-            self._ranks = self._try = None
+            current, self._try = self._try, None
+            if current is not None:
+                self.kept.unstage()
             for request in self._requests.values():
-                request.answers.put({"outcome": "", "why": why})
+                open_ = current is not None and current.request is request and current.verdict == GOES
+                request.answers.put({"outcome": "", "why": why, "unknown": open_})
             self._requests.clear()
+            self._ranks, self._unsettled = None, 0
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return self._try is not None or bool(self._requests)
+        return self._try is not None or bool(self._requests) or self._unsettled > 0
 
     def look(self, gone: Set[int], leaves: bool) -> bool:
         """Do what is next; return whether there is more to do at once.
@@ -268,36 +228,35 @@ class Swaps:
         says that a node is about to end.
         """
         with self._lock:
-            return self._look(gone, leaves)
+            return self._ranks is not None and self._look(self._ranks, gone, leaves)
 
-    def _look(self, gone: Set[int], leaves: bool) -> bool:
-        ranks = self._ranks
-        if ranks is None or not self.busy:
-            return False
-        if self._try is None:
-            self._try, self._next = _Try(self._next), self._next + 1
+    def _look(self, ranks: Ranks, gone: Set[int], leaves: bool) -> bool:
+        if self._unsettled:
+            settled = self._unsettled * STEP + SETTLED
+            if all(ranks.page.ready(rank) >= settled for rank in ranks.numbers if rank not in gone):
+                self._unsettled = 0
+                ranks.page.watch(False)
+        if self._try is None and self._requests:
+            self._try, self._next = _Try(self._next, self._agree), self._next + 1
         current = self._try
-        request = current.request
+        if current is None:
+            return False
         if not current.verdict:
-            current.verdict = ranks.peers.heard(self._word(current, "verdict"))
-        if not current.verdict and leaves:
-            self._decide(current, LEAVES)
-        elif not current.verdict and gone.intersection(ranks.numbers):
-            self._decide(current, OVER)
-        elif not current.verdict and request is not None and self._late(current, request):
-            self._decide(current, LATE)
-        if current.verdict:
-            self._conclude(current, gone)
-        elif current.agreement is None:
-            self._begin(current)
-        elif not current.call:
-            current.call = ranks.page[AT + SWAP] = current.agreement.look()
-        else:
-            self._prepare(current)
+            self._follow(current, ranks.peers.heard(self._word(current, "verdict")))
+        if not current.verdict:
+            self._give_up(current, gone, leaves)
+        current.phase(current, ranks, gone)
         return True
 
-    def _late(self, current: _Try, request: _Request) -> bool:
-        return time.monotonic() > current.began + float(request.words["within"])
+    def _give_up(self, current: _Try, gone: Set[int], leaves: bool) -> None:
+        assert self._ranks is not None
+        request, now = current.request, time.monotonic()
+        if leaves:
+            self._decide(current, LEAVES)
+        elif gone.intersection(self._ranks.numbers):
+            self._decide(current, OVER)
+        elif request is not None and now > current.began + float(request.words["within"]):
+            self._decide(current, LATE)
 
     def _word(self, current: _Try, word: str) -> str:
         assert self._ranks is not None
@@ -310,25 +269,32 @@ class Swaps:
 
     def _decide(self, current: _Try, verdict: str) -> None:
         assert self._ranks is not None
-        current.verdict = self._ranks.peers.decide(self._word(current, "verdict"), verdict)
-        current.since = time.monotonic()
+        self._follow(current, self._ranks.peers.decide(self._word(current, "verdict"), verdict))
 
-    def _begin(self, current: _Try) -> None:
-        """Find out which swap it is, have it here, and choose a kind of points that all ranks pass."""
-        ranks = self._ranks
-        assert ranks is not None
+    def _follow(self, current: _Try, verdict: str) -> None:
+        if verdict:
+            current.verdict, current.phase = verdict, self._conclude
+
+    def _agree(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+        """Find out which swap it is, have it on all nodes, and agree on a call that all ranks are to make."""
+        if current.meeting is not None:
+            ranks.page[AT + SWAP] = current.meeting.look()
+            if ranks.page[AT + SWAP]:
+                current.phase = self._prepare
+            return
         if not current.id:
-            first = next(iter(self._requests.values()), None)
-            if first is None:  # its asker left
+            request = next(iter(self._requests.values()), None)
+            if request is None:  # its asker left
                 self._try, self._next = None, current.number
                 return
-            current.id = ranks.peers.decide(self._word(current, "id"), first.id)
+            current.id = ranks.peers.decide(self._word(current, "id"), request.id)
         request = current.request = self._requests.get(current.id)
         now = time.monotonic()
         if request is None:
             if now > current.began + _HAVE_S:
                 self._decide(current, ABSENT)
             return
+        request.tried = True
         passed = [kind for kind in points.KINDS if all(self._calls(kind))]
         if not passed and now < current.began + min(_FIRST_S, float(request.words["within"]) / 2):
             return
@@ -341,11 +307,22 @@ class Swaps:
         if not kinds:
             self._decide(current, POINTLESS)
             return
-        self._bring_files(request)
-        self._link(request.path, payload_of(ranks.folder, current.number))
-        page, current.kind = ranks.page, kinds[0]
-        page[KIND], page[AT + SWAP], page[NUMBER] = current.kind, 0, current.number
-        current.agreement = Agreement(page, SWAP, current.kind, ranks.peers, self._word(current, "bound"))
+        try:
+            payload = Payload(request.path)
+            differing = swapped.differing(payload, self._files)
+            current.files = [file for file, there in differing.items() if not there]
+            lay(payload, self._files, current.files)
+            self._link(request.path, payload_of(ranks.folder, current.number))
+        except _UNFIT as exc:
+            self._refuse(current, exc)
+            return
+        page = ranks.page
+        page[KIND], page[AT + SWAP], page[NUMBER] = kinds[0], 0, current.number
+        current.meeting = Agreement(page, SWAP, kinds[0], ranks.peers, self._word(current, "bound"))
+
+    def _refuse(self, current: _Try, exc: Exception) -> None:
+        current.trouble = "node %d can't take it: %s" % (self._node, exc)
+        self._decide(current, UNABLE)
 
     def _calls(self, kind: int) -> List[int]:
         assert self._ranks is not None
@@ -358,179 +335,159 @@ class Swaps:
         except OSError:  # a file system without links
             shutil.copyfile(path, to)
 
-    def _bring_files(self, request: _Request) -> None:
-        """Lay the local modules that come along beside those that are there; what is imported stays."""
-        payload = Payload(request.path)
-        names = [name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES)]
-        if any(not os.path.exists(os.path.join(self._files, name)) for name in names):
-            payload.extract(self._files)
+    def _keep(self, request: _Request) -> None:
+        try:
+            self.kept.keep()
+            payload = Payload(request.path)
+            # What is there in another version no rank has imported, or it would have refused this one.
+            lay(payload, self._files, swapped.differing(payload, self._files))
+        except _UNFIT as exc:
+            text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
+            emit("Notice", text=text % (self._node, self.kept.made, exc))
 
-    def _states(self, current: _Try) -> Dict[int, int]:
-        """Return what each rank of the node, by its number there, has done of this swap."""
+    def _forget(self, current: _Try) -> None:
+        self.kept.unstage()
+        remove(self._files, current.files)
+
+    def _states(self, current: _Try, gone: Set[int]) -> Dict[int, int]:
+        """Return what each rank of the node that isn't gone, by its number there, has done of this swap."""
         assert self._ranks is not None
-        pairs = {rank: divmod(self._ranks.page.ready(rank), STEP) for rank in self._ranks.numbers}
+        ready = {rank: self._ranks.page.ready(rank) for rank in self._ranks.numbers if rank not in gone}
+        pairs = {rank: divmod(number, STEP) for rank, number in ready.items()}
         return {rank: what if number == current.number else 0 for rank, (number, what) in pairs.items()}
 
-    def _prepare(self, current: _Try) -> None:
-        states = self._states(current).values()
+    def _prepare(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+        """Wait for the ranks to come to the call, and to find out there what they would change."""
+        states = self._states(current, set()).values()
+        assert current.request is not None
         if REFUSED in states:
             self._decide(current, UNABLE)
-        elif all(state == PREPARED for state in states) and self._say(current, "ready", "1") is not None:
-            self._decide(current, GOES)
+        elif all(state == PREPARED for state in states):
+            try:
+                if not current.staged:
+                    self.kept.stage(current.request.path)
+                current.staged = True
+            except OSError as exc:
+                self._refuse(current, exc)
+                return
+            if self._say(current, "ready", "1") is not None:
+                self._decide(current, GOES)
 
-    # Once there is a verdict
-
-    def _conclude(self, current: _Try, gone: Set[int]) -> None:
-        ranks = self._ranks
-        assert ranks is not None
-        request = current.request
-        if not current.told:
-            current.told = True
-            self._read(current)
-            if current.verdict == GOES and request is not None and not request.words["or_back"]:
-                self._write_down(current, request)
-            self._tell(current, GO if current.verdict == GOES else DROP)
-            current.since = time.monotonic()
-        states = self._states(current)
-        left = {rank: state for rank, state in states.items() if rank not in gone}
-        changed = all(state >= CHANGED for state in left.values())
-        if current.verdict != GOES or request is None:
-            self._answer_with(current, {"outcome": "", "why": current.verdict})
-            self._end(current)
-        elif not changed and time.monotonic() < current.since + _CHANGED_S:
+    def _conclude(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+        """Tell the ranks what was decided; where that isn't GO, the try is over."""
+        goes = current.verdict == GOES
+        if current.meeting is not None:
+            ranks.page[VERDICT] = current.number * STEP + (GO if goes else DROP)
+        if goes:
+            current.since, current.phase = time.monotonic(), self._trial
             return
-        elif request.words["or_back"] and not current.trial:
-            self._try_out(current, request, left)
-        else:
-            number = self.count() if self._place else self._made
-            outcome = "back" if current.trial == "back" else "swapped"
-            self._answer_with(current, {"outcome": outcome, "number": number})
-            # With code on trial a rank that has called none of it finds out at its next point.
-            current.after = current.after or self._calls(current.kind)
-            pairs = zip(ranks.numbers, current.after, self._calls(current.kind))
-            waits = any(now <= then for rank, then, now in pairs if rank not in gone)
-            if not current.trial or not waits or time.monotonic() > current.since + _TRIAL_S:
-                self._end(current)
+        self._forget(current)
+        self._end(current, ranks, {"outcome": "", "why": current.verdict})
 
-    def _try_out(self, current: _Try, request: _Request, states: Dict[int, int]) -> None:
-        ranks = self._ranks
-        assert ranks is not None
-        calls = ranks.page.calls(current.kind)
-        word, trial = self._word(current, "trial"), ""
-        through = all(state == WENT_WELL or calls[rank] > current.call for rank, state in states.items())
+    def _trial(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+        """Wait until all ranks have made the change, and tried it; what one can't, all put back."""
+        request, meeting, states = current.request, current.meeting, self._states(current, gone)
+        assert request is not None
+        assert meeting is not None
+        word, or_back = self._word(current, "trial"), request.words["or_back"]
+        changed = all(state >= CHANGED for state in states.values())
+        late = or_back and time.monotonic() > current.since + _TRIAL_S
+        calls, call = ranks.page.calls(meeting.kind), ranks.page[AT + SWAP]
+        well = all(not or_back or state == WENT_WELL or calls[rank] > call for rank, state in states.items())
         if RAISED in states.values():
-            self._read(current)
-            trial = ranks.peers.decide(word, "back")
-        elif (
-            through and self._say(current, "well", "1") is not None
-        ) or time.monotonic() > current.since + _TRIAL_S:
-            trial = ranks.peers.decide(word, "stays")
+            outcome = ranks.peers.decide(word, "back")
+        elif changed and (late or (well and self._say(current, "well", "1") is not None)):
+            outcome = ranks.peers.decide(word, "stays")
         else:
-            trial = ranks.peers.heard(word)
-        if trial:
-            current.trial, current.since = trial, time.monotonic()
-            self._read(current)
-            self._write_down(current, request)
-            self._tell(current, BACK if trial == "back" else STAYS)
+            outcome = ranks.peers.heard(word)
+        if not outcome:
+            return
+        back = outcome == "back"
+        if back:
+            self._forget(current)
+        else:
+            self._keep(request)
+        self._record(current, ranks, request, back=back)
+        self._unsettled = current.number
+        ranks.page.watch(True)
+        ranks.page[TRIAL] = current.number * STEP + (BACK if back else STAYS)
+        self._end(current, ranks, {"outcome": "back" if back else "swapped", "number": self.kept.made})
 
-    def _tell(self, current: _Try, verdict: int) -> None:
-        assert self._ranks is not None
-        if current.agreement is not None:
-            self._ranks.page[VERDICT] = current.number * STEP + verdict
-
-    def _end(self, current: _Try) -> None:
-        assert self._ranks is not None
-        if current.agreement is not None:
-            self._ranks.page.release(SWAP)
-            with suppress(FileNotFoundError):
-                os.unlink(payload_of(self._ranks.folder, current.number))
+    def _end(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
+        """End a try, with an answer to whoever asked for it."""
+        self._reply(current, ranks, record)
+        if current.meeting is not None:
+            ranks.page.release(SWAP)
+            with suppress(OSError):
+                os.unlink(payload_of(ranks.folder, current.number))
         self._try = None
 
-    def _read(self, current: _Try) -> None:
-        """Read what the ranks have left of how it went there."""
-        ranks = self._ranks
-        assert ranks is not None
+    def _outcomes(self, current: _Try, ranks: Ranks) -> Dict[int, Dict[str, Any]]:
+        """Return what the ranks, by their number in the job, have left of how it went there."""
+        outcomes: Dict[int, Dict[str, Any]] = {}
         for rank, number in ranks.numbers.items():
             with suppress(OSError, ValueError), open(outcome_of(ranks.folder, current.number, rank)) as file:
-                current.outcomes[number] = {**current.outcomes.get(number, {}), **json.load(file)}
+                outcomes[number] = json.load(file)
+        return outcomes
 
-    def _write_down(self, current: _Try, request: _Request) -> None:
-        assert self._ranks is not None
-        back, told = current.trial == "back", b""
-        if self._place and not back:
-            with open(request.path, "rb") as file:
-                told = file.read()
-            self._keep(self.count() + 1, told)
-        elif not back:
-            self._made += 1
-        metrics = current.outcomes.get(0, {}).get("metrics", {})
-        words = request.words
+    def _record(self, current: _Try, ranks: Ranks, request: _Request, *, back: bool) -> None:
+        assert current.meeting is not None
+        outcomes = self._outcomes(current, ranks)
+        why = "another node's rank failed"
+        for failed in _errors(outcomes)[:1]:
+            why = "rank %d: %s: %s" % (failed["rank"], failed["error"]["type"], failed["error"]["message"])
         emit(
             "Swapped",
             node=self._node,
-            round=self._ranks.round,
-            number=self.count() if self._place else self._made,
+            round=ranks.round,
+            number=self.kept.made,
             id=request.id,
-            by=words["by"],
-            text=words["text"],
-            diff=words["diff"],
-            names=self._names(current),
-            point=points.NAMES[current.kind],
-            call=current.call,
-            metrics=metrics,
-            back=self._why_back(current) if back else "",
-            payload=self._sealed(told) if len(told) <= _TOLD_BYTES else "",
+            by=request.words["by"],
+            text=request.words["text"],
+            diff=request.words["diff"],
+            names=merged(outcome.get("names", {}) for outcome in outcomes.values()),
+            point=points.NAMES[current.meeting.kind],
+            call=ranks.page[AT + SWAP],
+            metrics=outcomes.get(0, {}).get("metrics", {}),
+            back=why if back else "",
+            payload="" if back or not self.kept.place else self._sealed(request.path),
         )
 
-    def _sealed(self, payload: bytes) -> str:
+    def _sealed(self, path: str) -> str:
         """Return a payload as the record has it, which others may read: values may be in it."""
-        return base64.b64encode(sealed(payload, derived(self._key, "swap"))).decode() if payload else ""
+        with suppress(OSError), open(path, "rb") as file:
+            payload = file.read(_TOLD_BYTES + 1)
+            if len(payload) <= _TOLD_BYTES:
+                return base64.b64encode(sealed(payload, derived(self._key, "swap"))).decode()
+        return ""
 
-    def _why_back(self, current: _Try) -> str:
-        for failed in self._errors(current):
-            error = failed["error"]
-            return "rank %d: %s: %s" % (failed["rank"], error["type"], error["message"])
-        return "another node's rank failed"
-
-    def _names(self, current: _Try) -> Dict[str, str]:
-        """Return how each name changed; of ranks among which that differs what says most."""
-        order = (SAME, ADDED, REPLACED, LATER)
-        names: Dict[str, str] = {}
-        for outcome in current.outcomes.values():
-            for name, how in outcome.get("names", {}).items():
-                names[name] = max(names.get(name, how), how, key=order.index)
-        return names
-
-    def _errors(self, current: _Try) -> List[Dict[str, Any]]:
-        pairs = sorted(current.outcomes.items())
-        return [{"rank": rank, "error": said["error"]} for rank, said in pairs if "error" in said]
-
-    def _answer_with(self, current: _Try, record: Dict[str, Any]) -> None:
-        if current.answered:
-            return
-        current.answered = True
+    def _reply(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
         request = current.request or self._requests.get(current.id)
-        if request is None or self._ranks is None:
+        if request is None:
             return
-        ranks, states = self._ranks, self._states(current)
+        outcomes, states = self._outcomes(current, ranks), self._states(current, set())
+        meeting = current.meeting
         late = [number for rank, number in ranks.numbers.items() if not states[rank]]
-        lacks = {name for said in current.outcomes.values() for name in said.get("lacks", ())}
-        calls = {kind: self._calls(kind) for kind in points.KINDS}
-        silent = [
-            number for at, number in enumerate(ranks.numbers.values()) if not any(calls[k][at] for k in calls)
-        ]
+        lacks = {name for outcome in outcomes.values() for name in outcome.get("lacks", ())}
+        made = zip(ranks.numbers.values(), *map(self._calls, points.KINDS))
         request.answers.put(
             {
                 **record,
-                "point": points.NAMES[current.kind],
-                "call": current.call,
-                "names": self._names(current),
-                "errors": self._errors(current)[:1],
+                "point": points.NAMES[meeting.kind] if meeting is not None else "",
+                "call": ranks.page[AT + SWAP] if meeting is not None else 0,
+                "names": merged(outcome.get("names", {}) for outcome in outcomes.values()),
+                "errors": _errors(outcomes)[:1],
+                "troubles": [current.trouble] if current.trouble else [],
                 "lacks": sorted(lacks),
-                "compiled": any(said.get("compiled") for said in current.outcomes.values()),
+                "compiled": any(outcome.get("compiled") for outcome in outcomes.values()),
                 "late": late if record.get("why") == LATE else [],
-                "silent": silent,
-                "metrics": current.outcomes.get(0, {}).get("metrics", {}),
+                "silent": [number for number, *calls in made if not any(calls)],
+                "metrics": outcomes.get(0, {}).get("metrics", {}),
             }
         )
         self._requests.pop(request.id, None)
+
+
+def _errors(outcomes: Dict[int, Dict[str, Any]]) -> List[Dict[str, Any]]:
+    pairs = sorted(outcomes.items())
+    return [{"rank": rank, "error": outcome["error"]} for rank, outcome in pairs if "error" in outcome]

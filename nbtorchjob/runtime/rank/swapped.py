@@ -5,8 +5,10 @@ back as it was. What the cell has set is compared with what was there, and refus
 place. So far nothing has changed, and once all ranks of the job have come so far, each makes the change.
 
 Functions and classes stay the objects that they are, and get the new one's code and methods: whoever holds on
-to one, a DataLoader, a hook, a compiled function, an instance, goes on with the new code. Anything else takes
-the place of what the name stood for.
+to one, a DataLoader, a hook, a compiled function, an instance, goes on with the new code. The class as the
+cell has defined it is thrown away then, so the objects that the cell made of it, and the classes that it
+derived from it, are given to the one that stays. Anything else takes the place of what the name stood for, as
+a function or class of a module does, which other code uses, too.
 
 An attempt that starts anew makes the changes of those before it again, each as soon as what it changes stands
 there (``Replay``).
@@ -17,23 +19,27 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
-import glob
+import gc
+import importlib
 import os
+import re
 import sys
 import types
+import zlib
 from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from nbtorchjob.runtime.api import report
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call, optimizers
 from nbtorchjob.runtime.rank.names import Names
-from nbtorchjob.runtime.store.payload import Payload
+from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
 _COPIED = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__")
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
+_CODE = (types.FunctionType, type)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Of a class's namespace, what belongs to the class itself, or was worked out for it.
 _OWN = frozenset(
@@ -77,10 +83,11 @@ class Change:
         self._settings: List[optimizers.Setting] = []
         self._space = space
         self._new: Dict[str, Any] = {}
+        self._brought: Set[str] = set()  # modules that came with the cell, and that it has imported
         self._undo: List[Callable[[], None]] = []
 
-    def prepare(self, path: str) -> None:
-        """Find out what a payload changes, and change nothing.
+    def prepare(self, path: str, modules: str = "") -> None:
+        """Find out what a payload changes, and change nothing; local modules lie in the folder ``modules``.
 
         Raises what its cell raises, ``LackingNamesError``, and ``CannotSwapError``.
         """
@@ -89,8 +96,11 @@ class Change:
         lacks = [name for name in self.words["assumes"] if name not in space and not hasattr(builtins, name)]
         if lacks:
             raise LackingNamesError(lacks)
+        edited = _modules(file for file, there in differing(payload, modules).items() if there)
+        _refuse_imported(edited)
         payload.show_sources()
-        before = dict(space)
+        importlib.invalidate_caches()  # what came with the cell lies there since a moment ago
+        before, imported = dict(space), set(sys.modules)
         try:
             content = Names(space, ()).load(payload)
             call.show(content["cell"], content["filename"])
@@ -99,10 +109,11 @@ class Change:
             self._take(before, dict(space))
         finally:
             _restore(space, before)
+            names = (name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES))
+            self._brought = set(_modules(names).values()).intersection(sys.modules) - imported
+        _refuse_imported(edited)
         running = {frame.f_code for frame in _frames()}
         for name, new in self._new.items():
-            if name in before:
-                _check(name, before[name], new, self._bases(new, before))
             if name in self.words["sets"]:
                 self.hows[name] = _how(before[name], new, running) if name in before else ADDED
         self.hows.update((name, SAME) for name in self.words["sets"] if name not in self.hows)
@@ -113,38 +124,45 @@ class Change:
         self.compiled = _has_compiled() and any(map(_is_code, self._new.values()))
 
     def _take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
+        """Take what a cell has set, and check that each can take the place of what is there."""
         self._new = {
             name: value
             for name, value in after.items()
             if not name.startswith("__") and before.get(name, _GONE) is not value
         }
-
-    def _bases(self, new: Any, before: Dict[str, Any]) -> Tuple[Any, ...]:
-        """Return a new class's bases as they are going to be: those that change stay the objects they are."""
-        same = {id(value): before[name] for name, value in self._new.items() if name in before}
-        return tuple(same.get(id(base), base) for base in getattr(new, "__bases__", ()))
+        pairs = {name: (before[name], new) for name, new in self._new.items() if name in before}
+        stays: Dict[int, Any] = {}  # by the identity of what is thrown away
+        for old, new in pairs.values():
+            if _keeps_object(old, new):
+                stays.setdefault(id(new), old)
+        for name, (old, new) in pairs.items():
+            _check(name, old, new, stays)
+        _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
+        for name, new in self._new.items():
+            if name not in pairs or not _keeps_object(*pairs[name]):
+                self._new[name] = stays.get(id(new), new)  # another name for it
 
     def apply(self) -> None:
-        """Make the change."""
-        classes: Dict[Any, Any] = {}
+        """Make the change. Where this raises, :meth:`undo` puts back what was changed."""
         for name, new in self._new.items():
-            old = self._space.get(name)
-            if isinstance(new, type) and isinstance(old, type):
-                classes[new] = old
-        for name, new in self._new.items():
-            if type(new) in classes and hasattr(new, "__dict__"):
-                new.__class__ = classes[type(new)]  # it was made in the cell, of the class as defined there
             self._bind(name, new)
         for setting in self._settings:
-            self._undo += [setting.apply(), setting.mark(self.words["id"])]
+            self._undo.append(setting.apply())
+            self._undo.append(setting.mark(self.words["id"]))
         self._undo += _watch(self._new, self.words["sets"], self._space, self._settings)
         self._recompile()
+
+    def drop(self) -> None:
+        """Leave nothing of what was prepared: a module that came with it may be another one the next time."""
+        for name in self._brought:
+            sys.modules.pop(name, None)
 
     def undo(self) -> None:
         """Put all back that was changed."""
         while self._undo:
             self._undo.pop()()
         self._recompile()
+        self.drop()
 
     def _recompile(self) -> None:
         if self.compiled:
@@ -154,14 +172,11 @@ class Change:
     def _bind(self, name: str, new: Any) -> None:
         space = self._space
         old = space.get(name, _GONE)
-        if isinstance(old, type) and isinstance(new, type) and _is_mine(old):
-            self._change_class(old, new)
-            return
-        inner = getattr(old, _COMPILED, None)
-        if inner is not None and _interchangeable(inner, new):
-            old = inner  # it stays compiled
-        if _interchangeable(old, new):
-            self._change_function(old, new)
+        if _keeps_object(old, new):
+            if isinstance(new, type):
+                self._change_class(old, new)
+            else:
+                self._change_function(getattr(old, _COMPILED, old), new)  # it stays compiled
             return
         space[name] = new
         if old is _GONE:
@@ -256,20 +271,88 @@ def _restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
             space[name] = value
 
 
-def _check(name: str, old: Any, new: Any, bases: Tuple[Any, ...]) -> None:
-    """Raise ``CannotSwapError`` where one value can't take the other's place."""
+def _keeps_object(old: Any, new: Any) -> bool:
+    """Whether what a name stands for stays the object that it is, and gets the new one's code or methods."""
+    if isinstance(old, type) and isinstance(new, type):
+        return _is_mine(old) and _is_mine(new) and old is not new
+    return _interchangeable(getattr(old, _COMPILED, old), new)
+
+
+def _check(name: str, old: Any, new: Any, stays: Dict[int, Any]) -> None:
+    """Raise ``CannotSwapError`` where one value can't take the other's place.
+
+    ``stays`` are the objects that stay what they are, by the identity of what the cell has for them.
+    """
     if not isinstance(old, type) or not _is_mine(old):
         return
     if not isinstance(new, type):
         raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
     if isinstance(old, enum.EnumMeta):
         raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
+    if not _is_mine(new):
+        return
+    if stays[id(new)] is not old:
+        raise CannotSwapError("%s can't become another name for %s" % (name, stays[id(new)].__name__))
+    bases = tuple(stays.get(id(base), base) for base in new.__bases__)
     if bases != old.__bases__ or type(old) is not type(new):
         text = "%s has other bases now (%s, not %s), which existing objects can't get: give it another name"
         raise CannotSwapError(text % (name, _named(bases), _named(old.__bases__)))
     if _slots(old) != _slots(new):
         text = "%s has other __slots__ now, which existing objects can't get: give it another name"
         raise CannotSwapError(text % name)
+
+
+def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
+    """Give objects of ``classes``, and what derives from these, to the classes that stay.
+
+    Raises ``CannotSwapError`` where Python can't.
+    """
+    try:
+        for new in classes:
+            for derived in new.__subclasses__():
+                if id(derived) not in stays:
+                    derived.__bases__ = tuple(stays.get(id(base), base) for base in derived.__bases__)
+        of = {id(new) for new in classes}
+        for value in gc.get_objects() if classes else ():  # whatever holds them
+            if id(type(value)) in of:
+                # Not through the class, which may forbid it, as one that is frozen does.
+                base: Any = type if isinstance(value, type) else object
+                base.__setattr__(value, "__class__", stays[id(type(value))])
+    except TypeError as exc:
+        text = "what the cell derives from a class that changes can't be of the one that is there: %s"
+        raise CannotSwapError(text % exc) from exc
+
+
+def differing(payload: Payload, folder: str) -> Dict[str, bool]:
+    """Return the files that came with a payload and aren't so in a folder, and whether others are there."""
+    files = {}
+    for name, checksum in payload.checksums().items():
+        if name.startswith(FILES) and not name.endswith("/"):
+            file = name[len(FILES) :]
+            path = os.path.join(folder, *file.split("/"))
+            if not os.path.exists(path):
+                files[file] = False
+            elif not _is_so(path, checksum):
+                files[file] = True
+    return files
+
+
+def _is_so(path: str, checksum: int) -> bool:
+    with open(path, "rb") as file:
+        return zlib.crc32(file.read()) == checksum
+
+
+def _modules(files: Iterable[str]) -> Dict[str, str]:
+    """Return the names of the modules among some files, by file."""
+    code = [file for file in files if file.endswith(".py")]
+    return {file: re.sub(r"(/__init__)?\.py$", "", file).replace("/", ".") for file in code}
+
+
+def _refuse_imported(edited: Dict[str, str]) -> None:
+    for file, module in edited.items():
+        if module in sys.modules:
+            text = "%s has changed since the ranks imported it: define in the cell what is to be new"
+            raise CannotSwapError(text % file)
 
 
 def _frames() -> Iterator[types.FrameType]:
@@ -332,6 +415,8 @@ def _how(old: Any, new: Any, running: Set[Any]) -> str:
     with suppress(Exception):  # whatever a comparison of the user's objects raises
         if type(old) is type(new) and bool(_content(old) == _content(new)):
             return SAME
+    if isinstance(old, _CODE) and isinstance(new, _CODE) and not _keeps_object(old, new):
+        return REBOUND
     return LATER if running.intersection(_codes(old)) else REPLACED
 
 
@@ -374,8 +459,9 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
 
 def earlier(folder: str) -> List[str]:
     """Return the payloads of the swaps in a folder, in their order."""
-    paths = glob.glob(os.path.join(glob.escape(folder), "*.payload"))
-    return sorted(paths, key=lambda path: int(os.path.basename(path).partition(".")[0]))
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    numbers = sorted(int(name.partition(".")[0]) for name in names if re.match(r"\d+\.payload$", name))
+    return [os.path.join(folder, "%d.payload" % number) for number in numbers]
 
 
 class Replay:
@@ -423,25 +509,57 @@ class Replay:
 
     def into(self, tree: ast.Module) -> str:
         """Have a cell's statements call :meth:`advance` by a name; return the name."""
-        ahead = [set_by(statement) for statement in tree.body]
-        body: List[ast.stmt] = []
-        for index, statement in enumerate(tree.body):
-            body.append(statement)
-            if ahead[index] or index + 1 == len(tree.body):
-                names = ast.parse(repr(sorted(set().union(*ahead[index + 1 :]))), mode="eval").body
-                again = ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), [names], []))
-                body.append(ast.copy_location(again, statement))
-        tree.body = [ast.fix_missing_locations(statement) for statement in body]
+        tree.body = [*_advancing(tree.body, set()), _advance(set(), tree.body[-1])]
+        ast.fix_missing_locations(tree)
         return _AGAIN
 
 
 _AGAIN = "<again>"  # no name that a cell can spell
 
 
+def _advancing(body: List[ast.stmt], later: Set[str]) -> List[ast.stmt]:
+    """Return statements with a call of ``Replay.advance`` after each that sets names.
+
+    ``later`` are the names that are set after all of them.
+    """
+    out: List[ast.stmt] = []
+    for index, statement in enumerate(body):
+        awaited = later.union(*map(set_by, body[index + 1 :]))
+        for owner, field, rest in _branches(statement):
+            branch = _advancing(getattr(owner, field), awaited.union(*map(set_by, rest)))
+            setattr(owner, field, branch)
+        out.append(statement)
+        # The imports from __future__ come before all else.
+        if set_by(statement) and getattr(statement, "module", "") != "__future__":
+            out.append(_advance(awaited, statement))
+    return out
+
+
+def _advance(awaited: Set[str], after: ast.stmt) -> ast.stmt:
+    names = ast.parse(repr(sorted(awaited)), mode="eval").body
+    return ast.copy_location(ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), [names], [])), after)
+
+
+def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
+    """Yield where the branches of a statement are, each with the statements that are run after it."""
+    branching: Any = statement
+    if isinstance(statement, (ast.If, ast.With, ast.AsyncWith)):
+        yield branching, "body", []
+        if isinstance(statement, ast.If):
+            yield branching, "orelse", []
+    elif hasattr(statement, "handlers"):  # `try`, of which there are two
+        final = branching.finalbody
+        yield branching, "body", [*branching.orelse, *final]
+        yield branching, "orelse", final
+        yield branching, "finalbody", []
+        for handler in branching.handlers:
+            yield handler, "body", final
+    for case in getattr(statement, "cases", ()):
+        yield case, "body", []
+
+
 def set_by(statement: ast.stmt) -> Set[str]:
-    """Return the names that a statement defines; of loops, and of what only changes a name, none."""
-    if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.AugAssign)):
-        return set()
+    """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
     names: Set[str] = set()
     waiting: List[ast.AST] = [statement]
     while waiting:
@@ -449,11 +567,15 @@ def set_by(statement: ast.stmt) -> Set[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
             continue
+        if isinstance(node, _SET_ELSEWHERE):
+            continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            continue
         waiting += ast.iter_child_nodes(node)
     return names
+
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SET_ELSEWHERE = (*_LOOPS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -1,22 +1,25 @@
 """How a rank takes part in a swap: at a call that all ranks of the job make together (``api/points.py``).
 
-    the rank                                            READY       the nodes have decided, in VERDICT
-    --------------------------------------------------  ----------  ----------------------------------
+    the rank                                            READY       the nodes have decided
+    --------------------------------------------------  ----------  -----------------------
     finds out what it would change, and waits           PREPARED
     or can't change it, and says why in a file          REFUSED
-    changes nothing, and goes on                                    DROP
-    makes the change, and goes on                       CHANGED     GO
+    changes nothing, and goes on                                    DROP, in VERDICT
+    makes the change                                    CHANGED     GO, in VERDICT
+    or fails at it, and undoes what it had changed      RAISED
+    goes on with the new code                           SETTLED     STAYS, in TRIAL
+    puts back what was there, and goes on with that     SETTLED     BACK, in TRIAL
 
-With ``--or-back`` each new function is on trial. A stand-in makes the first call of one on this rank, and
-waits until it is known how the others' went; a rank that makes none holds nobody up beyond its next point.
+A rank that has CHANGED waits until the change stays on all ranks. With ``--or-back`` it goes on instead, and
+each new function is on trial. A stand-in makes the first call of one on this rank, and waits until it is
+known how the others' went; a rank that makes none holds nobody up, and settles the change at its next point.
 
     the first call returned, and the rank waits         WENT_WELL
     it raised, and the rank waits                       RAISED
-    goes on with the new code                                       STAYS
-    puts back what was there, and makes the call with                BACK
-    that
 
-READY and VERDICT hold the swap's number, too.
+READY, VERDICT and TRIAL hold the swap's number, too. A node begins no other swap before its ranks have acted
+on GO, so a rank that finds a newer number in VERDICT was dropped. TRIAL is overwritten only after all ranks
+have come to the call of a newer swap, where each first settles what was on trial.
 """
 
 from __future__ import annotations
@@ -24,17 +27,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import types
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, List, Tuple
 
 from nbtorchjob.runtime.api import points, report
+from nbtorchjob.runtime.api.points import TRIAL, VERDICT
 from nbtorchjob.runtime.api.swapping import SAME
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.rank import streams
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
+from nbtorchjob.runtime.store.payload import FILES
 
-PREPARED, REFUSED, CHANGED, WENT_WELL, RAISED = range(1, 6)
+PREPARED, REFUSED, CHANGED, WENT_WELL, RAISED, SETTLED = range(1, 7)
 GO, DROP, STAYS, BACK = range(1, 5)
 STEP = 8  # between two swaps' numbers
 
@@ -51,7 +57,7 @@ def outcome_of(folder: str, number: int, rank: int) -> str:
 
 def install() -> None:
     """Have this rank take part in swaps."""
-    points.on_swap, points.on_trial = _swap, _look
+    points.on_swap, points.on_trial = _swap, _settle
 
 
 def _swap(number: int, made: int) -> None:
@@ -60,24 +66,38 @@ def _swap(number: int, made: int) -> None:
     assert page is not None
     change, what = Change(vars(sys.modules["__main__"])), PREPARED
     said: Dict[str, Any] = {"metrics": report.last}
+    modules = os.path.join(os.path.dirname(points.folder), FILES)
     try:
-        change.prepare(payload_of(points.folder, number))
+        change.prepare(payload_of(points.folder, number), modules)
     except Exception as exc:  # whatever the cell raises
         said.update(_described(exc))
         what = REFUSED
     said.update(names=change.hows, compiled=change.compiled)
     _tell(number, what, said)
-    if _decided(number, GO, DROP) == DROP:
+    if _verdict(number) == DROP:
+        change.drop()
         chance.put_back()
         return
-    change.apply()
+    trial = _Trial(number, change, said)
+    try:
+        change.apply()
+    except Exception as exc:  # what nothing foretold
+        change.undo()
+        _tell(number, RAISED, {**said, **_described(exc)})
+        if trial.wait() == STAYS:  # on the other ranks, which this one can't go on with
+            raise
+        chance.put_back()
+        return
+    if change.words["or_back"]:
+        trial.begin()
+    points.tell_ready(number * STEP + CHANGED)
+    if not change.words["or_back"] and trial.wait() == BACK:
+        chance.put_back()
+        return
     names = ", ".join(name for name, how in change.hows.items() if how != SAME) or "nothing: all is as it was"
     where = points.NAMES[page[points.KIND]]
     sys.stderr.write("nbtorchjob: swapped %s at call %d of %s\n" % (names, made, where))
     streams.flush()
-    if change.words["or_back"] and change.functions:
-        _Trial(number, change).begin()
-    points.tell_ready(number * STEP + CHANGED)
 
 
 def _described(exc: Exception) -> Dict[str, Any]:
@@ -97,81 +117,101 @@ def _tell(number: int, what: int, said: Dict[str, Any]) -> None:
 
 
 def _verdict(number: int) -> int:
+    """Wait for what the nodes decide; return GO or DROP."""
     page = points.page
-    swap, verdict = divmod(page[points.VERDICT], STEP) if page is not None else (number, STAYS)
-    return verdict if swap == number else 0
-
-
-def _decided(number: int, *of: int) -> int:
+    assert page is not None
     while True:
-        verdict = _verdict(number)
-        if verdict in of:
-            return verdict
+        about, verdict = divmod(page[VERDICT], STEP)
+        if about >= number:
+            return verdict if about == number else DROP
         time.sleep(points.PAUSE_S)
 
 
 class _Trial:
-    """New code until it is known how its first call went on all ranks."""
+    """A change that was made, until it is known whether it stays."""
 
-    def __init__(self, number: int, change: Change) -> None:
+    def __init__(self, number: int, change: Change, said: Dict[str, Any]) -> None:
         self._number = number
         self._change = change
-        self._new = [_copied(tried.function) for tried in change.functions]
-        self._calling = self._settled = False
+        self._said = said
+        self._page = points.page
+        self._new: List[types.FunctionType] = []
+        self._calling = False
+        self._settling = threading.Lock()
+        self._outcome = 0
 
     def begin(self) -> None:
         """Have stand-ins called in place of the new functions."""
-        global _trial
+        self._new = [_copied(tried.function) for tried in self._change.functions]
+        _trials.append(self)  # ahead of what calls it, maybe in another thread
         for index, tried in enumerate(self._change.functions):
-            tried.function.__code__ = _stand_in(index, tried.function)
-        _trial = self
+            tried.function.__code__ = _stand_in(len(_trials) - 1, index, tried.function)
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
         """Make the call of a function."""
         tried, new = self._change.functions[index], self._new[index]
         if self._calling:  # by another function on trial
             return new(*args, **kwargs)
-        if self.over():
-            return tried.function(*args, **kwargs)
+        outcome = self.settle()
+        if outcome:
+            return (tried.old if outcome == BACK else tried.function)(*args, **kwargs)
         chance, self._calling = _Randomness(), True
         try:
             value = new(*args, **kwargs)
         except Exception as exc:
-            _tell(self._number, RAISED, _described(exc))
-            if _decided(self._number, STAYS, BACK) == STAYS:
+            _tell(self._number, RAISED, {**self._said, **_described(exc)})
+            if self.wait() == STAYS:
                 raise
         else:
             points.tell_ready(self._number * STEP + WENT_WELL)
-            if _decided(self._number, STAYS, BACK) == STAYS:
+            if self.wait() == STAYS:
                 return value
         finally:
             self._calling = False
-            self.over()
         chance.put_back()
         return tried.old(*args, **kwargs)
 
-    def over(self) -> bool:
-        """Whether it is; then the functions are what they are going to be."""
-        verdict = _verdict(self._number)
-        if verdict not in (STAYS, BACK):
-            return self._settled
-        if not self._settled:
-            self._settled = True
-            for tried, new in zip(self._change.functions, self._new):
-                tried.function.__code__ = new.__code__
-            if verdict == BACK:
-                self._change.undo()
-                sys.stderr.write("nbtorchjob: what was swapped is put back\n")
-                streams.flush()
-        return True
+    def wait(self) -> int:
+        """Wait until it is known whether the change stays; return STAYS or BACK."""
+        outcome = self.settle()
+        while not outcome:  # another thread may settle it, at a point
+            time.sleep(points.PAUSE_S)
+            outcome = self.settle()
+        return outcome
+
+    def settle(self) -> int:
+        """Keep the change or put back what was there, as decided; return that, and 0 before it is."""
+        decision = self._outcome or self._decision()
+        if not decision:
+            return 0
+        with self._settling:
+            if not self._outcome:
+                for tried, new in zip(self._change.functions, self._new):
+                    tried.function.__code__ = new.__code__
+                if decision == BACK:
+                    self._change.undo()
+                    sys.stderr.write("nbtorchjob: what was swapped is put back\n")
+                    streams.flush()
+                self._outcome = decision
+                if points.page is self._page:
+                    points.tell_ready(self._number * STEP + SETTLED)
+        return self._outcome
+
+    def _decision(self) -> int:
+        assert self._page is not None
+        number, decision = divmod(self._page[TRIAL], STEP)
+        if number == self._number:
+            return decision
+        # In a round that is over nobody decides any more, and a forked process waits for nobody.
+        return 0 if points.page is self._page else STAYS
 
 
-_trial: Optional[_Trial] = None
+_trials: List[_Trial] = []  # of which the last one alone may be unsettled
 
 
-def _look() -> None:
-    if _trial is not None:
-        _trial.over()
+def _settle() -> None:
+    for trial in _trials[-1:]:
+        trial.settle()
 
 
 def _copied(function: Any) -> types.FunctionType:
@@ -181,13 +221,13 @@ def _copied(function: Any) -> types.FunctionType:
     return new
 
 
-def _stand_in(index: int, function: Any) -> types.CodeType:
+def _stand_in(trial: int, index: int, function: Any) -> types.CodeType:
     """Return code that calls :func:`call_tried`, for a function with the same free variables."""
     space: Dict[str, Any] = {}
     exec(
         "def stand_in(*args, **kwargs):\n"
         "    from nbtorchjob.runtime.rank import swapping\n"
-        "    return swapping.call_tried(%d, args, kwargs)" % index,
+        "    return swapping.call_tried(%d, %d, args, kwargs)" % (trial, index),
         space,
     )
     code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
@@ -196,32 +236,32 @@ def _stand_in(index: int, function: Any) -> types.CodeType:
     return made
 
 
-def call_tried(index: int, args: Any, kwargs: Any) -> Any:
+def call_tried(trial: int, index: int, args: Any, kwargs: Any) -> Any:
     """Make a call of a function on trial."""
-    assert _trial is not None
-    return _trial.call(index, args, kwargs)
+    return _trials[trial].call(index, args, kwargs)
 
 
 class _Randomness:
     """Where this process's random numbers stand, so that what is dropped has drawn none."""
 
     def __init__(self) -> None:
-        self._states = [(name, getattr(_module(name), read)()) for name, read, _ in _DRAWN if _module(name)]
+        self._states = [(getattr(module, set_), getattr(module, get)()) for module, get, set_ in _drawing()]
 
     def put_back(self) -> None:
         """Go on with the numbers from there."""
-        known = {name: set_ for name, _, set_ in _DRAWN}
-        for name, state in self._states:
-            getattr(_module(name), known[name])(state)
+        for set_, state in self._states:
+            set_(state)
 
 
-# What draws them, by module, with how its state is read and set.
-_DRAWN = (
-    ("random", "getstate", "setstate"),
-    ("numpy.random", "get_state", "set_state"),
-    ("torch", "get_rng_state", "set_rng_state"),
-)
-
-
-def _module(name: str) -> Any:
-    return sys.modules.get(name)
+def _drawing() -> Iterator[Tuple[Any, str, str]]:
+    """Yield the modules that draw random numbers here, and by which names their state is read and set."""
+    for name, get, set_ in (
+        ("random", "getstate", "setstate"),
+        ("numpy.random", "get_state", "set_state"),
+        ("torch", "get_rng_state", "set_rng_state"),
+        ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
+    ):
+        module = sys.modules.get(name)
+        # To ask torch.cuda for its state initializes it, which fails where there is no GPU.
+        if module is not None and getattr(module, "is_initialized", lambda: True)():
+            yield module, get, set_

@@ -230,7 +230,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
 
         agent.swaps = Swaps(node, folder, modules, key, keeps=not payload.header["lab"])
         agent.swaps.wake = agent.wake
-        agent.swaps.begin_with(payload)
+        agent.swaps.kept.begin_with(payload)
     if key:  # which a node that was started by hand needn't have
         own = questions.node_key(key, injected.run(), node)
         handlers: Dict[str, answering.Handler] = {

@@ -374,3 +374,21 @@ def test_a_name_in_the_store_that_leads_out_of_the_folder_is_refused(name, node,
     with pytest.raises(ValueError, match="leads out of it: remove"):
         mirror.Mirror(f"memory://{folder}/store", str(folder / "here")).fill()
     assert {path.name for path in {*folder.rglob("*")} - before} <= {"here", "here.json"}
+
+
+def test_swaps_of_earlier_attempts_are_fetched_without_the_checkpoints(node, store, monkeypatch):
+    home = node("first")
+    monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
+    os.makedirs(checkpoints.beside("swaps"))
+    (home / "checkpoints" / ".nbtorchjob-swaps" / "1.payload").write_text("a swap")
+    (home / "checkpoints" / "weights.pt").write_text("many gigabytes")
+    with saving():
+        pass
+    home = node("second")
+    monkeypatch.setenv("NBTORCHJOB_ATTEMPT", "2")
+
+    assert checkpoints.fetched("swaps") == str(home / "checkpoints" / ".nbtorchjob-swaps")
+    assert [path.name for path in (home / "checkpoints").rglob("*") if path.is_file()] == ["1.payload"]
+    assert here() == {".nbtorchjob-swaps/1.payload": "a swap", "weights.pt": "many gigabytes"}
+    # A job that was never swapped has no such folder there.
+    assert checkpoints.fetched("others") == str(home / "checkpoints" / ".nbtorchjob-others")

@@ -1,7 +1,9 @@
 """What a cell of definitions changes in a rank's ``__main__``, whose functions and classes stay."""
 
 import ast
+import decimal
 import json
+import queue
 import sys
 import threading
 import time
@@ -12,7 +14,7 @@ import pytest
 from nbtorchjob import capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api import report
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.rank.swapped import (
     CannotSwapError,
@@ -234,6 +236,77 @@ def test_an_object_made_in_the_cell_is_of_the_class_that_is_there(space, pack):
     assert type(space["made"]) is space["Base"]
 
 
+def test_what_a_cell_makes_of_a_class_is_of_the_one_that_is_there(space, pack):
+    text = """
+class Base:
+    def who(self):
+        return 'new'
+class Derived(Base):
+    def who(self):
+        return 'derived of ' + super().who()
+Alias = Base
+boxes = {'a': [Base()]}
+"""
+    changed(space, pack(text))
+    changed(space, pack("class Base:\n    def who(self):\n        return 'newer'"))
+    derived, (inner,) = space["Derived"](), space["boxes"]["a"]
+
+    assert space["Alias"] is space["Base"]
+    assert isinstance(derived, space["Base"])
+    assert isinstance(inner, space["Base"])
+    assert (derived.who(), inner.who()) == ("derived of newer", "newer")
+
+
+def test_an_object_that_forbids_assignments_is_of_the_class_that_is_there(space, pack):
+    point = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Point:\n    x: int\n"
+    exec(compile(point, "<before>", "exec"), space)
+    changed(space, pack(point + "    def twice(self):\n        return self.x * 2\np = Point(2)"))
+
+    assert type(space["p"]) is space["Point"]
+    assert space["p"].twice() == 4
+
+
+def test_a_class_of_a_module_stays_what_it_is_and_the_name_stands_for_another(space, pack):
+    exec(
+        "from collections import OrderedDict as Box\nfrom fractions import Fraction as Ratio\nbox = Box()",
+        space,
+    )
+    text = "from decimal import Decimal as Ratio\nclass Box:\n    pass\nbox = Box()\nhalf = Ratio(1) / 2"
+    change = changed(space, pack(text))
+
+    assert type(space["box"]) is space["Box"]
+    assert space["Box"].__module__ == "__main__"
+    assert type(space["half"]) is space["Ratio"] is decimal.Decimal
+    assert change.hows == {"Ratio": REBOUND, "Box": REBOUND, "box": REPLACED, "half": ADDED}
+
+
+def test_a_class_of_another_module_doesnt_give_its_methods_away(space, pack):
+    net = space["Base"]()
+    change = changed(space, pack("from queue import Queue as Base"))
+
+    assert change.hows == {"Base": REBOUND}
+    assert net.who() == "base"
+    assert queue.Queue().empty()
+
+
+def test_what_the_cell_derives_that_cant_be_of_the_class_that_is_there_is_refused(space, pack):
+    exec("class Meta(type):\n    pass\nclass One(metaclass=Meta):\n    pass\nOther = One", space)
+    exec("class Two:\n    pass", space)
+    before = dict(space)
+
+    with pytest.raises(CannotSwapError, match="Two can't become another name for Base"):
+        Change(space).prepare(pack("class Base:\n    def who(self):\n        return 'x'\nTwo = Base"))
+    assert space == before
+
+
+def test_a_function_with_variables_of_its_own_is_told_to_be_replaced_by_name_alone(space, pack):
+    text = "def make(by):\n    def inner(x):\n        return x * by\n    return inner\nclosed = make(4)"
+    held = space["closed"]
+
+    assert changed(space, pack(text)).hows["closed"] == REBOUND
+    assert (held(1), space["closed"](1)) == (3, 4)
+
+
 def test_a_compiled_function_goes_on_with_new_code_compiled(space, pack):
     import torch
 
@@ -301,6 +374,30 @@ def test_a_later_attempt_calls_a_function_as_it_was_swapped(pack, tmp_path, spac
     replay = Replay(earlier(str(tmp_path / "swaps")), space)
 
     assert call.act({"function": space["main"], "args": (), "kwargs": {}}, space, replay) == -1
+
+
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [
+        ("lr = 1\nlr *= 2\nlr", 5),
+        ("try:\n    lr = 1\n    out = lr\nexcept ImportError:\n    lr = 0\nfinally:\n    pass\nout", 5),
+        ("try:\n    import nothing\nexcept ImportError:\n    lr = 2\n    out = lr\nout", 5),
+        ("import io\nwith io.StringIO() as file:\n    if file:\n        lr = 1\n        out = lr\nout", 5),
+        ("if False:\n    lr = 1\nelse:\n    lr = 2\n    out = lr\n    other = 1\n(out, lr)", (5, 5)),
+        ("match 1:\n    case 1:\n        lr = 1\n        out = lr\nout", 5),
+        ("lr = 1\nfor step in range(3):\n    lr *= 10\nlr", 5000),
+        ("import io\nlr = 1\nwith io.StringIO():\n    for step in range(3):\n        lr *= 10\nlr", 5000),
+        ("from __future__ import annotations\nfrom __future__ import division\nlr = 1\nlr", 5),
+    ],
+)
+def test_a_later_attempt_has_a_value_as_swapped_wherever_its_cell_sets_it(pack, tmp_path, script, values):
+    pack("lr = 5")
+    space = {"__name__": "__main__"}
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+
+    assert (
+        call.act({"cell": script, "filename": "<script>", "flags": 0, "entry": None}, space, replay) == values
+    )
 
 
 def test_a_script_without_swaps_is_what_it_was():

@@ -1,0 +1,256 @@
+"""A node and its rank change the code together: what fails on the way ends neither, nor has one wait."""
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api.points import POINT, Page
+from nbtorchjob.runtime.ask.answering import Question
+from nbtorchjob.runtime.node.kept import Kept
+from nbtorchjob.runtime.node.swaps import Swaps
+from nbtorchjob.runtime.rank import swapped, swapping
+from nbtorchjob.runtime.rendezvous.alone import Alone
+from nbtorchjob.runtime.store.payload import Payload
+from tests.patience import LIMIT
+from tests.runtime.swaps import KEY, packed
+
+pytestmark = pytest.mark.torch
+
+fork = multiprocessing.get_context("fork")
+
+
+def pack(text, id_="s1", *, within=60, **more):
+    """Return what somebody sends who asks for a swap."""
+    return packed(text, id=id_, within=within, by="", text=text, diff="", **more)
+
+
+class Asked(Question):
+    """What somebody asks a node, who has said all of it at once and stays."""
+
+    def __init__(self, id_, data):
+        dict.__init__(self, id=id_, size=len(data))
+        self._said = [data]
+        self.left = False
+
+    def hear(self, seconds):
+        if self.left:
+            raise ConnectionError
+        return self._said.pop() if self._said else None
+
+
+class Store(dict):  # type: ignore[type-arg]
+    """The store of a round of one node."""
+
+    set = dict.__setitem__
+
+
+class Job:
+    """A node of one rank, which steps in a thread until it ends."""
+
+    def __init__(self, folder, space, *, keeps=True):
+        self.space, self.files = space, folder / "files"
+        round_ = folder / "round-0"
+        round_.mkdir()
+        self.page = Page.create(str(round_), 1)
+        self.swaps = Swaps(0, str(folder), str(self.files), KEY, keeps=keeps)
+        self.swaps.kept.agree(Store(), 0, 1, None)
+        self.swaps.enter(0, str(round_), self.page, {0: 0}, Alone())
+        points.begin(str(round_), 0)
+        swapping.install()
+        self._ends = threading.Event()
+        self._rank = threading.Thread(target=self._step)
+        self._node = threading.Thread(target=self._look)
+        self.failed: list[Exception] = []
+        self._rank.start()
+        self._node.start()
+
+    def _step(self):
+        while not self._ends.wait(0.001):
+            self.space["step"]()
+            points.of[POINT].passed()
+
+    def _look(self):
+        try:
+            while not self._ends.wait(0.001):
+                self.swaps.look(set(), False)
+        except Exception as exc:  # would end a node
+            self.failed.append(exc)
+
+    def swap(self, text, id_="s1", **more):
+        """Return what the node says of a swap."""
+        _, answer = self.swaps.swap(Asked(id_, pack(text, id_, **more)))
+        return answer
+
+    def end(self):
+        self._ends.set()
+        self._rank.join(LIMIT)
+        self._node.join(LIMIT)
+        assert not self._rank.is_alive()
+        assert not self.failed
+
+
+@pytest.fixture
+def space(monkeypatch):
+    """Return the namespace of a rank's ``__main__``."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("def step():\n    return 'old'\nlr = 1", vars(main))
+    return vars(main)
+
+
+@pytest.fixture
+def job(folder, space, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
+    monkeypatch.setattr(points, "page", None)
+    started = Job(folder, space)
+    yield started
+    started.end()
+    points._forget()
+    points.on_swap = points.on_trial = None
+
+
+def facts(folder, kind):
+    records = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [record for record in records if record["event"] == kind]
+
+
+def full(*args, **more):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_before_all_are_ready_refuses_the_swap(job, space, monkeypatch, folder):
+    monkeypatch.setattr(shutil, "copyfile", full)
+    answer = job.swap("lr = 2")
+
+    assert (answer["outcome"], answer["why"]) == ("", "unable")
+    assert answer["troubles"] == ["node 0 can't take it: [Errno 28] No space left on device"]
+    assert space["lr"] == 1
+
+
+def test_a_disk_that_fails_after_that_is_a_notice(job, space, monkeypatch, folder):
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: full() if str(b).endswith("1.payload") else replace(a, b))
+    answer = job.swap("lr = 2")
+
+    assert (answer["outcome"], space["lr"]) == ("swapped", 2)
+    assert "node 0 can't keep swap 1" in facts(folder, "Notice")[0]["text"]
+    assert [fact["number"] for fact in facts(folder, "Swapped")] == [1]
+
+
+def test_all_is_put_back_where_a_rank_fails_at_the_change(job, space, folder):
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(swapped.Change, "_recompile", lambda self: self._undo and 1 / 0)
+        answer = job.swap("lr = 2\ndef step():\n    return 'new'")
+
+    assert (answer["outcome"], answer["errors"][0]["error"]["type"]) == ("back", "ZeroDivisionError")
+    assert (space["lr"], space["step"]()) == (1, "old")
+    assert "rank 0: ZeroDivisionError" in facts(folder, "Swapped")[0]["back"]
+    assert swapped.earlier(str(folder / "swaps")) == []
+    assert [path.name for path in (folder / "swaps").iterdir()] == []
+    assert job.swap("lr = 3", "s2")["outcome"] == "swapped"
+
+
+def test_a_swap_waits_for_another_unless_whoever_asked_has_left(job, space):
+    space["gate"] = threading.Event()
+    first = threading.Thread(target=job.swap, args=("x = gate.wait(60)",), kwargs={"assumes": ["gate"]})
+    first.start()
+    until = time.monotonic() + LIMIT
+    while job.page[points.NUMBER] == 0:
+        assert time.monotonic() < until
+    asked = Asked("s2", pack("lr = 2", "s2"))
+    said = job.swaps.swap(asked)
+    assert next(said) == {"has": True}
+    asked.left = True
+    assert next(said) == {}
+    said.close()
+    space["gate"].set()
+    first.join(LIMIT)
+
+    assert (space["x"], space["lr"]) == (True, 1)
+
+
+def test_a_local_module_comes_along_and_goes_with_a_swap_that_is_refused(job, space, folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder / "files"))
+    bad = job.swap("import losses_a\nlr = losses_a.lr / 0", files=[("losses_a.py", "lr = 2")])
+    assert bad["errors"][0]["error"]["type"] == "ZeroDivisionError"
+    assert not (folder / "files" / "losses_a.py").exists()
+    files = [("losses_a.py", "lr = 3"), ("words.txt", "a")]
+    assert job.swap("import losses_a\nlr = losses_a.lr", "s2", files=files)["outcome"] == "swapped"
+    assert space["lr"] == 3
+    # A later attempt finds it where all is new.
+    shutil.rmtree(folder / "files")
+    Kept(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None)
+    assert (folder / "files" / "losses_a.py").read_text() == "lr = 3"
+
+    edited = [("losses_a.py", "lr = 4"), ("words.txt", "b")]
+    answer = job.swap("from losses_a import lr", "s3", files=edited)
+    assert "losses_a.py has changed since the ranks imported it" in answer["errors"][0]["error"]["message"]
+    assert (folder / "files" / "losses_a.py").read_text() == "lr = 3"
+    assert (folder / "files" / "words.txt").read_text() == "a"
+    sys.modules.pop("losses_a")
+
+
+def keep(node, folder, barrier, answers):
+    """Be one of several nodes that keep swaps at one moment."""
+    kept = Kept(node, str(folder / str(node)), str(folder / "files"), KEY)
+    kept._first = True  # as where one round's first node is still about it, and the next one's begins
+    source = folder / "source"
+    trouble = []
+    for _ in range(200):
+        barrier.wait(LIMIT)
+        try:
+            kept.stage(str(source))
+            kept.keep()
+        except OSError as exc:
+            trouble.append(repr(exc))
+    answers.put(trouble)
+
+
+def test_nodes_that_share_a_folder_of_checkpoints_dont_meet_there(folder, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "checkpoints"))
+    monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
+    (folder / "source").write_bytes(bytes(50_000))
+    barrier, answers = fork.Barrier(3), fork.SimpleQueue()
+    nodes = [fork.Process(target=keep, args=(node, folder, barrier, answers)) for node in range(3)]
+    for node in nodes:
+        node.start()
+    assert [answers.get() for _ in nodes] == [[], [], []]
+    for node in nodes:
+        node.join(LIMIT)
+
+    assert len(swapped.earlier(str(folder / "checkpoints" / ".nbtorchjob-swaps"))) == 200
+
+
+def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "checkpoints"))
+    monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
+    monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
+    beside = folder / "checkpoints" / ".nbtorchjob-swaps"
+    beside.mkdir(parents=True)
+    for number in (1, 2, 3):
+        (beside / f"{number}.payload").write_bytes(pack(f"lr = {number}"))
+    (beside / "x.payload").write_bytes(b"no swap")
+    verify, seen = Payload.verify, []
+
+    def exchange(payload, key):
+        for path in beside.iterdir():
+            path.write_bytes(b"exchanged")
+        seen.append(payload.path)
+        verify(payload, key)
+
+    monkeypatch.setattr(Payload, "verify", exchange)
+    kept = Kept(0, str(folder / "swaps"), str(folder / "files"), KEY)
+
+    assert kept.agree(Store(), 0, 1, None) == 1
+    assert (folder / "swaps" / "1.payload").read_bytes() == pack("lr = 1")
+    assert all(path.startswith(str(folder / "swaps")) for path in seen)
+    assert "aren't all made again" in facts(folder, "Notice")[0]["text"]

@@ -1,0 +1,200 @@
+"""A rank's part in swaps: it waits for no decision that will not come, and misses none that was made."""
+
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, POINT, SWAP, TRIAL, VERDICT, Page
+from nbtorchjob.runtime.rank import swapped, swapping
+from nbtorchjob.runtime.rank.swapping import BACK, CHANGED, DROP, GO, PREPARED, RAISED, SETTLED, STAYS, STEP
+from tests.patience import LIMIT
+from tests.runtime.swaps import packed
+
+pytestmark = pytest.mark.torch
+
+
+class Node:
+    """The node of a rank whose main thread is ``rank``; what it decides the test says."""
+
+    def __init__(self, folder, space):
+        self.folder, self.space = folder, space
+        self.page = Page.create(str(folder), 1)
+        points.begin(str(folder), 0)
+        swapping.install()
+        self.point = points.of[POINT]
+        self.threads = []
+
+    def offer(self, number, text, *, or_back=False):
+        """Have the rank swap at its next point."""
+        payload = packed(
+            text, or_back=or_back, assumes=[n for n in ("gate", "lr", "torch") if n in self.space]
+        )
+        (self.folder / f"swap-{number}.payload").write_bytes(payload)
+        self.page[KIND], self.page[AT + SWAP], self.page[NUMBER] = POINT, 0, number
+        self.page[AT + SWAP] = self.page.bind(SWAP, POINT)
+
+    def decide(self, number, verdict):
+        self.page[TRIAL if verdict in (STAYS, BACK) else VERDICT] = number * STEP + verdict
+
+    def start(self, function):
+        """Run what the rank does in a thread."""
+        self.threads.append(threading.Thread(target=function, daemon=True))
+        self.threads[-1].start()
+
+    def wait(self, number, what):
+        until = time.monotonic() + LIMIT
+        while self.page.ready(0) != number * STEP + what:
+            assert time.monotonic() < until, divmod(self.page.ready(0), STEP)
+            time.sleep(0.001)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def node(folder, monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("def f():\n    return 'old'\nlr = 1", vars(main))
+    monkeypatch.setattr(points, "page", None)
+    yield Node(folder, vars(main))
+    points._forget()
+    points.on_swap = points.on_trial = None
+
+
+def test_a_rank_that_is_slow_to_prepare_goes_on_though_another_verdict_stands_there(node):
+    node.space["gate"] = threading.Event()
+    node.offer(1, "lr = gate.wait(60)")
+    node.start(node.point.passed)
+    node.decide(1, DROP)
+    node.page.release(SWAP)
+    node.offer(2, "lr = 2")
+    node.decide(2, DROP)  # it didn't come to that one either
+    node.page.release(SWAP)
+    node.space["gate"].set()
+    node.join()
+
+    assert node.space["lr"] == 1
+
+
+def test_what_was_on_trial_is_settled_before_another_swap(node):
+    node.offer(1, "def f():\n    return 'new'\nlr = 5", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.wait(1, CHANGED)
+    node.decide(1, BACK)  # on another rank it raised; this one calls nothing of it, and comes to no point
+    node.page.release(SWAP)
+    node.offer(2, "lr = lr + 10")
+    node.start(node.point.passed)
+    node.wait(2, PREPARED)
+    node.decide(2, GO)
+    node.wait(2, CHANGED)
+    node.decide(2, STAYS)
+    node.join()
+
+    assert (node.space["f"](), node.space["lr"]) == ("old", 11)
+
+
+def test_what_was_on_trial_is_settled_though_another_swap_was_dropped_meanwhile(node):
+    node.offer(1, "def f():\n    return 'new'", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.decide(1, STAYS)
+    node.page.release(SWAP)
+    node.offer(2, "lr = 2")
+    node.decide(2, DROP)
+    node.page.release(SWAP)
+    node.start(lambda: node.space.update(answer=node.space["f"]()))
+    node.join()
+
+    assert node.space["answer"] == "new"
+
+
+def test_a_trial_is_settled_at_any_point_while_the_node_watches_for_that(node):
+    node.offer(1, "def f():\n    return 'new'\nlr = 5", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.page.release(SWAP)
+    node.page.watch(True)
+    node.decide(1, BACK)
+    points.of[points.REPORT].passed()
+
+    assert divmod(node.page.ready(0), STEP) == (1, SETTLED)
+    assert (node.space["f"](), node.space["lr"]) == ("old", 1)
+    node.page.watch(False)
+    assert not node.point.passed()
+
+
+def test_a_rank_keeps_a_change_only_once_it_stays_on_all(node):
+    for number, decision, lr in ((1, BACK, 1), (2, STAYS, 2)):
+        node.offer(number, "lr = 2")
+        node.start(node.point.passed)
+        node.wait(number, PREPARED)
+        node.decide(number, GO)
+        node.wait(number, CHANGED)
+        node.decide(number, decision)
+        node.join()
+        assert node.space["lr"] == lr
+
+
+def test_a_rank_that_fails_at_a_change_undoes_it_or_ends_where_it_stays_on_the_others(node, monkeypatch):
+    monkeypatch.setattr(swapped.Change, "_recompile", lambda self: self._undo and 1 / 0)
+    failed = []
+
+    def passing():
+        try:
+            node.point.passed()
+        except ZeroDivisionError as exc:
+            failed.append(exc)
+
+    for number, decision in ((1, BACK), (2, STAYS)):
+        node.offer(number, "lr = 2")
+        node.start(passing)
+        node.wait(number, PREPARED)
+        node.decide(number, GO)
+        node.wait(number, RAISED)
+        node.decide(number, decision)
+        node.join()
+        assert node.space["lr"] == 1
+        assert len(failed) == number - 1
+
+
+def test_a_round_that_is_over_leaves_nothing_on_trial(node, folder):
+    node.offer(1, "def f():\n    return 'new'", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    later = folder / "later"
+    later.mkdir()
+    Page.create(str(later), 1)
+    points.begin(str(later), 0)
+    node.start(lambda: node.space.update(answer=node.space["f"]()))
+    node.join()
+
+    assert node.space["answer"] == "new"
+
+
+def test_random_numbers_are_drawn_anew_where_a_call_is_made_once_more(node):
+    torch = pytest.importorskip("torch")
+    node.space["torch"] = torch
+    draw = "torch.rand(()).item()"
+    if torch.cuda.is_available():
+        draw += " + torch.rand((), device='cuda').item()"
+    exec(f"def f():\n    return {draw}", node.space)
+    torch.manual_seed(0)
+    expected = node.space["f"]()
+    torch.manual_seed(0)
+    node.offer(1, f"def f():\n    {draw}\n    raise ValueError", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.start(lambda: node.space.update(answer=node.space["f"]()))
+    node.wait(1, RAISED)
+    node.decide(1, BACK)
+    node.join()
+
+    assert node.space["answer"] == expected

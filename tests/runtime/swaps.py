@@ -1,0 +1,20 @@
+"""Payloads of swaps, as a host sends them."""
+
+import io
+from dataclasses import replace
+
+from nbtorchjob import capture
+from nbtorchjob.capture.modules import LocalFile
+from nbtorchjob.payload import archive
+
+KEY = b"k" * 32
+
+
+def packed(text, /, *, assumes=(), files=(), **words):
+    """Return the payload of a swap, and what it says of that; ``files`` are names and texts."""
+    call = capture.from_cell(text, {}, theirs=capture.Theirs(frozenset(assumes)), swaps=True)
+    local = tuple(LocalFile(name, content.encode()) for name, content in files)
+    words = {"or_back": False, "assumes": sorted(assumes), "sets": sorted(call.sets), **words}
+    file = io.BytesIO()
+    archive.write_swap(file, replace(call, files=local), KEY, words, far=False)
+    return file.getvalue()
