@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import io
+import keyword
 import secrets
 import threading
 import time
@@ -23,10 +24,10 @@ from nbtorchjob.backends import backend, stacks
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.capture import Theirs, cells
-from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SwapError
+from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REPLACED, SAME
+from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME, merged
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
@@ -41,6 +42,8 @@ _ASKED_S = 10.0
 _TAKEN_S = 60.0  # for a node to take a payload in
 _MORE_S = 45.0  # for nodes to answer, once a swap's own time is over
 _TOLD_S = 5.0  # for a fact to be heard of
+_MOST_WITHIN_S = 86_400.0
+_MOST_SENT = 3  # times: ranks may turn out to lack what the notebook has
 _MOST_TEXT = 1 << 16  # characters of a cell, and of a diff, that are recorded
 _NO_POINT = (
     "ranks change at a call that all of them make, of swap_point(), leaving() or report(), and %s made none: "
@@ -56,6 +59,7 @@ _HOWS: Mapping[str, str] = {
     REPLACED: "replaced",
     ADDED: "added",
     LATER: "replaced; it runs right now, so from its next call on",
+    REBOUND: "replaced by name alone: what holds the old one keeps it",
     SAME: "unchanged",
 }
 
@@ -102,6 +106,7 @@ def swap(
     raises on any. Raises ``SwapError`` with the reason where the code stays as it was, and ``CaptureError``
     and ``SyntaxError`` before anything is sent.
     """
+    seconds = _seconds(within)
     _check(state)
     known = code.of(state)
     if text.strip() or not settings:
@@ -111,8 +116,8 @@ def swap(
     cell = cells.parse(text if text.strip() else repr(shown), filename)
     cells.check_defines(cell)
     known.refuse(cell.text, state.name)
-    without: set[str] = set()
-    for last in (False, False, True):
+    without: set[str] = set()  # what the notebook only seemed to have sent along
+    for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
         theirs = {name for name in reads if name in known.names or name not in namespace} - without
         call = capture.from_cell(
@@ -120,25 +125,31 @@ def swap(
         )
         for note in call.notes:
             say(f"Note: {note}")
-        answer = _Sender(chosen, state, within).send(
+        answer = _Sender(chosen, state, seconds).send(
             call,
             {
                 "sets": sorted(cell.sets - {"__doc__"}),
                 "settings": dict(settings),
                 "assumes": sorted(theirs - cell.sets),
                 "or_back": or_back,
-                "within": within,
+                "within": seconds,
                 "by": identity.whose(call, origin(call)),
                 "text": shown[:_MOST_TEXT],
                 "diff": known.diff(shown)[:_MOST_TEXT],
             },
         )
-        lacks = {name for name in answer.get("lacks", ()) if name in namespace}
-        if lacks and not last:  # what the notebook only seemed to have sent along
-            without |= lacks
-            continue
-        return _answered(chosen, state, answer)
-    raise AssertionError("unreachable")
+        lacks = {name for name in answer.get("lacks", ()) if name in namespace} - without
+        without |= lacks
+        if not lacks:
+            break
+    return _answered(chosen, state, answer)
+
+
+def _seconds(within: object) -> float:
+    """Check how long ranks may take to come to one call; raises ``SpecError``."""
+    if isinstance(within, int | float) and not isinstance(within, bool) and 0 < within <= _MOST_WITHIN_S:
+        return float(within)
+    raise SpecError("within", within, "a number of seconds, at most a day")
 
 
 def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any) -> SwapAnswer:
@@ -168,6 +179,7 @@ class _Sender:
         self._nodes = [node.index for node in state.members]
         self._within = within
         self._talks: list[Talk] = []
+        self._sent: set[int] = set()  # nodes that may have the payload
         self._lock = threading.Lock()
 
     def send(self, call: capture.Call, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +197,7 @@ class _Sender:
                     answers.append(sent.result())
                 except (AskError, TimeoutError, OSError) as exc:
                     trouble.append((node, exc))
-                    if not answers:
+                    if self._lacks_it(node, exc):
                         self._leave()
         except BaseException:
             self._leave()
@@ -200,8 +212,13 @@ class _Sender:
             self._talks.append(talk)
         with talk:
             talk.send_all(data)
+            self._sent.add(node)
             talk.hear(_TAKEN_S)
             return talk.hear(self._within + _MORE_S) or {}
+
+    def _lacks_it(self, node: int, exc: BaseException) -> bool:
+        """Whether a node that gave no answer surely doesn't have the payload, without which none swaps."""
+        return node not in self._sent or (isinstance(exc, AskError) and exc.said)
 
     def _leave(self) -> None:
         with self._lock:
@@ -214,27 +231,28 @@ class _Sender:
         """Return what all nodes say together; of nodes that are gone their record tells what they did."""
         name = self._state.name
         done = [answer for answer in answers if answer.get("outcome")]
-        if not done and trouble:
+        decided = done or [answer for answer in answers if answer.get("why") and not answer.get("unknown")]
+        for node, exc in trouble:
+            if not decided and self._lacks_it(node, exc):
+                why = str(exc) or f"no answer for {_TAKEN_S:.0f} s"
+                if "knows no question" in why:
+                    why = "its code can't be swapped: it passes no point, or is of an older version"
+                raise SwapError(f"{name}: nothing was swapped, as node {node} can't take it: {why}")
+        if not decided:
             fact = self._told(id_)
             if fact is not None:
-                return {"outcome": "swapped", **_as_answer(fact)}
-            node, exc = trouble[0]
-            why = str(exc) or "it didn't answer"
-            if "knows no question" in why:
-                why = "its code can't be swapped: it passes no point, or is of an older version"
-            raise SwapError(f"{name}: nothing was swapped, as node {node} can't take it: {why}")
-        together: dict[str, Any] = {**(done or answers)[0]}
-        together["unreached"] = [f"node {node}: {exc or 'it did not answer'}" for node, exc in trouble]
-        for key in ("errors", "lacks", "late", "silent"):
+                return {**_as_answer(fact), "troubles": [], "unreached": []}
+            why = next((f" (node {node}: {str(exc) or 'no answer'})" for node, exc in trouble), "")
+            raise SwapError(
+                f"{name}: it isn't known whether its code was swapped{why}; {hint('describe', name)} tells"
+            )
+        together: dict[str, Any] = {**decided[0]}
+        together["unreached"] = [f"node {node}: {str(exc) or 'no answer'}" for node, exc in trouble]
+        for key in ("errors", "troubles", "lacks", "late", "silent"):
             together[key] = [item for answer in answers for item in answer.get(key, ())]
         together["metrics"] = next((a["metrics"] for a in answers if a.get("metrics")), {})
         together["compiled"] = any(answer.get("compiled") for answer in answers)
-        names: dict[str, str] = {}
-        order = [SAME, ADDED, REPLACED, LATER]
-        for answer in answers:
-            for key, how in answer.get("names", {}).items():
-                names[key] = max(names.get(key, how), how, key=order.index)
-        return {**together, "names": names}
+        return {**together, "names": merged(answer.get("names", {}) for answer in answers)}
 
     def _told(self, id_: str) -> Swapped | None:
         until = time.monotonic() + _TOLD_S
@@ -249,7 +267,14 @@ class _Sender:
 
 
 def _as_answer(fact: Swapped) -> dict[str, Any]:
-    return {"names": dict(fact.names), "point": fact.point, "call": fact.call, "metrics": dict(fact.metrics)}
+    outcome = "back" if fact.back else "swapped"
+    return {
+        "outcome": outcome,
+        "names": dict(fact.names),
+        "point": fact.point,
+        "call": fact.call,
+        "metrics": dict(fact.metrics),
+    }
 
 
 def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> SwapAnswer:
@@ -274,7 +299,7 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
     if why == "no point":
         who = words.ranks(answer["silent"]) if answer["silent"] else "some"
         raise SwapError(f"{nothing}: {_NO_POINT % who}")
-    reasons = [_WHY.get(why, why) or "its nodes gave no reason", *answer["unreached"]]
+    reasons = answer["troubles"] or [_WHY.get(why, why) or "its nodes gave no reason", *answer["unreached"]]
     raise SwapError(f"{nothing}: {'; '.join(reasons)}")
 
 
@@ -301,7 +326,7 @@ def values(pairs: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise SwapError(f"{name}={text}: expected a plain value, such as 1e-4, True or 'adam'") from None
         owner, dot, key = name.rpartition(".")
-        if not key.isidentifier() or (dot and not owner.isidentifier()):
+        if not key.isidentifier() or keyword.iskeyword(key) or (dot and not owner.isidentifier()):
             raise SwapError(f"{name}={text}: expected NAME=VALUE, or optimizer.NAME=VALUE")
         if dot and type(value) not in (bool, int, float, tuple):
             raise SwapError(f"{name}={text}: expected a number, or a tuple of numbers")

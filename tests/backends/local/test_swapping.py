@@ -9,11 +9,13 @@ from nbtorchjob import (
     Elastic,
     JobSpec,
     Retry,
+    SpecError,
     SwapError,
     capture,
     submission,
 )
 from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.swapping import sending
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
@@ -102,6 +104,12 @@ def test_all_ranks_of_two_nodes_change_at_one_call(go):
     # Only one rank calls it, which holds up nobody for long.
     assert job.swap("def only_rank_0():\n    return 1.0", or_back=True).names == {"only_rank_0": "replaced"}
     assert job.swap("def loss(step):\n    return 2.0", or_back=True).names == {"loss": "replaced"}
+    for within in ("60", 0, float("nan"), float("inf"), True):
+        with pytest.raises(SpecError, match=r"within: got .*, but it must be a number of seconds"):
+            job.swap("lr = 100.0", within=within)
+    for name in ("class", "None", "a b"):
+        with pytest.raises(SwapError, match=f"{name}=1: expected NAME=VALUE, or"):
+            job.swap(**{name: 1})
     with pytest.raises(SwapError, match=r"step_size is a local variable of f\(\)"):
         job.swap("def f():\n    step_size = 1\n    return step_size\nstep_size = 2")
 
@@ -143,7 +151,7 @@ def test_an_attempt_that_starts_anew_runs_the_code_as_swapped(go):
     assert end(again, go) == (1, [16.0])
 
 
-def test_ranks_that_dont_come_are_named(go):
+def test_ranks_that_dont_come_are_named(go, monkeypatch):
     text = CELL.replace(
         "    step += 1\n",
         "    step += 1\n    if dist.get_rank() == 1 and step > 30:\n        time.sleep(1000)\n",
@@ -154,6 +162,10 @@ def test_ranks_that_dont_come_are_named(go):
     with pytest.raises(SwapError, match="rank") as raised:
         job.swap("lr = 2.0", within=3)
     assert "didn't come to the call where the others waited" in str(raised.value)
+    # Whoever asked hears no answer, and the nodes go on by themselves.
+    monkeypatch.setattr(sending, "_MORE_S", -999.5)
+    with pytest.raises(SwapError, match=r"isn't known whether its code was swapped \(node 0: no answer\)"):
+        job.swap("lr = 3.0", within=1000)
     job.cancel()
 
 
