@@ -243,7 +243,8 @@ class Site:
                 "kind": "TokenRequest",
                 "spec": {"audiences": []},
             }
-            found = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
+            with _in_environment(KUBECONFIG=self._kubeconfig):  # not as who is logged in
+                found = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
             return str(found["status"]["token"])
 
         return name, token

@@ -74,7 +74,7 @@ async def follow(
         except NotFoundError:
             return
         except ClusterError as error:
-            if life.ended and _waiting(error):
+            if life.ended and _without_log(error):
                 return
             failures += life.ended and isinstance(error, ApiError) and error.server_error
             if not _passing(error) or failures > tries:
@@ -178,15 +178,16 @@ class _Log:
         return by_stamp
 
 
-def _waiting(error: ClusterError) -> bool:
+def _without_log(error: ClusterError) -> bool:
     # The kubelet's words; it knows nothing of a container before it has first looked at a pod that has just
-    # got its host ("container … is not available").
-    said = ("is waiting to start", "is not available")
+    # got its host ("container … is not available"), and nothing any more of one that its host has lost while
+    # the pod was deleted: it has terminated then, without an id (1.20).
+    said = ("is waiting to start", "is not available", "is terminated")
     return isinstance(error, ApiError) and error.bad_request and any(words in error.said for words in said)
 
 
 def _passing(error: ClusterError) -> bool:
     """Whether it is worth asking again."""
     if isinstance(error, ApiError):
-        return error.too_many or error.server_error or _waiting(error)
+        return error.too_many or error.server_error or _without_log(error)
     return isinstance(error, UnreachableError)

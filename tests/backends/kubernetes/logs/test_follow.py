@@ -16,6 +16,7 @@ from tests.backends.kubernetes.scripted import CLEAN, CUT, HANG, SHARED, Reply, 
 PATH = "/api/v1/namespaces/ns/pods/p/log"
 WAITING = status(400, 'container "main" in pod "p" is waiting to start: ContainerCreating', "BadRequest")
 UNKNOWN = status(400, 'container "main" in pod "p" is not available', "BadRequest")
+TERMINATED = status(400, 'container "main" in pod "p" is terminated', "BadRequest")
 NO_KUBELET = status(500, "dial tcp 10.0.0.1:10250: connect: connection refused")
 LOST = b"unable to retrieve container logs for containerd://2f49fbc1"
 recordings = pytest.mark.skipif(not SHARED.is_dir(), reason="no recordings beside the checkout")
@@ -87,6 +88,15 @@ async def test_a_pod_that_never_started_has_no_log(server, client):
     server.on(PATH, WAITING)
 
     assert await followed(client, RUNS, OVER) == []
+
+
+@scripted
+async def test_of_a_container_that_its_host_lost_there_is_no_more(server, client):
+    written = lines(1)
+    server.on(PATH, Stream([raw(written)], CUT), TERMINATED)
+
+    assert await followed(client, RUNS, RUNS, OVER) == written
+    assert await collect(read_all(client, "ns", "p", "main")) == []
 
 
 @scripted
