@@ -5,6 +5,10 @@ killed meanwhile leaves what was there. Of two nodes that write the same one the
 file is whole once no process has it open for writing and it stays as it is while it is sent: the first
 thing a writer does is to empty the file, and it may pause at any point before the end.
 
+Programs remove an old checkpoint once a newer one is complete, and may write several while one is sent. So
+new files are held open until they were sent, which keeps their bytes if they are removed here meanwhile;
+and what was removed here is removed there only after all was sent that may have taken its place.
+
 What was sent and fetched is written down beside the folder, which also is the lock by which a node's
 processes take turns.
 """
@@ -17,8 +21,8 @@ import json
 import os
 import signal
 import time
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set
 
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 
@@ -26,6 +30,7 @@ from nbtorchjob.runtime.api.checkpoints import PARTIAL
 # twice within that has one time.
 _TICK_S = 0.05
 QUIET_S = 2.0
+_MOST_HELD = 256  # files open at once
 
 # Of a file here, in ns: when it was written and changed; its size and inode.
 _Stamp = List[int]
@@ -45,6 +50,7 @@ class Mirror:
         self._fs, self._root = core.url_to_fs(url)
         self._folder = folder
         self._quiet_s = quiet_s
+        self._removed: Set[str] = set()  # here, as the last ``send`` saw
 
     def fill(self, below: str = "") -> None:
         """Fetch what this node doesn't have: files of an earlier attempt, and other nodes'.
@@ -91,14 +97,30 @@ class Mirror:
             new = [name for name in stamps if name not in known or known[name]["here"] != stamps[name]]
             # What is written last, such as a list of the files before it, comes last.
             new.sort(key=lambda name: stamps[name])
-            sent = [name for name in new if self._put(name, stamps[name], ended=ended)]
+            sent, lost = [], False
+            with ExitStack() as files:
+                held_open = {name: self._open(name, files) for name in new[:_MOST_HELD]}
+                # Else the list was made while something was removed, and has only a part of that.
+                complete = stamps.keys() <= self._stamps().keys()
+                for name in new:
+                    with ExitStack() as own:
+                        file = held_open[name] if name in held_open else self._open(name, own)
+                        if file is None:
+                            lost = True
+                        elif self._put(name, file, stamps[name], ended=ended):
+                            sent.append(name)
             if not may_place():
                 return
             for name in sent:
                 self._fs.mv(self._there(name) + PARTIAL, self._there(name))
                 known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
-            for name in known.keys() - stamps.keys():
-                self._remove(name, known)
+            removed = known.keys() - stamps.keys()
+            # What took its place may be too young to be sent at once, and isn't by the next time.
+            due = removed if ended else removed & self._removed
+            if complete and not lost:
+                for name in due:
+                    self._remove(name, known)
+                self._removed = removed - due
 
     @contextmanager
     def _turn(self) -> Iterator[_Known]:
@@ -142,22 +164,22 @@ class Mirror:
                     stamps[os.path.relpath(path, self._folder).replace(os.sep, "/")] = stamp
         return stamps
 
-    def _put(self, name: str, stamp: _Stamp, *, ended: bool) -> bool:
-        """Put a file beside its place in the store, if it is whole; return whether that is so."""
-        source, target = self._here(name), self._there(name)
+    def _open(self, name: str, files: ExitStack) -> Optional[BinaryIO]:
         try:
-            if not _is_whole(source, stamp, 0.0 if ended else self._quiet_s):
-                return False
-            if target.startswith(
-                "/"
-            ):  # else it is a bucket's name: s3fs would make one that is misspelt (2026.9)
-                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(source, target + PARTIAL)
-        except FileNotFoundError:
-            if os.path.exists(source):
-                raise
-            return False  # removed meanwhile
-        if _stamp(source) != stamp:  # written to meanwhile
+            return files.enter_context(open(self._here(name), "rb", buffering=0))
+        except FileNotFoundError:  # removed meanwhile
+            return None
+
+    def _put(self, name: str, file: BinaryIO, stamp: _Stamp, *, ended: bool) -> bool:
+        """Put a file beside its place in the store, if it is whole; return whether that is so."""
+        target = self._there(name)
+        if not _is_whole(file, stamp, 0.0 if ended else self._quiet_s):
+            return False
+        if target.startswith("/"):  # else it is a bucket's name: s3fs makes one that is misspelt (2026.9)
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        # By this path a file can be read that has lost its own (Linux).
+        self._fs.put_file("/proc/self/fd/%d" % file.fileno(), target + PARTIAL)
+        if not _is_as_before(file, stamp):  # written to meanwhile
             self._fs.rm_file(target + PARTIAL)
             return False
         return True
@@ -178,7 +200,22 @@ class Mirror:
         return "%s/%s" % (self._root.rstrip("/"), name)
 
 
-def _stamp(path: str) -> Optional[_Stamp]:
+def unsent(folder: str, below: str) -> Set[str]:
+    """Return the files below a path in a mirror's folder that weren't sent yet, by their relative paths."""
+    try:
+        with open(folder + ".json", encoding="utf-8") as file:
+            known = _parsed(file.read())
+    except FileNotFoundError:
+        known = {}
+    paths = (os.path.join(at, file) for at, _, files in os.walk(below) for file in files)
+    return {
+        os.path.relpath(path, below)
+        for path in paths
+        if os.path.relpath(path, folder).replace(os.sep, "/") not in known
+    }
+
+
+def _stamp(path: "str | int") -> Optional[_Stamp]:
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -186,11 +223,18 @@ def _stamp(path: str) -> Optional[_Stamp]:
     return [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
 
 
-def _is_whole(path: str, stamp: _Stamp, quiet_s: float) -> bool:
-    """Whether the file has no writer, and any that comes shows in its stamp. Raises ``FileNotFoundError``."""
+def _is_as_before(file: BinaryIO, stamp: _Stamp) -> bool:
+    now, removed = _stamp(file.fileno()), os.fstat(file.fileno()).st_nlink == 0
+    # That it was removed counts as a change, but not of what is in it.
+    return now is not None and (now == stamp or (removed and (now[0], now[2:]) == (stamp[0], stamp[2:])))
+
+
+def _is_whole(file: BinaryIO, stamp: _Stamp, quiet_s: float) -> bool:
+    """Whether the file has no writer, and any that comes shows in its stamp."""
     time.sleep(max(0.0, _TICK_S - _age(stamp)))
-    written = _is_written(path)
-    return _age(stamp) >= quiet_s if written is None else not written
+    written = _is_written(file)
+    quiet = _age(stamp) >= quiet_s if written is None else not written
+    return quiet and _is_as_before(file, stamp)
 
 
 def _age(stamp: _Stamp) -> float:
@@ -198,13 +242,12 @@ def _age(stamp: _Stamp) -> float:
     return abs(time.time() - stamp[1] / 1e9)
 
 
-def _is_written(path: str) -> Optional[bool]:
+def _is_written(file: BinaryIO) -> Optional[bool]:
     """Whether a process has the file open for writing; None where the file system doesn't say.
 
     Linux leases a file to a reader only if there is no writer (fcntl(2)). The lease is given back at once:
     a writer that comes between waits for that, and the signal that tells of it is one that is ignored.
     """
-    file = os.open(path, os.O_RDONLY)
     try:
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -213,8 +256,6 @@ def _is_written(path: str) -> Optional[bool]:
         return True
     except OSError:  # another user's file, a network's file system
         return None
-    finally:
-        os.close(file)
     return False
 
 

@@ -173,6 +173,58 @@ def test_what_is_removed_here_is_removed_there_unless_another_node_wrote_it_sinc
     assert stored(store) == {"second": "written since"}
 
 
+def test_what_is_removed_while_it_is_sent_arrives_and_only_then_goes_what_it_replaced(
+    node, store, monkeypatch
+):
+    node("one")
+    fs, _ = fsspec.core.url_to_fs(store)
+    put, steps = type(fs).put_file, iter(range(3, 30))
+
+    def slow(*args, **kwargs):
+        put(*args, **kwargs)
+        rotated(checkpoint_dir(), next(steps))  # as a program that saves faster than a store takes files
+
+    def rotated(folder, step):
+        (folder / str(step)).mkdir()
+        for name in ("model", "optimizer"):
+            (folder / str(step) / name).write_text(str(step))
+        if (folder / str(step - 1)).is_dir():
+            for name in ("model", "optimizer"):
+                (folder / str(step - 1) / name).unlink()
+            (folder / str(step - 1)).rmdir()
+
+    with saving(every_s=LIMIT):
+        send = mirror.Mirror(store, str(checkpoint_dir())).send
+        rotated(checkpoint_dir(), 1)
+        send()
+        rotated(checkpoint_dir(), 2)
+        monkeypatch.setattr(type(fs), "put_file", slow)
+        for _ in range(3):
+            send()
+            kept = stored(store)
+            newest = max(int(name.split("/")[0]) for name in kept)
+            assert {f"{newest}/model", f"{newest}/optimizer"} <= kept.keys()
+        assert newest > 3
+        assert "1/model" not in kept
+
+
+def test_what_is_replaced_by_a_file_that_is_too_young_to_be_sent_stays(node, store, monkeypatch):
+    def without_leases(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    node("one")
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
+    with saving(every_s=LIMIT):
+        patient, at_once = (mirror.Mirror(store, str(checkpoint_dir()), quiet_s=s) for s in (math.inf, 0))
+        (checkpoint_dir() / "first").write_text("1")
+        at_once.send()
+        (checkpoint_dir() / "first").unlink()
+        (checkpoint_dir() / "second").write_text("2")
+        patient.send()
+        assert stored(store) == {"first": "1"}
+    assert stored(store) == {"second": "2"}
+
+
 def test_a_file_that_is_open_for_writing_is_left_for_the_next_time(node, store):
     node("one")
     with saving():
