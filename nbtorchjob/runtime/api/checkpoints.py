@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, List
+from typing import TYPE_CHECKING, Callable, Iterator, List, Set
 
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts.emit import emit
@@ -69,6 +69,19 @@ def folder() -> str:
 def shared() -> bool:
     """Return whether all nodes have one folder of checkpoints."""
     return not _is_url(os.environ.get(CHECKPOINTS, ""))
+
+
+def in_store(path: str) -> bool:
+    """Return whether files in a folder go to the store of this job's checkpoints."""
+    inside = os.path.abspath(path).startswith(os.path.join(os.path.abspath(_folder()), ""))
+    return inside and _is_url(os.environ.get(CHECKPOINTS, ""))
+
+
+def unsent(path: str) -> Set[str]:
+    """Return the files below a folder that are still to be sent to the store, by their relative paths."""
+    from nbtorchjob.runtime.api import mirror  # late, as below
+
+    return mirror.unsent(_folder(), path)
 
 
 def is_partial(name: str) -> bool:

@@ -1,34 +1,45 @@
 """Checkpoints in a folder, written by torch's DCP: all ranks save parts of one state, beside the training.
 
-Each checkpoint is a folder of its own, ``step-N-LIFE``. Ranks draw ``LIFE`` when they begin, so no two
-lives of a job write to one folder. DCP writes ``.metadata`` last, once all ranks have written their parts,
-and notes in it which bytes of which file belong to the state. So a checkpoint is *whole* if it has
-``.metadata`` and its files are as long as that says. This also holds for a folder whose files came from a
-store one by one. All ranks agree on the newest checkpoint that is whole for each of them.
+Each checkpoint is a folder of its own, ``step-N-LIFE``, and ``step-N.1-LIFE`` where one of that step is
+there. Ranks draw ``LIFE`` when they begin, so no two lives of a job write to one folder. DCP writes
+``.metadata`` last, once all ranks have written their parts, and notes in it which bytes of which file belong
+to the state. So a checkpoint is *whole* if it has ``.metadata`` and its files are as long as that says. This
+also holds for a folder whose files came from a store one by one. All ranks agree on the newest checkpoint
+that is whole for each of them.
+
+Where each node sends its files to a store (``mirror.py``), what is removed here is removed there. A node
+that sends more slowly than its ranks save would never send a whole checkpoint, and nodes would send
+different ones. So ranks agree on one to be sent, which all nodes keep until all have sent it, and on the
+newest that all have sent, which they keep until then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import re
 import shutil
 import uuid
 import warnings
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import distributed
 
+from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.facts.emit import EVENTS, emit
 
-_NAME = re.compile(r"step-(\d{9,})-[0-9a-f]{8}")
+_NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
 _METADATA = ".metadata"
 _ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
 
 
 class Checkpoints:
     """The checkpoints in ``folder``, of which the newest ``keep`` stay; one more while it is written.
+
+    With a store the newest that all nodes have sent stays as well, and the one that they send now.
 
     All ranks create it together, and call :meth:`newest`, :meth:`load` and :meth:`save` together. ``group``
     has a backend for CPUs, as a thread of each rank meets the others in it; it is None for a single
@@ -44,6 +55,9 @@ class Checkpoints:
         self._removes = int(os.environ.get("LOCAL_RANK") or 0) == 0
         self._life: str = self._gathered(uuid.uuid4().hex[:8])[0]
         self._whole: List[str] = []  # in the order of their steps
+        self._in_store = checkpoints.in_store(folder)
+        self._sent: Optional[str] = None  # the newest that all nodes have sent
+        self._sending: Optional[str] = None
         self._pending: Optional[Tuple[str, Any]] = None
         if group is None:
             warnings.filterwarnings("ignore", message=_ALONE)
@@ -55,11 +69,22 @@ class Checkpoints:
         return _step(names[-1]) if names else None
 
     def newest(self) -> Optional[str]:
-        """Return the path of the newest checkpoint that is whole on all ranks; remove what it replaces."""
-        here = {name for name in self._names() if is_whole(os.path.join(self._folder, name))}
-        self._whole = sorted(set.intersection(*self._gathered(here)))
-        self._remove_others("")
-        return os.path.join(self._folder, self._whole[-1]) if self._whole else None
+        """Return the path of the newest checkpoint that is whole on all ranks; remove what it replaces.
+
+        Where there are some, and none is whole, that is reported, and all stay until a new one is.
+        """
+        names = self._names()
+        gathered = self._gathered((names, {name for name in names if self._is_whole(name)}))
+        self._whole = sorted(set.intersection(*(whole for _, whole in gathered)))
+        if self._whole:
+            self._choose_to_send()
+            self._remove_others("")
+            return os.path.join(self._folder, self._whole[-1])
+        cut_off = {name for some, _ in gathered for name in some}
+        if cut_off and self._is_first:
+            text = "training begins at step 0: none of the %d checkpoints in %s is whole on all ranks"
+            self._report(text % (len(cut_off), self._folder))
+        return None
 
     def load(self, path: str, state: Dict[str, Any]) -> None:
         """Load a checkpoint into ``state``, in place. Raises ``RuntimeError`` if it doesn't fit."""
@@ -83,7 +108,9 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp  # late, as above
 
         self.finish()
-        name = "step-%09d-%s" % (step, self._life)
+        self._choose_to_send()
+        again = sum(_step(name) == step and name.endswith(self._life) for name in self._whole)
+        name = "step-%09d%s-%s" % (step, ".%d" % again if again else "", self._life)
         path = os.path.join(self._folder, name)
         saving: Any = dcp.async_save(_copied(state), checkpoint_id=path, process_group=self._group)
         self._pending = (name, saving)
@@ -100,28 +127,78 @@ class Checkpoints:
         failure = saving.exception()
         if failure is None:
             self._whole.append(name)
-        elif self._group is None or distributed.get_rank() == 0:
-            self._report(_step(name), failure)
+        elif self._is_first:
+            newest = "there is none yet"
+            if self.newest_step is not None:
+                newest = "the newest one is of step %d" % self.newest_step
+            free = shutil.disk_usage(self._folder).free / 1e9  # torch.save words a full disk in its own way
+            text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
+            self._report(text % (_step(name), newest, free, _reason(failure)))
         self._remove_others(name)
 
-    def _report(self, step: int, failure: BaseException) -> None:
-        newest = "there is none yet"
-        if self.newest_step is not None:
-            newest = "the newest one is of step %d" % self.newest_step
-        free = shutil.disk_usage(self._folder).free / 1e9  # torch.save words a full disk in its own way
-        text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
-        text = text % (step, newest, free, _reason(failure))
+    def packed(self, states: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return states, by name, as values that :meth:`save` takes whole, whatever is in them.
+
+        Each is the list of the ranks' own states in bytes, or of a single one where all have the same. A
+        state with sharded tensors stays as it is: DCP loads it with any number of ranks.
+        """
+        packed = {name: state if is_sharded(state) else _bytes(state) for name, state in states.items()}
+        own = {name: value for name, value in packed.items() if isinstance(value, bytes)}
+        digests = self._gathered({name: hashlib.sha256(value).digest() for name, value in own.items()})
+        if any(other.keys() != own.keys() for other in digests):
+            raise ValueError("ranks have different others=: %s" % sorted({key for d in digests for key in d}))
+        differ = [name for name in own if any(other[name] != digests[0][name] for other in digests)]
+        ranks = self._gathered({name: own[name] for name in differ}) if differ else []
+        lists = {name: [rank[name] for rank in ranks] if name in differ else [own[name]] for name in own}
+        return {**packed, **lists}
+
+    def blank(self, others: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return what :meth:`load` loads the packed states of such objects into."""
+        states = {name: other.state_dict() for name, other in others.items()}
+        return {name: state if is_sharded(state) else [] for name, state in states.items()}
+
+    def unpacked(self, name: str, value: Any) -> Any:
+        """Return this rank's own state of what :meth:`packed` returned; raises ``RuntimeError``."""
+        if not isinstance(value, list):
+            return value
+        ranks = 1 if self._group is None else distributed.get_world_size(self._group)
+        if len(value) not in (1, ranks):
+            raise RuntimeError(
+                "others[%r] was saved with another state on each of %d ranks, and there are %d now: go on "
+                "with %d, or give it a state that is the same on all ranks"
+                % (name, len(value), ranks, len(value))
+            )
+        own = value[0] if len(value) == 1 else value[distributed.get_rank(self._group)]
+        # As DCP loads what isn't a tensor: whoever can write to the folder can run code here.
+        return torch.load(io.BytesIO(own), map_location="cpu", weights_only=False)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._group is None or distributed.get_rank() == 0
+
+    def _report(self, text: str) -> None:
         if os.environ.get(EVENTS):
             emit("Notice", text=text)
         else:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def _choose_to_send(self) -> None:
+        """Agree on the newest checkpoint that all nodes have sent, and on the next one to be sent."""
+        if not self._in_store or not self._whole:
+            return
+        unsent = {path.split(os.sep)[0] for path in checkpoints.unsent(self._folder)}
+        sent = set.intersection(*self._gathered(set(self._whole) - unsent))
+        self._sent = max(sent, default=self._sent)
+        if self._sending is None or self._sending in sent:
+            self._sending = self._whole[-1]
 
     def _remove_others(self, ended: str) -> None:
         """Remove all but the newest whole checkpoints: older ones, and those that were cut off.
 
         Of this life only those up to the one that has ``ended``: other ranks may have begun the next one.
         """
-        self._whole = self._whole[-self._keep :]
+        kept = {*self._whole[-self._keep :], self._sent, self._sending}
+        self._whole = [name for name in self._whole if name in kept]
         others = [name for name in self._names() if name not in self._whole] if self._removes else []
         for name in others:
             if name <= ended or not name.endswith(self._life):
@@ -130,6 +207,9 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     os.remove(os.path.join(path, _METADATA))
                 shutil.rmtree(path, ignore_errors=True)  # another node that shares the folder does the same
+
+    def _is_whole(self, name: str) -> bool:
+        return is_whole(os.path.join(self._folder, name))
 
     def _names(self) -> List[str]:
         return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
@@ -158,7 +238,9 @@ def is_whole(path: str) -> bool:
 
 
 def _step(name: str) -> int:
-    return int(name.split("-")[1])
+    match = _NAME.fullmatch(name)
+    assert match
+    return int(match[1])
 
 
 def _copied(value: Any) -> Any:
@@ -168,8 +250,24 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_copied(inner) for inner in value])
+        copies = [_copied(inner) for inner in value]
+        return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
     return value
+
+
+def is_sharded(state: Any) -> bool:
+    """Whether there is a tensor in it of which each rank has a part."""
+    if isinstance(state, Mapping):
+        return any(is_sharded(inner) for inner in state.values())
+    if isinstance(state, (list, tuple)):
+        return any(is_sharded(inner) for inner in state)
+    return hasattr(state, "device_mesh")  # DTensor, which isn't public before torch 2.5
+
+
+def _bytes(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
 
 
 def _reason(failure: BaseException) -> str:

@@ -182,6 +182,66 @@ def test_a_full_disk_is_reported_and_costs_no_other_checkpoint(tiny_disk):
     assert loaded(tiny_disk) == 3
 
 
+def send_in_turn(folder):
+    """Be a rank on a node of its own, which sends at other times than the other one.
+
+    Return the steps that were whole in the store after each save, and those that are left here.
+    """
+    from torch import distributed
+
+    from nbtorchjob import checkpoint_dir
+    from nbtorchjob.runtime.api.dcp import Checkpoints
+    from nbtorchjob.runtime.api.mirror import Mirror
+
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    url, store = f"file://{folder}/store", f"{folder}/store/training"
+    os.environ.update(NBTORCHJOB_CHECKPOINTS=url, NBTORCHJOB_FOLDER=f"{folder}/{rank}", LOCAL_RANK="0")
+    training = str(checkpoint_dir() / "training")
+    mirror = Mirror(url, str(checkpoint_dir()))
+    checkpoints = Checkpoints(training, 1, distributed.new_group(backend="gloo"))
+    checkpoints.newest()
+    whole = []
+    for step in range(1, 25):
+        checkpoints.save(step, state_of(step))
+        checkpoints.finish()
+        distributed.barrier()
+        if step % 4 == 2 * rank:
+            mirror.send()
+        distributed.barrier()
+        names = os.listdir(store) if os.path.isdir(store) else []
+        whole.append({int(name.split("-")[1]) for name in names if is_whole(os.path.join(store, name))})
+        distributed.barrier()
+    mirror.send(ended=True)
+    return whole, steps_in(training)
+
+
+def test_nodes_that_send_at_other_times_have_one_whole_in_the_store(folder):
+    (folder / "store").mkdir()
+    job = submit(send_in_turn, str(folder), spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
+    (whole, here), _ = job.results(LIMIT)
+    assert all(whole[6:]), whole
+    assert max(whole[-1]) > 12
+    assert all(len(steps) <= 4 for steps in whole)
+    assert here[-1] == 24
+    assert len(here) <= 3
+    assert loaded(folder / "store" / "training", keep=1) == 24
+
+
+def test_checkpoints_none_of_which_is_whole_are_reported_and_stay_until_a_new_one_is(folder):
+    saved(folder, 1, 2)
+    for path in folder.iterdir():
+        (path / ".metadata").unlink()
+    checkpoints = Checkpoints(str(folder), 2, None)
+    with pytest.warns(RuntimeWarning, match="begins at step 0: none of the 2 checkpoints in .* is whole on"):
+        newest = checkpoints.newest()
+    assert newest is None
+    assert steps_in(folder) == [1, 2]
+    checkpoints.save(1, state_of(1))
+    checkpoints.finish()
+    assert steps_in(folder) == [1]
+
+
 def agree(folder):
     """Be a rank with a folder of its own, as with a store; lack a file of the newest checkpoint on rank 1."""
     from torch import distributed
