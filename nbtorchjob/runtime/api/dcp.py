@@ -33,6 +33,7 @@ from nbtorchjob.runtime.facts.emit import EVENTS, emit
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
 _METADATA = ".metadata"
+_NONE: Dict[str, Any] = {}
 _ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
 
 
@@ -103,12 +104,17 @@ class Checkpoints:
         entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         return any(entry.rpartition(".")[2] == name for entry in entries)
 
-    def save(self, step: int, state: Dict[str, Any]) -> None:
-        """Begin to save ``state``, once the save before it has ended; return once ``state`` may change."""
+    def save(self, step: int, state: Dict[str, Any], others: Mapping[str, Any] = _NONE) -> None:
+        """Begin to save ``state``, once the save before it has ended; return once ``state`` may change.
+
+        ``others`` are states by name that are saved whole, whatever is in them, for each rank that differs.
+        """
         import torch.distributed.checkpoint as dcp  # late, as above
 
-        self.finish()
+        self.finish()  # its thread and this one would meet each other's ranks in one group
         self._choose_to_send()
+        if others:
+            state = {**state, "others": self._packed(others)}
         again = sum(_step(name) == step and name.endswith(self._life) for name in self._whole)
         name = "step-%09d%s-%s" % (step, ".%d" % again if again else "", self._life)
         path = os.path.join(self._folder, name)
@@ -136,11 +142,10 @@ class Checkpoints:
             self._report(text % (_step(name), newest, free, _reason(failure)))
         self._remove_others(name)
 
-    def packed(self, states: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return states, by name, as values that :meth:`save` takes whole, whatever is in them.
+    def _packed(self, states: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return each state as a list of the ranks' own in bytes, or of a single one where all have the same.
 
-        Each is the list of the ranks' own states in bytes, or of a single one where all have the same. A
-        state with sharded tensors stays as it is: DCP loads it with any number of ranks.
+        A state with sharded tensors stays as it is: DCP loads it with any number of ranks.
         """
         packed = {name: state if is_sharded(state) else _bytes(state) for name, state in states.items()}
         own = {name: value for name, value in packed.items() if isinstance(value, bytes)}
@@ -153,12 +158,12 @@ class Checkpoints:
         return {**packed, **lists}
 
     def blank(self, others: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return what :meth:`load` loads the packed states of such objects into."""
+        """Return what :meth:`load` loads the states of others into, for :meth:`unpacked`."""
         states = {name: other.state_dict() for name, other in others.items()}
         return {name: state if is_sharded(state) else [] for name, state in states.items()}
 
     def unpacked(self, name: str, value: Any) -> Any:
-        """Return this rank's own state of what :meth:`packed` returned; raises ``RuntimeError``."""
+        """Return this rank's own state of one of the others; raises ``RuntimeError``."""
         if not isinstance(value, list):
             return value
         ranks = 1 if self._group is None else distributed.get_world_size(self._group)

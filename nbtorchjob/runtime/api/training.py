@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.dcp import Checkpoints
 
 _FOLDER = "training"
+# Where the loops are: outside of them, in an epoch ahead of its batches, in a step, or behind the batches.
+_OUTSIDE, _EPOCH, _STEP, _TAIL = range(4)
 
 
 class ResumableTraining:
@@ -40,8 +43,10 @@ class ResumableTraining:
 
     ``model`` is a plain module, or one in ``DistributedDataParallel`` or sharded by ``fully_shard``;
     ``optimizer`` is one or several. ``others`` are further objects with ``state_dict`` and
-    ``load_state_dict``, by name, such as a ``GradScaler``. Creating it loads the newest whole checkpoint, if
-    there is one, on all ranks together. :meth:`epochs` and :meth:`batches` are the loops::
+    ``load_state_dict``, by name, such as a ``GradScaler``. Each state is saved whole, whatever is in it, and
+    each rank's own where they differ; then only the same number of ranks can load it. Creating it loads the
+    newest whole checkpoint, if there is one, on all ranks together. :meth:`epochs` and :meth:`batches` are
+    the loops::
 
         sampler = GlobalBatchSampler(dataset, batch_size=64)
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
@@ -61,8 +66,8 @@ class ResumableTraining:
     a folder in ``checkpoint_dir()``; in a notebook nothing is saved or loaded unless ``folder`` is set.
 
     Raises ``ValueError`` if the checkpoint belongs to another order of samples, and what
-    ``checkpoint_dir()`` raises; ``RuntimeError`` if its state does not fit these objects. The format is
-    that of ``torch.distributed.checkpoint``.
+    ``checkpoint_dir()`` raises; ``RuntimeError`` if its state does not fit these objects, or this number of
+    ranks. The format is that of ``torch.distributed.checkpoint``.
     """
 
     def __init__(
@@ -91,8 +96,12 @@ class ResumableTraining:
         self.accumulated = True  # whether the optimizer steps after the current batch
         self._weight: float = 1.0
         self._weighs = sampler.is_even  # whether the loop uses weights, or needs none
-        self._within_step = False
-        self._saves_next = False  # after this step
+        self._stepped = False  # whether an optimizer has stepped on the current batch
+        self._where = _OUTSIDE
+        self._saves_next = False  # once the step, or the epoch, is over
+        self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
+        for each in self._optimizers:
+            _notice_steps(each, self)
         self._checkpoints = _opened(folder, keep)
         if self._checkpoints is not None:
             newest = self._checkpoints.newest()
@@ -110,20 +119,32 @@ class ResumableTraining:
         return self._weight
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left of ``total``, from 0, and save once they are over."""
+        """Yield the numbers of the epochs that are left of ``total``, from 0, and save once they are over.
+
+        An epoch is over when the next one is requested. A loop that is left by a ``break`` is saved only if
+        :meth:`save` was called.
+        """
         while self._sampler.epoch < total:
-            yield self._sampler.epoch
+            self._where = _EPOCH
+            try:
+                yield self._sampler.epoch
+            except GeneratorExit:  # a break, or an exception
+                if self._saves_next and self._sampler.position == self._sampler.length:
+                    self._sampler.set_epoch(self._sampler.epoch + 1)
+                self._leave()
+                raise
             self._sampler.set_epoch(self._sampler.epoch + 1)
+            self._leave()
         self.save()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield what ``loader`` has of this rank's shares of the current epoch that are left.
 
-        A batch counts as trained on when the next one is requested; that is when it saves. So a ``break``
-        has its place behind the optimizer's step. Raises ``ValueError`` for a loader that doesn't have this
-        training's sampler, or returns batches out of order; :class:`Leaving` once all ranks have saved
-        because they have to leave; ``RuntimeError`` after a first step without ``weight`` if shares are
-        uneven.
+        A batch counts as trained on when the next one is requested; that is when it saves. Where the loop is
+        left before, by a ``break`` or an exception, it counts if an optimizer has stepped on it, and is
+        yielded again otherwise. Raises ``ValueError`` for a loader that doesn't have this training's sampler,
+        or returns batches out of order; :class:`Leaving` once all ranks have saved because they have to
+        leave; ``RuntimeError`` after a first step without ``weight`` if shares are uneven.
         """
         ours = getattr(loader, "batch_sampler", None) is self._sampler
         if not ours or not getattr(loader, "in_order", True):
@@ -131,33 +152,50 @@ class ResumableTraining:
                 "batches(loader): the loader doesn't have the training's sampler, or isn't in order: pass "
                 "DataLoader(dataset, batch_sampler=sampler)"
             )
+        outside = self._where = _OUTSIDE if self._where == _OUTSIDE else _TAIL
         for batch, share in zip(loader, self._sampler.shares()):
             self._weight, self.accumulated = share.weight, share.last
             seed(share.seed)  # only now: the loader has drawn its own
-            self._within_step = True
+            self._where, self._stepped = _STEP, False
             try:
                 with self._gradients_of(share):
                     yield batch
-            except GeneratorExit:  # the loop was left by a break
-                self._count(share)
+            except GeneratorExit:  # a break, or an exception: who left the loop can't be told from here
+                self._where = outside
+                if self._stepped:
+                    self._count(share)
+                if self._saves_next:
+                    self._save_now()
                 raise
+            self._where = outside
             self._count(share)
             if share.last:
                 self._end_step()
 
     def save(self) -> None:
-        """Save the state, unless it is saved already, and wait for it; within a step, once that is over.
+        """Save the state, unless it is saved already, and wait for it.
 
-        All ranks call it together.
+        Within a step it does so once the step is over, and behind an epoch's batches once the epoch is: when
+        the next one is requested, or the loop is left. All ranks call it together.
         """
-        if self._within_step:
+        if self._where in (_STEP, _TAIL):
             self._saves_next = True
-        elif self._checkpoints is not None:
+        else:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        self._saves_next = False
+        if self._checkpoints is not None:
             self._begin_to_save()
             self._checkpoints.finish()
 
+    def _leave(self) -> None:
+        """Go out of an epoch, and save what was to be saved behind its batches."""
+        self._where = _OUTSIDE
+        if self._saves_next:
+            self._save_now()
+
     def _count(self, share: Share) -> None:
-        self._within_step = False
         if share.last:
             self._sampler.advance()
             self.step += 1
@@ -171,8 +209,7 @@ class ResumableTraining:
             )
         leaves = bool(leaving())
         if leaves or self._saves_next:
-            self._saves_next = False
-            self.save()
+            self._save_now()
         if leaves:
             raise Leaving
         if self._every is not None and self.step % self._every == 0:
@@ -181,8 +218,11 @@ class ResumableTraining:
             self._checkpoints.finish(wait=False)
 
     def _begin_to_save(self) -> None:
-        if self._checkpoints is not None and self._checkpoints.newest_step != self.step:
-            self._checkpoints.save(self.step, self._state())
+        now = self._progress([])
+        if self._checkpoints is not None and (self._checkpoints.newest_step, self._saved) != (self.step, now):
+            self._saved = now
+            others = {name: other.state_dict() for name, other in self._others.items()}
+            self._checkpoints.save(self.step, self._state(), others)
 
     def _gradients_of(self, share: Share) -> ContextManager[Any]:
         """Have the model average gradients over ranks only after a rank's last piece of a batch."""
@@ -199,10 +239,7 @@ class ResumableTraining:
 
         with _without_gradients(self._optimizers):
             model, optimizer = get_state_dict(self._model, self._optimizers)
-        state = {"model": model, "optimizer": optimizer, "training": self._progress(_stateless(optimizer))}
-        if self._others:
-            state["others"] = {name: other.state_dict() for name, other in self._others.items()}
-        return state
+        return {"model": model, "optimizer": optimizer, "training": self._progress(_stateless(optimizer))}
 
     def _progress(self, stateless: List[str]) -> Dict[str, Any]:
         return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless}
@@ -214,10 +251,11 @@ class ResumableTraining:
         checkpoints.load(path, progress)  # ahead of the rest, which changes the model
         self._sampler.load_state_dict(progress["training"])
         self.step = progress["training"]["step"]
+        self._saved = self._progress([])
         if checkpoints.has(path, MARK):  # else it would be left out, as what isn't asked for
             for group in (group for each in self._optimizers for group in each.param_groups):
                 group.setdefault(MARK, [])
-        state = self._state()
+        state = {**self._state(), "others": checkpoints.blank(self._others)}
         # torch has given each parameter a state, and insists on that. One that never had a gradient has none.
         optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
         aside = {name: optimizer["state"].pop(name, {}) for name in stateless}
@@ -232,7 +270,20 @@ class ResumableTraining:
             if name in aside:
                 each.state.pop(parameter, None)
         for name, other in self._others.items():
-            other.load_state_dict(state["others"][name])
+            other.load_state_dict(checkpoints.unpacked(name, state["others"][name]))
+
+
+def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
+    """Have the training know of an optimizer's steps, for as long as there is one."""
+    here = weakref.ref(training)
+
+    def note(*_: Any) -> None:
+        training = here()
+        if training is not None:
+            training._stepped = True
+
+    # accelerate's (1.15) wraps the one that steps, and can't take hooks itself.
+    getattr(optimizer, "optimizer", optimizer).register_step_post_hook(note)
 
 
 def _names(optimizer: Dict[str, Any]) -> List[str]:

@@ -1,15 +1,21 @@
 """Trainings that go on with another number of ranks, on real ranks: the loss is that of one process."""
 
+import collections
 import functools
+import sys
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed.fsdp
 from torch.utils.data import DataLoader
 
-from nbtorchjob import Elastic, GlobalBatchSampler, ResumableTraining, submit
+from nbtorchjob import Elastic, GlobalBatchSampler, JobSpec, ResumableTraining, submit
 from tests.patience import LIMIT
 from tests.runtime.trained import STEPS, curve, train
+
+# As in a notebook, whose functions no node can import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # Of a machine with fewer cores than ranks.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nproc_per_node=. is more than")]
@@ -152,16 +158,188 @@ def test_a_loader_with_another_sampler_is_refused():
 
 
 def test_a_notebook_saves_nothing_and_counts_what_was_trained_on():
-    training, _, _, loader = alone(every=1)
+    training, _, (optimizer,), loader = alone(every=1)
     seen = []
     for epoch in training.epochs(2):
         for x in training.batches(loader):
+            optimizer.step()
             seen.append((epoch, training.step, len(x)))
             if epoch == 0 and training.step == 2:
                 break
 
     assert seen == [(0, 0, 4), (0, 1, 4), (0, 2, 4), *((1, step, 4) for step in range(3, 8))]
     assert training.step == 8
+
+
+class Counter:
+    """An object whose state is whatever it was given."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def interrupted(folder, left=lambda training, stage: None, **options):
+    """Train for three epochs of five steps, until ``left`` says to leave; return what was seen of each step.
+
+    It is asked at each stage: ahead of a step, behind it, and behind an epoch's scheduler.
+    """
+    tail = Counter({"epochs": []})
+    torch.manual_seed(0)
+    model = Partly()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    data = torch.arange(40.0).reshape(20, 2) / 40
+    sampler = GlobalBatchSampler(data, 4)
+    training = ResumableTraining(
+        model, optimizer, scheduler, sampler=sampler, folder=folder, others={"tail": tail}, **options
+    )
+    seen = []
+    for epoch in training.epochs(3):
+        for x in training.batches(DataLoader(data, batch_sampler=sampler)):
+            if left(training, "ahead"):
+                break
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append((training.step, scheduler.get_last_lr()[0], loss.item()))
+            if left(training, "behind"):
+                break
+        else:
+            scheduler.step()
+            tail.state["epochs"].append(epoch)
+            if left(training, "tail"):
+                return seen, tail.state["epochs"]
+            continue
+        break
+    return seen, tail.state["epochs"]
+
+
+def saves_at(step, stage):
+    """Have a training save at a stage, and leave both of its loops."""
+
+    def left(training, now):
+        if (training.step, now) == (step, stage):
+            training.save()
+            return True
+        return False
+
+    return left
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("every", [None, 3, 5])
+@pytest.mark.parametrize(
+    ("step", "stage"), [(7, "ahead"), (7, "behind"), (9, "behind"), (10, "tail"), (5, "tail"), (0, "ahead")]
+)
+def test_a_training_that_saves_and_is_left_goes_on_exactly(folder, step, stage, every):
+    whole = interrupted(folder / "whole", every=None)
+    assert whole[1] == [0, 1, 2]
+    first = interrupted(folder / "parts", saves_at(step, stage), every=every)
+    second = interrupted(folder / "parts", every=every)
+    assert (first[0] + second[0], second[1]) == whole
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_save_behind_an_epochs_batches_has_the_rest_of_its_body(folder):
+    def saves_first(training, stage):
+        if stage == "tail":
+            training.save()
+        return False
+
+    def fails(training, stage):
+        if stage == "ahead" and training.step == 7:
+            raise ZeroDivisionError
+        return False
+
+    whole = interrupted(folder / "whole", every=None)
+    with pytest.raises(ZeroDivisionError):
+        interrupted(folder / "parts", lambda *now: saves_first(*now) or fails(*now), every=None)
+    second = interrupted(folder / "parts", every=None)
+    assert second[0] == whole[0][5:]
+    assert second[1] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_that_fails_is_trained_on_when_the_loop_is_tried_again(wrapped):
+    def prepared(model):
+        made = sgd(model)
+        if not wrapped:
+            return made
+        accelerate = pytest.importorskip("accelerate")
+        return [accelerate.Accelerator(cpu=True).prepare(made[0])]
+
+    training, model, made, loader = alone(optimizers=prepared)
+    trained: list[torch.Tensor] = []
+    for failing in ("ahead", "behind", ""):
+        try:
+            for x in training.batches(loader):
+                if len(trained) == 1 and failing == "ahead":
+                    raise ZeroDivisionError
+                model(x).square().mean().backward()
+                made[0].step()
+                made[0].zero_grad()
+                trained.append(x)
+                if len(trained) == 2 and failing == "behind":
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert training.step == len(trained)
+    assert len(trained) == training.step == 5
+    assert {*map(tuple, torch.cat(trained).tolist())} == {*map(tuple, loader.dataset.tolist())}
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("fresh", [{}, {"seen": {}, "n": 0}, {"seen": {"other": 1}}])
+def test_others_get_their_whole_state_whatever_a_new_one_has(folder, fresh):
+    state = {"seen": {"a": 1.0, "b": [torch.arange(3)]}, "n": 3, "pair": Pair(1, torch.ones(2))}
+    alone(folder, others={"one": Counter(state)})[0].save()
+    other = Counter(fresh)
+    alone(folder, others={"one": other})
+    assert repr(other.state) == repr(state)
+
+    with pytest.raises(RuntimeError, match=r"doesn't fit this training: .*others\.two"):
+        alone(folder, others={"two": other})
+
+
+def keep_own_place(folder, place=None):
+    """Save another place on each rank, or load it and return it."""
+    from torch import distributed
+
+    from nbtorchjob import GlobalBatchSampler, ResumableTraining
+
+    distributed.init_process_group("gloo")
+    model = torch.nn.Linear(1, 1)
+    others = {"place": Counter({"at": place and place + distributed.get_rank()}), "all": Counter({"n": 1})}
+    training = ResumableTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        sampler=GlobalBatchSampler(range(8), 4),
+        folder=folder,
+        others=others,
+    )
+    if place is not None:
+        training.save()
+    return [other.state for other in others.values()]
+
+
+def test_each_rank_gets_its_own_state_and_another_number_of_ranks_none(folder):
+    def results(ranks, *args):
+        spec = JobSpec(Elastic(nproc_per_node=ranks), all_ranks=True)
+        return submit(keep_own_place, str(folder / "own"), *args, spec=spec)
+
+    results(2, 100).results(LIMIT)
+    assert results(2).results(LIMIT) == [[{"at": place}, {"n": 1}] for place in (100, 101)]
+    failure = str(results(1).exception(LIMIT))
+    assert "others['place'] was saved with another state on each of 2 ranks, and there are 1 now" in failure
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"keep": None}, {"keep": 1.5}])
