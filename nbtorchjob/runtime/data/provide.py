@@ -28,7 +28,6 @@ from nbtorchjob.runtime.facts.injected import run
 _AT_ONCE = 8  # files
 _TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
 _LOOK_S = 0.2
-_LEFTOVERS = (".cache",)  # of huggingface_hub, beside what it downloads
 _MIB = 1 << 20
 
 
@@ -112,8 +111,11 @@ class _Fetch:
         self._check_room(look, sum(here.values()))
         with self._telling(look.size, partial):
             _each(self._source, left, partial)
-        for name in _LEFTOVERS:
-            shutil.rmtree(os.path.join(partial, name), ignore_errors=True)
+        if self._source.notes:
+            notes = os.path.join(partial, self._source.notes)
+            shutil.rmtree(notes, ignore_errors=True)
+            with suppress(OSError):  # some of the data lies beside them
+                os.rmdir(os.path.dirname(notes))
         for at, _, files in os.walk(partial, topdown=False):
             for file in files:
                 os.chmod(os.path.join(at, file), 0o444)

@@ -5,7 +5,9 @@ import errno
 import json
 import os
 import shutil
+import ssl
 import threading
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,8 +15,11 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from nbtorchjob.runtime.api.data import DATA
-from nbtorchjob.runtime.data import provide, sources
-from nbtorchjob.runtime.data.sources import DataError, Hub, LibraryHub, Store, Web
+from nbtorchjob.runtime.data import hub, provide, sources, stores
+from nbtorchjob.runtime.data.hub import Hub, LibraryHub
+from nbtorchjob.runtime.data.sources import DataError
+from nbtorchjob.runtime.data.stores import Store
+from nbtorchjob.runtime.data.web import Page, Web
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import EVENTS
 
@@ -32,6 +37,8 @@ class Server(ThreadingHTTPServer):
         self.etag = '"one"'
         self.ranges = True
         self.status = 200
+        self.busy: list[tuple[int, str]] = []  # statuses of the next files, and after how long to try again
+        self.listing = b""  # what the Hub's API says, if that isn't the files
         self.token = ""
         self.files = {"train.json": b"train", "data/part-0.bin": BLOB, "data/old.h5": b"old"}
         self.location = ""
@@ -55,6 +62,9 @@ class Handler(BaseHTTPRequestHandler):
         server.requests.append((path, dict(self.headers)))
         if server.status != 200:
             self._send(server.status, b"no")
+        elif server.busy and not path.startswith("/api/") and self.headers.get("Range") != "bytes=0-0":
+            status, again = server.busy.pop(0)
+            self._send(status, b"busy", {"Retry-After": again})
         elif path == "/moved":
             self.send_response(302)
             self.send_header("Location", server.location)
@@ -72,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         if path not in (
             f"/api/{kind}/revision/{ref}"
             for kind in ("datasets/org/squad", "models/org/model")
-            for ref in ("main", COMMIT)
+            for ref in ("main", COMMIT, "refs/convert/parquet")
         ):
             self._send(404, b"{}")
         elif server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
@@ -88,7 +98,8 @@ class Handler(BaseHTTPRequestHandler):
                 "likes": 0,
                 "tags": [],
             }
-            self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+            listing = server.listing or json.dumps(told).encode()
+            self._send(200, listing, {"Content-Type": "application/json"})
 
     def _content(self, data):
         if data is None:
@@ -178,7 +189,9 @@ def test_a_file_that_never_comes_whole_is_one_line_and_may_come_at_the_next_atte
     source = Web(server.url("blob.bin"))
     (file,) = source.look().files
     server.ranges, server.cuts = False, 100
-    with pytest.raises(DataError, match=r"blob\.bin was cut off 5 times") as raised:
+    with pytest.raises(
+        DataError, match=r"blob\.bin was cut off after 150000 bytes \(tried 5 times\)"
+    ) as raised:
         source.fetch(file, str(tmp_path))
     assert raised.value.code == exits.RECOVERABLE_ERROR
     server.cuts, server.etag = 0, '"two"'
@@ -212,17 +225,74 @@ def test_a_server_that_is_not_there_may_be_there_later(server):
     assert raised.value.code == exits.RECOVERABLE_ERROR
 
 
+class Waits(threading.Event):
+    """What a source waits by, which takes no time and is written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout=None):
+        self.seconds.append(timeout)
+        return False
+
+
+def test_a_file_that_a_busy_server_refuses_is_asked_for_again_when_it_says(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_AGAIN_S", 2.0)
+    source = Web(server.url("blob.bin"))
+    source.stopped = Waits()
+    (file,) = source.look().files
+    server.busy = [(503, "7"), (429, "Wed, 21 Oct 2015 07:28:00 GMT"), (500, "soon"), (503, "999999999")]
+    source.fetch(file, str(tmp_path))
+    assert (tmp_path / "blob.bin").read_bytes() == BLOB
+    assert source.stopped.seconds == [7, 4, 8, 300]
+
+    source.stopped.seconds.clear()
+    server.busy = [(503, "0")] * 9
+    with pytest.raises(DataError, match=r"blob\.bin answers 503 \(tried 5 times\)") as raised:
+        source.fetch(file, str(tmp_path / "other"))
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+    assert source.stopped.seconds == [2, 4, 8, 16]
+
+    server.busy = [(403, "0")]
+    with pytest.raises(DataError, match="answers 403: it is private") as raised:
+        source.fetch(file, str(tmp_path / "other"))
+    assert raised.value.code == exits.CONFIG_ERROR
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EHOSTUNREACH, "No route"), ssl.SSLError(1, "bad record")])
+def test_a_connection_that_breaks_as_it_is_read_is_no_disk_that_breaks(server, tmp_path, monkeypatch, error):
+    read, breaks = HTTPResponse.read, [error]
+
+    def broken(response, *size):
+        if breaks and response.status == 206 and response.length != 1:
+            raise breaks[0]
+        piece = read(response, *size)
+        if breaks and len(piece) > 1:
+            response.close()
+            raise breaks[0]
+        return piece
+
+    monkeypatch.setattr(HTTPResponse, "read", broken)  # no server can have a connection end so
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    with pytest.raises(DataError, match=r"--data web: .*blob\.bin was cut off: ") as raised:
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+    breaks.clear()
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+
+
 def test_a_token_is_shown_to_no_other_host(server, tmp_path):
     with Server() as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         server.location = other.url("blob.bin")
-        Web(server.url("moved"), "secret").look()
+        Web(server.url("moved"), Page(server.url("moved"), "secret")).look()
         other.shutdown()
     assert server.gets("/moved")[0]["Authorization"] == "Bearer secret"
     assert "Authorization" not in other.gets("/blob.bin")[0]
 
 
-def hub(where, library):
+def source_of(where, library):
     return LibraryHub(where, pytest.importorskip("huggingface_hub")) if library else Hub(where)
 
 
@@ -241,30 +311,96 @@ def library(request, server, monkeypatch, tmp_path):
 
 
 def test_a_dataset_and_a_model_of_the_hub(server, library, tmp_path):
-    look, files = fetched(hub("hf://datasets/org/squad", library), tmp_path / "all")
+    look, files = fetched(source_of("hf://datasets/org/squad", library), tmp_path / "all")
     assert (look.version, files) == (COMMIT, server.files)
-    _, files = fetched(hub("hf://datasets/org/squad/data?exclude=*.h5", library), tmp_path / "some")
+    _, files = fetched(source_of("hf://datasets/org/squad/data?exclude=*.h5", library), tmp_path / "some")
     assert [*files] == ["data/part-0.bin"]
-    _, files = fetched(hub(f"hf://models/org/model@{COMMIT}?include=*.json", library), tmp_path / "model")
+    _, files = fetched(
+        source_of(f"hf://models/org/model@{COMMIT}?include=*.json", library), tmp_path / "model"
+    )
     assert files == {"train.json": b"train"}
-    _, files = fetched(hub("hf://org/model/train.json", library), tmp_path / "file")
+    _, files = fetched(source_of("hf://org/model/train.json", library), tmp_path / "file")
     assert files == {"train.json": b"train"}
+
+
+def test_a_revision_with_slashes_and_a_file_of_it(server, library, tmp_path):
+    for ref in ("refs/convert/parquet", "refs%2Fconvert%2Fparquet"):
+        source = source_of(f"hf://datasets/org/squad@{ref}/train.json", library)
+        assert fetched(source, tmp_path / ref)[1] == {"train.json": b"train"}
+
+
+def test_a_file_of_the_hub_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path):
+    source = Hub("hf://datasets/org/squad/data?exclude=*.h5")
+    (file,) = source.look().files
+    server.cuts = 2
+    server.requests.clear()
+    source.fetch(file, str(tmp_path))
+    assert (tmp_path / "data" / "part-0.bin").read_bytes() == BLOB
+    assert [headers.get("Range") for _, headers in server.requests] == [
+        None,
+        "bytes=150000-",
+        "bytes=225000-",
+    ]
+
+
+def test_a_hub_that_is_busy_or_unclear_may_be_better_later(server, library, tmp_path):
+    source = source_of("hf://datasets/org/squad", library)
+    server.files.update({f"{number:060}": b"" for number in range(20)})  # a longer list is cut in the middle
+    server.cuts = 1
+    assert len(source.look().files) == 23
+
+    server.busy = [(503, "0")]
+    source.fetch(sources.File("train.json", 5), str(tmp_path))
+    assert (tmp_path / "train.json").read_bytes() == b"train"
+
+    server.listing = b"<html>please log in</html>"
+    with pytest.raises(DataError) as raised:
+        source.look()
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+
+
+def test_what_an_old_library_says_of_a_network_is_nothing_final(server, tmp_path):
+    class LocalEntryNotFoundError(FileNotFoundError, ValueError):  # as before huggingface_hub 1.0
+        pass
+
+    class HFValidationError(ValueError):
+        pass
+
+    class Library:
+        error: Exception = LocalEntryNotFoundError("check your connection")
+
+        def hf_hub_download(self, *_, **__):
+            raise self.error
+
+    library = Library()
+    source = LibraryHub("hf://datasets/org/squad", library)
+    for error, code in (
+        (library.error, exits.RECOVERABLE_ERROR),
+        (HFValidationError("org/a b is no name"), exits.CONFIG_ERROR),
+    ):
+        library.error = error
+        with pytest.raises(DataError) as raised:
+            source.fetch(sources.File("train.json", 5), str(tmp_path))
+        assert raised.value.code == code
+    library.error = PermissionError(errno.EACCES, "Permission denied", "/data/train.json")
+    with pytest.raises(PermissionError):
+        source.fetch(sources.File("train.json", 5), str(tmp_path))
 
 
 def test_what_the_hub_does_not_show_says_what_to_do(server, library, monkeypatch):
     with pytest.raises(
         DataError, match="the Hub shows no dataset org/squid at main: check the name, or, if it is private"
     ):
-        hub("hf://datasets/org/squid", library).look()
+        source_of("hf://datasets/org/squid", library).look()
     with pytest.raises(DataError, match="no file matches"):
-        hub("hf://datasets/org/squad?include=*.png", library).look()
+        source_of("hf://datasets/org/squad?include=*.png", library).look()
     server.token = "right"
     with pytest.raises(DataError, match="set HF_TOKEN") as raised:
-        hub("hf://datasets/org/squad", library).look()
+        source_of("hf://datasets/org/squad", library).look()
     assert raised.value.code == exits.CONFIG_ERROR
     monkeypatch.setenv("HF_TOKEN", "right")
     if not library:
-        assert hub("hf://datasets/org/squad", library).look().version == COMMIT
+        assert source_of("hf://datasets/org/squad", library).look().version == COMMIT
 
 
 def test_a_store_is_fetched_by_what_it_says_of_its_files(tmp_path):
@@ -280,6 +416,27 @@ def test_a_store_is_fetched_by_what_it_says_of_its_files(tmp_path):
     with pytest.raises(DataError, match="needs fsspec"):
         Store("abfs://container/x").look()
     store.rm("/bucket", recursive=True)
+
+
+def test_an_object_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/bucket/blob.bin": BLOB, "/bucket/none": b""})
+    monkeypatch.setattr(stores, "_RANGE", 40_000)
+    cat, begins, fails = type(fs).cat_file, [], [200_000, 240_000]
+
+    def flaky(fs, path, start=None, end=None, **options):
+        begins.append(start)
+        if start in fails:
+            fails.remove(start)
+            raise ConnectionResetError("cut off")
+        return cat(fs, path, start=start, end=end, **options)
+
+    monkeypatch.setattr(type(fs), "cat_file", flaky)  # a store at the moment that a connection is cut
+    assert fetched(Store("memory://bucket/blob.bin"), tmp_path / "one")[1] == {"blob.bin": BLOB}
+    assert [begins.count(begin) for begin in (160_000, 200_000, 280_000)] == [1, 2, 2]
+    assert fetched(Store("memory://bucket"), tmp_path / "all")[1] == {"blob.bin": BLOB, "none": b""}
+    fs.rm("/bucket", recursive=True)
 
 
 @pytest.fixture
@@ -337,7 +494,7 @@ def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_pat
             raise DataError("the line was cut", exits.RECOVERABLE_ERROR)
         fetch(self, file, folder)
 
-    monkeypatch.setattr(sources, "_hub", Hub)
+    monkeypatch.setattr(hub, "hub", Hub)
     monkeypatch.setattr(provide, "_AT_ONCE", 1)
     monkeypatch.setattr(Hub, "fetch", fails)
     entry = {"name": "squad", "where": "hf://datasets/org/squad"}
