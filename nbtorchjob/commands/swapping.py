@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.base import Backend
@@ -88,7 +88,14 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
         text = path.read_text()
     except (OSError, ValueError) as exc:
         raise LineError(f"{hint('swap')}: {path} can't be read ({exc})") from None
-    yield _changed(args, find, name, _definitions(text, path), str(path.absolute()))
+    folder = path.absolute().parent
+    sys.path.insert(0, str(folder))  # as where Python runs the file: modules beside it come along
+    try:
+        definitions = _definitions(text, path)
+        answer = _swapped(args, find(name), definitions, {}, str(path.absolute()), root=folder)
+    finally:
+        sys.path.remove(str(folder))
+    yield answer
 
 
 def _edited(args: ParsedArgs, job: Job[Any]) -> Answer:
@@ -105,7 +112,7 @@ def set_(args: ParsedArgs, find: Find) -> Answers:
 
     name, *words = args.words
     text, settings = sending.values(dict(pair(word, hint("set", name)) for word in words))
-    yield _changed(args, find, name, text, "<torchjob set>", settings)
+    yield _swapped(args, find(name), text, {}, "<torchjob set>", settings=settings)
 
 
 def values(backend: Backend, address: str) -> list[tuple[str, str]]:
@@ -126,19 +133,15 @@ def give(backend: Backend, address: str, words: Sequence[str], seconds: float) -
     return str(sending.swap(backend, state, text, {}, settings=settings, within=seconds))
 
 
-def _changed(
-    args: ParsedArgs,
-    find: Find,
-    name: str,
-    text: str,
-    filename: str,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> Answer:
-    return _swapped(args, find(name), text, {}, filename, settings=settings)
-
-
 def _swapped(
-    args: ParsedArgs, job: Job[Any], text: str, namespace: dict[str, Any], filename: str, **more: Any
+    args: ParsedArgs,
+    job: Job[Any],
+    text: str,
+    namespace: dict[str, Any],
+    filename: str,
+    *,
+    root: Path | None = None,
+    **more: Any,
 ) -> Answer:
     from nbtorchjob.swapping import sending
 
@@ -149,7 +152,7 @@ def _swapped(
             text,
             namespace,
             filename=filename,
-            root=working(),
+            root=root or working(),
             or_back=options.get("or-back", False),
             within=within(options.get("within")),
             **more,

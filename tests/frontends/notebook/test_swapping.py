@@ -34,9 +34,14 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
     assert "swapped: swapped on all ranks at call " in notebook.out
     assert "  loss  replaced" in notebook.out
     notebook.run("%torchjob set swapped rate=0.5")
-    file.write_text("rate = 7\nif __name__ == '__main__':\n    raise SystemExit\n")
+    rates = tmp_path / "swapped_rates.py"
+    rates.write_text("rate = 7\n")
+    file.write_text("from swapped_rates import rate\nif __name__ == '__main__':\n    raise SystemExit\n")
     notebook.run(f"%torchjob swap swapped {file}")
     assert "  rate  replaced" in notebook.out
+    rates.write_text("rate = 8\n")
+    why = "swapped_rates.py has changed since the ranks imported it"
+    assert why in notebook.error(f"%torchjob swap swapped {file}", SwapError)
     assert "line 2 does more than define something" in notebook.error(
         "%%torchjob --swap swapped\nprint(rate)", CaptureError
     )
