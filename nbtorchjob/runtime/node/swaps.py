@@ -15,7 +15,7 @@ has a number in the round, which is part of its words there, and goes through fo
     prepare   ready    each node       its ranks are at the call, and can make the change; so can it
     conclude  verdict  the first node  GO, once all are ready; or why not: by any node, at any time before
     trial     well     each node       its ranks have changed; with ``--or-back`` first calls went well
-              trial    the first node  STAYS, or BACK, where a rank failed
+              trial    the first node  STAYS, or BACK, and which rank failed how
 
 So there is one verdict, and a node that comes to know it follows it, as do its ranks (``rank/swapping.py``).
 Before a node is ready, the swap lies beside where later attempts look for it (``kept.py``), and before its
@@ -74,6 +74,8 @@ GOES, LATE, UNABLE, POINTLESS, ABSENT, LEAVES, OVER = (
     "leaves",
     "over",
 )
+_BACK = "back, "  # ahead of why, in the word on a trial
+_MOST_WHY = 300  # characters
 _PREFERRED = (points.POINT, points.LEAVING, points.REPORT)
 _HAVE_S = 20.0  # for all nodes to have a payload
 _FIRST_S = 10.0  # for ranks to pass their first point
@@ -395,19 +397,19 @@ class Swaps:
         calls, call = ranks.page.calls(meeting.kind), ranks.page[AT + SWAP]
         well = all(not or_back or state == WENT_WELL or calls[rank] > call for rank, state in states.items())
         if RAISED in states.values():
-            outcome = ranks.peers.decide(word, "back")
+            outcome = ranks.peers.decide(word, _BACK + _why(_errors(self._outcomes(current, ranks))))
         elif changed and (late or (well and self._say(current, "well", "1") is not None)):
             outcome = ranks.peers.decide(word, "stays")
         else:
             outcome = ranks.peers.heard(word)
         if not outcome:
             return
-        back = outcome == "back"
+        back = outcome.startswith(_BACK)
         if back:
             self._forget(current)
         else:
             self._keep(request)
-        self._record(current, ranks, request, back=back)
+        self._record(current, ranks, request, outcome[len(_BACK) :] if back else "")
         self._unsettled = current.number
         ranks.page.watch(True)
         ranks.page[TRIAL] = current.number * STEP + (BACK if back else STAYS)
@@ -430,12 +432,9 @@ class Swaps:
                 outcomes[number] = json.load(file)
         return outcomes
 
-    def _record(self, current: _Try, ranks: Ranks, request: _Request, *, back: bool) -> None:
+    def _record(self, current: _Try, ranks: Ranks, request: _Request, back: str) -> None:
         assert current.meeting is not None
         outcomes = self._outcomes(current, ranks)
-        why = "another node's rank failed"
-        for failed in _errors(outcomes)[:1]:
-            why = "rank %d: %s: %s" % (failed["rank"], failed["error"]["type"], failed["error"]["message"])
         emit(
             "Swapped",
             node=self._node,
@@ -449,7 +448,7 @@ class Swaps:
             point=points.NAMES[current.meeting.kind],
             call=ranks.page[AT + SWAP],
             metrics=outcomes.get(0, {}).get("metrics", {}),
-            back=why if back else "",
+            back=back,
             payload="" if back or not self.kept.place else self._sealed(request.path),
         )
 
@@ -491,3 +490,10 @@ class Swaps:
 def _errors(outcomes: Dict[int, Dict[str, Any]]) -> List[Dict[str, Any]]:
     pairs = sorted(outcomes.items())
     return [{"rank": rank, "error": outcome["error"]} for rank, outcome in pairs if "error" in outcome]
+
+
+def _why(errors: List[Dict[str, Any]]) -> str:
+    for failed in errors:
+        error = failed["error"]
+        return ("rank %d: %s: %s" % (failed["rank"], error["type"], error["message"]))[:_MOST_WHY]
+    return "a rank failed"  # with no room to write down how

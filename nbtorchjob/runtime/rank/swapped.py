@@ -152,6 +152,11 @@ class Change:
         self._undo += _watch(self._new, self.words["sets"], self._space, self._settings)
         self._recompile()
 
+    def keep(self) -> None:
+        """Forget how to undo it, and what it took for that: old values may be big."""
+        self._undo.clear()
+        self._new.clear()
+
     def drop(self) -> None:
         """Leave nothing of what was prepared: a module that came with it may be another one the next time."""
         for name in self._brought:

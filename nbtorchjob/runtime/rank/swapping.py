@@ -192,6 +192,8 @@ class _Trial:
                     self._change.undo()
                     sys.stderr.write("nbtorchjob: what was swapped is put back\n")
                     streams.flush()
+                else:
+                    self._change.keep()
                 self._outcome = decision
                 if points.page is self._page:
                     points.tell_ready(self._number * STEP + SETTLED)

@@ -122,6 +122,7 @@ def test_all_ranks_of_two_nodes_change_at_one_call(go):
         (3, False),
         (4, False),
     ]
+    assert swaps[2].back == "rank 1: ZeroDivisionError: division by zero"
     assert "+lr = 0.5" in swaps[1].diff
     assert swaps[0].metrics["step"] == swaps[0].call - 1
     for rank in range(4):

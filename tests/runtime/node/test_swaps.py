@@ -159,6 +159,22 @@ def test_all_is_put_back_where_a_rank_fails_at_the_change(job, space, folder):
     assert job.swap("lr = 3", "s2")["outcome"] == "swapped"
 
 
+def test_a_rank_that_has_no_room_to_say_how_it_failed_ends_no_node(job, space, folder):
+    replace, fails = os.replace, threading.Event()
+
+    def fail(change):
+        if change._undo:
+            fails.set()
+            raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(swapped.Change, "_recompile", fail)
+        broken.setattr(os, "replace", lambda a, b: full() if fails.is_set() else replace(a, b))
+        assert job.swap("lr = 2")["outcome"] == "back"
+    assert facts(folder, "Swapped")[0]["back"] == "a rank failed"
+    assert space["lr"] == 1
+
+
 def test_a_swap_waits_for_another_unless_whoever_asked_has_left(job, space):
     space["gate"] = threading.Event()
     first = threading.Thread(target=job.swap, args=("x = gate.wait(60)",), kwargs={"assumes": ["gate"]})

@@ -1,9 +1,11 @@
 """A rank's part in swaps: it waits for no decision that will not come, and misses none that was made."""
 
+import gc
 import sys
 import threading
 import time
 import types
+import weakref
 
 import pytest
 
@@ -163,6 +165,23 @@ def test_a_rank_that_fails_at_a_change_undoes_it_or_ends_where_it_stays_on_the_o
         node.join()
         assert node.space["lr"] == 1
         assert len(failed) == number - 1
+
+
+def test_values_that_a_change_has_replaced_arent_kept_once_it_stays(node):
+    class Big:
+        pass
+
+    node.space["lr"] = Big()
+    there = weakref.ref(node.space["lr"])
+    node.offer(1, "def f():\n    return 'new'\nlr = 5", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    assert there() is not None
+    node.decide(1, STAYS)
+    assert node.space["f"]() == "new"
+    gc.collect()
+
+    assert there() is None
 
 
 def test_a_round_that_is_over_leaves_nothing_on_trial(node, folder):
