@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from rattler_build import PlatformConfig, RenderConfig, Stage0Recipe, VariantConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,6 +42,16 @@ def test_the_conda_recipe_requires_what_the_package_does():
     assert recipe["about"]["summary"] == PROJECT["description"]
     (entry,) = recipe["build"]["python"]["entry_points"]
     assert dict([entry.split(" = ")]) == PROJECT["scripts"]
+
+
+@pytest.mark.parametrize("platform", ["linux-64", "osx-arm64"])
+def test_the_conda_recipe_is_one_as_rattler_build_reads_it(platform):
+    config = RenderConfig(platform=PlatformConfig(target_platform=platform))
+    (variant,) = Stage0Recipe.from_file(str(ROOT / "conda" / "recipe.yaml")).render(VariantConfig(), config)
+
+    package = variant.recipe.package
+    assert (package.name, str(package.version)) == (PROJECT["name"], PROJECT["version"])
+    assert variant.recipe.build.noarch == "python"
 
 
 @pytest.mark.parametrize("name", ["bug.yml", "idea.yml"])
