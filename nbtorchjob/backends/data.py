@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +40,11 @@ def findings(spec: JobSpec) -> Iterator[Finding]:
                 continue
             amount_text = "an unknown size" if look.size is None else words.size(look.size)
             what = f"data {name}: {amount_text} in {words.count(len(look.files), 'file')}"
-            if cache and not spec.remote and os.path.isdir(provide.own_folder(cache, text, look.version)):
+            if (
+                cache
+                and not spec.remote
+                and provide.is_complete(provide.own_folder(cache, text, look.version), look)
+            ):
                 yield Finding(True, f"{what}, there already in {place}")
                 continue
             yield Finding(True, f"{what}, fetched once a node into {place}")

@@ -373,7 +373,8 @@ class Installed(FrozenDataclass):
 class Fetching(FrozenDataclass):
     """A node fetches data before its ranks start: ``done`` of ``size`` bytes, 0 where that is unknown.
 
-    ``began`` is when it began, and ``waits`` whether another node, or job, fetches it for this one.
+    ``began`` is when it began, ``had`` how many bytes were there then, and ``waits`` whether another node, or
+    job, fetches it for this one.
     """
 
     time: float
@@ -382,6 +383,7 @@ class Fetching(FrozenDataclass):
     done: int = 0
     size: int = 0
     began: float = 0.0
+    had: int = 0
     waits: bool = False
 
 

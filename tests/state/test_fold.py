@@ -379,6 +379,34 @@ def test_an_agent_that_gives_up_is_told_with_its_error():
     assert failure.error is not None
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "cause", "hint"),
+    [
+        (
+            exits.CONFIG_ERROR,
+            "--data d: it needs 9 MiB in /c, where 1 MiB are free",
+            Cause.CONFIG,
+            "?include=",
+        ),
+        (
+            exits.CONFIG_ERROR,
+            "--data d: the disk of /c (this machine's cache) is full",
+            Cause.CONFIG,
+            "?include=",
+        ),
+        (exits.INFRASTRUCTURE_ERROR, "--data d: the disk of /c is full", Cause.INFRA, "--data-cache"),
+    ],
+)
+def test_a_disk_without_room_for_data_has_a_hint_that_helps_there(code, text, cause, hint):
+    told = ev.NodeFailed(2.0, 0, code, Error("nbtorchjob.runtime.data.sources.DataError", text, time=2.0))
+
+    failure = fold(told, ev.NodeExited(2.1, 0, code=code), ev.Closed(3.0)).failure
+
+    assert failure is not None
+    assert (failure.reason.cause, "no room for its data" in failure.reason.line) == (cause, True)
+    assert hint in failure.reason.hint
+
+
 def test_elapsed_stops_with_the_job():
     assert fold(*WELL, created=1.0).elapsed(now=100.0) == 5.0
     assert fold(*WELL[:2], created=1.0).elapsed(now=3.5) == 2.5

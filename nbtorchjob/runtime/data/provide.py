@@ -23,25 +23,37 @@ from nbtorchjob.runtime.data import sources
 from nbtorchjob.runtime.data.sources import DataError, File, Look, Source
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.injected import run
+from nbtorchjob.runtime.facts.injected import STREAM, run
 
 _AT_ONCE = 8  # files
 _TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
 _LOOK_S = 0.2
 _MIB = 1 << 20
+_STOP_S = 40.0  # for threads to end once one has failed: longer than they wait for a server
+
+# What other nodes may need to fetch, as far as this one can tell.
+_SLOW = 5 * _MIB  # bytes a second
+_UNKNOWN_S, _MOST_S = 3600.0, 86400.0
 
 
-def provide(header: Dict[str, Any], folder: str, node: int) -> None:
-    """Fetch what isn't here, and tell ranks where it is. Raises ``DataError``, before any rank starts."""
+def provide(header: Dict[str, Any], folder: str, node: int) -> float:
+    """Fetch what isn't here, and tell ranks where it is; return for how many seconds other nodes may fetch.
+
+    Raises ``DataError``, before any rank starts.
+    """
     cache = header["cache"] or os.path.join(folder, "data")
     places: Dict[str, str] = {}
+    others_s = 0.0
     for entry in header["entries"]:
         name = str(entry["name"])
         if "path" in entry:
             places[name] = _there(name, str(entry["path"]), folder)
         else:
-            places[name] = _Fetch(entry, cache, str(header["place"]), node).run()
+            fetch = _Fetch(entry, cache, str(header["place"]), node)
+            places[name] = fetch.run()
+            others_s += _UNKNOWN_S if fetch.size is None else fetch.size / _SLOW
     os.environ[DATA] = json.dumps(places)
+    return min(others_s, _MOST_S)
 
 
 def _there(name: str, path: str, folder: str) -> str:
@@ -65,26 +77,37 @@ def own_folder(cache: str, where: str, version: str) -> str:
     return os.path.join(cache, hashlib.sha256(key.encode()).hexdigest()[:32])
 
 
+def is_complete(own: str, look: Look) -> bool:
+    """Whether all files of some data lie in its folder: anybody may have removed some of them."""
+    here = _sizes(own)
+    return all(
+        here.get(file.name) == file.size or (file.size is None and file.name in here) for file in look.files
+    )
+
+
 class _Fetch:
-    """One piece of data on its way to this node."""
+    """One piece of data on its way to this node; ``size`` is how much it is, where that is known."""
 
     def __init__(self, entry: Dict[str, Any], cache: str, place: str, node: int) -> None:
         self._name, self._where = str(entry["name"]), str(entry["where"])
         self._cache, self._place, self._node = cache, place, node
         self._source: Source = sources.of(entry)
         self._began = time.time()
+        self._had = 0  # bytes that were there then
+        self.size: Optional[int] = None
 
     def run(self) -> str:
         """Return where it lies, complete."""
         try:
             look = self._source.look()
+            self.size = look.size
             # What nobody can tell the version of is fetched once a job.
             own = own_folder(self._cache, self._where, look.version or "of run %s" % run())
-            kept = os.path.isdir(own)
+            kept = is_complete(own, look)
             if not kept:
                 os.makedirs(self._cache, exist_ok=True)
                 with self._locked(own + ".lock"):
-                    kept = os.path.isdir(own)  # fetched by another node meanwhile
+                    kept = is_complete(own, look)  # fetched by another node meanwhile
                     if not kept:
                         self._fetch(look, own)
         except DataError as exc:
@@ -104,11 +127,13 @@ class _Fetch:
         return own
 
     def _fetch(self, look: Look, own: str) -> None:
-        partial = own + ".partial"
+        # What lost some of its files is in use, maybe: it gets them back where it is.
+        partial = own if os.path.isdir(own) else own + ".partial"
         os.makedirs(partial, exist_ok=True)
         here = _sizes(partial)
+        self._began, self._had = time.time(), sum(here.values())
         left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
-        self._check_room(look, sum(here.values()))
+        self._check_room(look, self._had)
         with self._telling(look.size, partial):
             _each(self._source, left, partial)
         if self._source.notes:
@@ -116,28 +141,23 @@ class _Fetch:
             shutil.rmtree(notes, ignore_errors=True)
             with suppress(OSError):  # some of the data lies beside them
                 os.rmdir(os.path.dirname(notes))
-        for at, _, files in os.walk(partial, topdown=False):
+        for at, _, files in os.walk(partial):
             for file in files:
-                os.chmod(os.path.join(at, file), 0o444)
-            os.chmod(at, 0o555)
-        os.chmod(partial, 0o755)  # some systems rename no folder that can't be written to
-        os.rename(partial, own)
-        with suppress(OSError):
-            os.chmod(own, 0o555)
+                os.chmod(os.path.join(at, file), 0o444)  # but whoever owns the cache may remove them
+        if partial != own:
+            os.rename(partial, own)
 
     def _check_room(self, look: Look, here: int) -> None:
         free = shutil.disk_usage(self._cache).free
         if look.size is not None and look.size - here > free:
-            text = "--data %s: it needs %d MiB in %s (%s), where %d MiB are free"
+            text = "it needs %d MiB in %s (%s), where %d MiB are free"
             needs = (look.size - here + _MIB - 1) // _MIB
-            raise DataError(
-                text % (self._name, needs, self._cache, self._place, free // _MIB), exits.INFRASTRUCTURE_ERROR
-            )
+            raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
 
     def _unwritable(self, exc: OSError) -> DataError:
         if exc.errno in sources.FULL:
             text = "--data %s: the disk of %s (%s) is full; what was fetched stays for the next try"
-            return DataError(text % (self._name, self._cache, self._place), exits.INFRASTRUCTURE_ERROR)
+            return DataError(text % (self._name, self._cache, self._place), _no_room())
         text = "--data %s: it can't be written to %s (%s): %s"
         return DataError(text % (self._name, self._cache, self._place, exc.strerror or exc))
 
@@ -158,8 +178,7 @@ class _Fetch:
                 except OSError as exc:
                     if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
                         raise DataError(
-                            "--data %s: the file system of %s has no locks: choose another --data-cache"
-                            % (self._name, self._cache)
+                            "the file system of %s has no locks: choose another --data-cache" % self._cache
                         ) from None
                     raise
             yield
@@ -192,8 +211,14 @@ class _Fetch:
             done=done,
             size=size or 0,
             began=self._began,
+            had=self._had,
             waits=waits,
         )
+
+
+def _no_room() -> int:
+    """Return what a node without room for data ends with: elsewhere another one may have some."""
+    return exits.INFRASTRUCTURE_ERROR if STREAM in os.environ else exits.CONFIG_ERROR
 
 
 def _each(source: Source, files: List[File], folder: str) -> None:
@@ -211,6 +236,7 @@ def _each(source: Source, files: List[File], folder: str) -> None:
                 source.fetch(file, folder)
             except BaseException as exc:  # raised by whoever waits for the threads
                 errors.append(exc)
+                source.stopped.set()
 
     # Unlike those of an executor nobody waits for them where this node is told to end.
     threads = [
@@ -219,7 +245,11 @@ def _each(source: Source, files: List[File], folder: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive() and not source.stopped.is_set():
+            thread.join(_LOOK_S)
+    until = time.monotonic() + _STOP_S  # huggingface_hub stops nothing, but has locks of its own
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
     if errors:
         raise errors[0]
 

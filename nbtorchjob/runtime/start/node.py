@@ -39,9 +39,6 @@ _NCCL = {
 }
 
 
-_FETCHING_S = 7 * 86400  # a node may take to fetch data: what else limits a job does
-
-
 class _Stopped(Exception):
     """SIGTERM or SIGINT came before torch's agent took the signals over."""
 
@@ -144,11 +141,11 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     compilers.lead(os.environ, os.path.join(folder, "compiled"))
     _provide(payload, node, folder, key)
-    data = payload.header.get("data")
+    data, fetching_s = payload.header.get("data"), 0.0
     if data:
         from nbtorchjob.runtime.data import provide  # late: it travels only where it is needed
 
-        provide.provide(data, folder, node)
+        fetching_s = provide.provide(data, folder, node)
     if payload.header["ship"]:
         from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
 
@@ -167,8 +164,6 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     fresh.keep_sockets(folder)
     plain_logging()
     launch = injected.launch(payload.header["launch"])
-    if data:  # nodes that have it already wait for those that fetch it
-        launch["conf"] = {**launch["conf"], "join_timeout": _FETCHING_S}
     _notice_versions(payload)
     modules = os.path.join(folder, "files")
     payload.extract(modules)
@@ -188,7 +183,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
     )
     method = "forkserver" if warm and template.start(folder) else launch["start_method"]
-    rendezvous = _rendezvous(launch, node, key)
+    rendezvous = _rendezvous(launch, node, key, fetching_s)
     lookout = Lookout(folder, node, launch["hang_after"])
     make: Any
     enter: Any
@@ -309,7 +304,7 @@ def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.
         sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
 
 
-def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
+def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes], fetching_s: float = 0.0) -> Any:
     from nbtorchjob.runtime.rendezvous import alone
 
     if launch["nodes"] == (1, 1):
@@ -332,6 +327,9 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes]) -> Any:
     # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
     own = wire.derived(key, "nodes", injected.run(), os.environ.get(injected.ATTEMPT, ""), run_id)
     conf = {"is_host": node == 0, **launch["conf"]}
+    usual_s = rendezvous.DEFAULTS["join_timeout"]
+    if float(conf.get("join_timeout", usual_s)) == usual_s:  # else it is what the user wants
+        conf["join_timeout"] = usual_s + int(fetching_s)
     return rendezvous.dynamic(launch["endpoint"], run_id, launch["nodes"], addr, conf, own)
 
 

@@ -212,8 +212,9 @@ def _fetches(fetches: Sequence[ev.Fetching]) -> str:
     if slowest.size > 0:
         text += f" of {size(slowest.size)}"
         took, left = slowest.time - slowest.began, slowest.size - slowest.done
-        if slowest.done > 0 < took and left > 0:
-            text += f", {about(took * left / slowest.done)} left"
+        came = slowest.done - slowest.had
+        if came > 0 < took and left > 0:
+            text += f", {about(took * left / came)} left"
     return text
 
 

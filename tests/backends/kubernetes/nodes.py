@@ -22,10 +22,13 @@ from tests.patience import LIMIT
 KEY = b"k" * 32
 
 
-def pack(folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", checkpoints=None, **launch):
+def pack(
+    folder, fn, *args, nodes=1, nproc=1, start_method="forkserver", checkpoints=None, data=None, **launch
+):
     """Write ``job.pyz`` and its key to ``folder`` as they are mounted in a pod."""
     elastic = Elastic(nnodes=nodes, nproc_per_node=nproc, start_method=start_method, **launch)
-    spec = JobSpec(elastic, backend="kubernetes", cluster=Cluster(checkpoints=checkpoints))
+    cluster = Cluster(checkpoints=checkpoints)
+    spec = JobSpec(elastic, backend="kubernetes", cluster=cluster, data=data or {})
     with open(folder / "job.pyz", "wb") as file:
         archive.write(file, capture.from_function(fn, args), spec, KEY)
     (folder / "key").write_bytes(KEY)

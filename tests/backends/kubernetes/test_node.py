@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -20,6 +21,7 @@ from nbtorchjob.runtime.objects.wire import Withheld
 from nbtorchjob.runtime.store import store
 from tests.backends.kubernetes.nodes import Node, children, kill, pack
 from tests.ports import free_port
+from tests.runtime.data.test_sources import Server
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -403,8 +405,15 @@ def test_a_store_that_this_image_can_not_write_to_is_refused_at_the_start(folder
 
 
 def test_a_node_that_waits_for_node_0_says_so_and_gives_up_in_the_end(folder, start):
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        gives_up_in_the_end(start, pack(folder, train, nodes=2, data={"web": server.url("blob.bin")}))
+        server.shutdown()
+
+
+def gives_up_in_the_end(start, job):
     node = start(
-        pack(folder, train, nodes=2),
+        job,
         NBTORCHJOB_NODE="1",
         PET_RDZV_ENDPOINT="nosuch.invalid:29400",
         PET_RDZV_CONF="join_timeout=6",
@@ -412,3 +421,4 @@ def test_a_node_that_waits_for_node_0_says_so_and_gives_up_in_the_end(folder, st
     assert node.wait() == exits.INFRASTRUCTURE_ERROR
     assert "waiting for node 0 at nosuch.invalid:29400" in node.facts("Notice")[0]["text"]
     assert "waited" in node.facts("NodeFailed")[0]["error"]["message"]
+    assert node.facts("Fetched")[0]["name"] == "web"

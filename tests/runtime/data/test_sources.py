@@ -22,6 +22,8 @@ from nbtorchjob.runtime.data.stores import Store
 from nbtorchjob.runtime.data.web import Page, Web
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import EVENTS
+from nbtorchjob.runtime.facts.injected import STREAM
+from tests.patience import LIMIT
 
 BLOB = os.urandom(300_000)
 COMMIT = "c" * 40
@@ -510,16 +512,20 @@ def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_pat
     assert sorted(os.listdir(places()["squad"])) == ["data", "train.json"]
 
 
-def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, facts, monkeypatch):
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, facts, monkeypatch, cluster):
+    monkeypatch.setenv(STREAM, "1") if cluster else monkeypatch.delenv(STREAM, raising=False)
+    # Another host may have room, but there is no other than this machine.
+    code = exits.INFRASTRUCTURE_ERROR if cluster else exits.CONFIG_ERROR
     entry = {"name": "web", "where": server.url("blob.bin")}
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as small:
         small.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
         with pytest.raises(
-            DataError, match=r"it needs 1 MiB in .* \(the claim data\), where 0 MiB are free"
+            DataError, match=r"^--data web: it needs 1 MiB in .* \(the claim data\), where 0 MiB are free"
         ) as raised:
             provide.provide(header(tmp_path, entry), str(tmp_path), 0)
-    assert raised.value.code == exits.INFRASTRUCTURE_ERROR
+    assert raised.value.code == code
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -527,7 +533,76 @@ def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, fact
     monkeypatch.setattr(Web, "fetch", full)
     with pytest.raises(DataError, match=r"the disk of .* is full") as raised:
         provide.provide(header(tmp_path, entry), str(tmp_path), 0)
-    assert raised.value.code == exits.INFRASTRUCTURE_ERROR
+    assert raised.value.code == code
+
+
+def test_a_cache_that_lost_a_file_gets_it_back_and_can_be_removed(server, tmp_path, facts, monkeypatch):
+    monkeypatch.setattr(hub, "hub", Hub)
+    entry = {"name": "squad", "where": "hf://datasets/org/squad"}
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    folder = Path(places()["squad"])
+    modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "data", folder / "train.json")]
+    assert modes == [0o755, 0o755, 0o444]
+
+    (folder / "data" / "part-0.bin").unlink()
+    (folder / "train.json").chmod(0o644)
+    (folder / "train.json").write_bytes(b"")
+    before = len(server.requests)
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert places()["squad"] == str(folder)
+    assert (folder / "data" / "part-0.bin").read_bytes() == BLOB
+    assert (folder / "train.json").read_bytes() == b"train"
+    fetches = sorted(path.rpartition("/")[2] for path, _ in server.requests[before + 1 :])
+    assert fetches == ["part-0.bin", "train.json"]
+    assert [fact["kept"] for fact in facts() if fact["event"] == "Fetched"] == [False, False]
+
+
+def test_a_librarys_notes_go_and_the_data_beside_them_stays(server, tmp_path, facts, library, monkeypatch):
+    monkeypatch.setattr(hub, "hub", lambda where: source_of(where, library))
+    server.files[".cache/own.txt"] = b"own"
+    entry = {"name": "squad", "where": "hf://datasets/org/squad?exclude=*.h5,*.bin"}
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    folder = Path(places()["squad"])
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        "train.json",
+        ".cache/own.txt",
+    }
+
+
+def test_what_was_there_before_a_fetch_says_nothing_of_its_rate(server, tmp_path, facts):
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    server.ranges, server.cuts = False, 99
+    with pytest.raises(DataError, match="cut off"):
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    server.ranges, server.cuts = True, 0
+    begin = len(facts())
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    first = facts()[begin]
+    assert (first["event"], first["had"], first["done"]) == ("Fetching", 150_000, 150_000)
+
+
+def test_after_a_file_that_fails_the_others_are_not_waited_for(tmp_path, facts, monkeypatch):
+    class Slow(sources.Source):
+        def look(self):
+            return sources.Look("1", [sources.File(name, 1) for name in ("bad", "long", "longer")])
+
+        def fetch(self, file, folder):
+            if file.name == "bad":
+                raise DataError("it is bad")
+            assert self.stopped.wait(LIMIT)
+
+    monkeypatch.setattr(sources, "of", lambda entry: Slow(entry["where"]))
+    with pytest.raises(DataError, match="--data slow: it is bad"):
+        provide.provide(header(tmp_path, {"name": "slow", "where": "x://y"}), str(tmp_path), 0)
+
+
+def test_other_nodes_may_take_as_long_as_the_data_is_big(server, tmp_path, facts):
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    there = {"name": "there", "where": "", "path": str(tmp_path)}
+    assert provide.provide(header(tmp_path, there), str(tmp_path), 0) == 0
+    assert 0 < provide.provide(header(tmp_path, there, entry), str(tmp_path), 0) < 1
+    many = [{"name": f"{number}", "where": server.url("empty")} for number in range(3)]
+    assert provide.provide(header(tmp_path, *many), str(tmp_path), 0) == 0
 
 
 def test_what_lies_on_the_node_is_led_to_or_refused(tmp_path, facts):

@@ -87,6 +87,9 @@ NODES = [ev.NodeStarted(2.0, node, f"host-{node}") for node in (0, 1)]
 MET = [ev.NodeMeets(5.0 + node, node) for node in (0, 1)]
 WORKERS = [ev.WorkersStarted(7.5, node, 0, 0, (node,), 2) for node in (0, 1)]
 TWO = "installing 2 packages (a 1, b 2)"
+GIB = 1 << 30
+# Began with 90 GiB from the attempt before.
+FETCH = ev.Fetching(4.0, 0, "web", done=902 * GIB // 10, size=100 * GIB, began=2.0, had=90 * GIB)
 BEGAN = [ev.RankBegan(8.0 + rank, rank, 0) for rank in (0, 1)]
 
 
@@ -103,6 +106,7 @@ def startup_job(*known, fewest=2):
         ([*NODES, ev.Installing(3.0, 0)], "choosing packages on 1 of 2 nodes"),
         ([*NODES, *(ev.Installing(3.0, n, ("a 1", "b 2")) for n in (0, 1))], f"{TWO} on 2 of 2 nodes"),
         ([NODES[0], ev.Installing(3.0, 0, tuple("abcd"))], "installing 4 packages (a, b, c and others)"),
+        ([*NODES, FETCH], "fetching web: 97 GB of 107 GB, 1 min left on 1 of 2 nodes"),
         ([NODES[0], MET[0]], "meeting: 1 of 2 nodes are there"),
         ([*NODES, *MET], "meeting: 2 of 2 nodes are there"),
         ([*NODES, *MET, *WORKERS, BEGAN[0]], "starting ranks: 1 of 2 run"),
