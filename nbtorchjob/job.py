@@ -428,18 +428,18 @@ class Job(Generic[T]):
         return downloads.copy(self._backend, state, Path(folder), attempt)
 
     def files(self, path: str = "") -> Listing:
-        """Return what ranks have written so far, at or below ``path``, while the job runs.
+        """Return what ranks have written so far, at or below ``path``; once the job has ended, what came home.
 
         A path begins with ``artifacts/`` (``artifacts_dir()``) or ``checkpoints/`` (``checkpoint_dir()``).
-        The result has the ``files``, and in ``trouble`` why those of a node are missing. Raises
-        ``JobEndedError``.
+        The result has the ``files``, and in ``trouble`` why those of a node are missing. Of an ended job
+        there are the artifacts of its newest attempt that left any, and checkpoints that lie on this machine.
         """
         from nbtorchjob.backends import files  # late: most handles are asked for none
 
         return files.listed(self._backend, self._known(), path)
 
     def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[Copied, ...]:
-        """Copy a file that ranks have written, or all below a path, into a folder, while the job runs.
+        """Copy a file that ranks have written, or all below a path, into a folder.
 
         What was cut off goes on where it stopped, also at the next call. A file in the folder is never
         replaced, but completed where it is the beginning of the rank's. Raises ``SpecError`` where it is

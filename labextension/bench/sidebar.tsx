@@ -63,8 +63,15 @@ function openSidebar(count: number): Promise<number> {
     commands.addCommand(id, { label: id, execute: () => {} })
   );
   const open = () => {
-    const model = new JobsModel({ client: { jobs: () => Promise.resolve(listing) }, events });
-    Widget.attach(new JobsSidebar({ model, commands, trans }), document.body);
+    const client = {
+      jobs: () => Promise.resolve(listing),
+      files: () => Promise.reject(new Error('nobody asks'))
+    };
+    const model = new JobsModel({ client, events });
+    Widget.attach(
+      new JobsSidebar({ model, client, commands, openFile: () => {}, trans }),
+      document.body
+    );
   };
   return timed(open, () => text('[role=treegrid]').includes('train'));
 }

@@ -18,6 +18,7 @@ export const CommandIDs = {
   compare: 'nbtorchjob:compare',
   ...COMMANDS,
   openLine: 'nbtorchjob:open-line',
+  openFile: 'nbtorchjob:open-file',
   downloadLogs: 'nbtorchjob:download-logs',
   downloadArtifacts: 'nbtorchjob:download-artifacts',
   copyManifest: 'nbtorchjob:copy-manifest',

@@ -51,6 +51,8 @@ export interface ITorchJobs {
   readonly client: Client;
   /** What a job ran was run once more from this page, as this new job. */
   readonly retried: ISignal<unknown, Job>;
+  /** The files of this job are asked for: the sidebar shows them. */
+  readonly browsed: ISignal<unknown, Job>;
   /** Opens what a job's ranks write in a tab, at a line or a failed job's at its failure. */
   readonly openLogs: (job: Job, at?: Place) => void;
   /** Opens all that is known of a job in a tab. */

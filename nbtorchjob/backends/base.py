@@ -302,6 +302,10 @@ class Backend(ABC):
         """
         self._refuse("artifacts", name)
 
+    def checkpoints(self, name: str) -> Path | None:
+        """Return the folder of this machine in which a job's checkpoints lie; None where there is none."""
+        return None
+
     def ask(
         self,
         name: str,

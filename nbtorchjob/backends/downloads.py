@@ -169,7 +169,7 @@ class Artifact(FrozenDataclass):
     attempt: int
 
 
-class _Stored(FrozenDataclass):
+class Stored(FrozenDataclass):
     """An artifact, and where it is: an entry of an archive."""
 
     artifact: Artifact
@@ -180,6 +180,14 @@ class _Stored(FrozenDataclass):
     def executable(self) -> bool:
         """Whether its owner could run it."""
         return bool(self.entry.external_attr >> 16 & stat.S_IXUSR)
+
+    @property
+    def modified(self) -> float:
+        """When it was written, in epoch seconds, as its node's clock had it, to two seconds."""
+        try:
+            return time.mktime((*self.entry.date_time, 0, 0, -1))
+        except (ValueError, OverflowError):  # an archive may say anything
+            return 0.0
 
     @property
     def content(self) -> tuple[int, int]:
@@ -200,7 +208,7 @@ def listed(backend: Backend, state: JobState, attempt: int | None = None) -> tup
     Where nodes wrote different files of one path, the first node's has it, and another's is below
     ``node-1/`` and so on. Raises ``ResultError`` where an archive can't be had, or read.
     """
-    return tuple(artifact.artifact for artifact in _stored(backend, state, attempt))
+    return tuple(artifact.artifact for artifact in stored(backend, state, attempt))
 
 
 def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = None) -> tuple[Artifact, ...]:
@@ -209,7 +217,7 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
     A file that is there already stays: raises ``SpecError`` before any is written where that has other
     content. Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
     """
-    artifacts = _stored(backend, state, attempt)
+    artifacts = stored(backend, state, attempt)
     try:
         targets = {folder / artifact.artifact.path: artifact for artifact in artifacts}
         there = {path for path in targets if os.path.lexists(path)}
@@ -235,7 +243,7 @@ def refresh(backend: Backend, state: JobState, folder: Path, below: str = "") ->
     """
     count = 0
     try:
-        for artifact in _stored(backend, state, None):
+        for artifact in stored(backend, state, None):
             path = artifact.artifact.path
             if below and path != below and not path.startswith(f"{below}/"):
                 continue
@@ -254,7 +262,7 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
 
     Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
     """
-    artifacts = _stored(backend, state, attempt)
+    artifacts = stored(backend, state, attempt)
     if not artifacts:
         raise ResultError(f"{state.info.name} left no artifacts")
     return zip_chunks(
@@ -267,13 +275,14 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
     )
 
 
-def _stored(backend: Backend, state: JobState, attempt: int | None) -> list[_Stored]:
+def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[Stored]:
+    """Return the same with where each lies; raises as :func:`listed` does."""
     attempts = {number for number, _ in state.artifacts}
     wanted = max(attempts, default=1) if attempt is None else attempt
     if attempt is not None and attempt not in attempts:
         there = " and ".join(map(str, sorted(attempts))) or "none"
         raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
-    known: dict[str, _Stored] = {}
+    known: dict[str, Stored] = {}
     folders: set[str] = set()
     for _, sent in sorted((of[1], sent) for of, sent in state.artifacts.items() if of[0] == wanted):
         for new in _of_node(backend, state, sent):
@@ -285,7 +294,7 @@ def _stored(backend: Backend, state: JobState, attempt: int | None) -> list[_Sto
     return [known[path] for path in sorted(known)]
 
 
-def _place(new: _Stored, known: dict[str, _Stored], folders: set[str]) -> str:
+def _place(new: Stored, known: dict[str, Stored], folders: set[str]) -> str:
     """Return the path for a file, where neither another one is nor a folder, nor is one of its own a file."""
     own, node = new.artifact.path, f"node-{new.artifact.node}"
     for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
@@ -305,7 +314,7 @@ def _folders(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[_Stored]:
+def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[Stored]:
     path = backend.artifacts(state.info.address, sent)
     with _reading(path) as file:
         entries = file.infolist()
@@ -314,7 +323,7 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         for entry in entries:
             if not _is_plain(entry):
                 raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
-            yield _Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
+            yield Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
 
 
 def _is_plain(entry: zipfile.ZipInfo) -> bool:
@@ -345,7 +354,7 @@ def _check_end(raw: BinaryIO) -> None:
         raise zipfile.BadZipFile("it is cut short, or longer than any")
 
 
-def _is_at(path: Path, artifact: _Stored) -> bool:
+def _is_at(path: Path, artifact: Stored) -> bool:
     """Whether what is there already is a file of the same content."""
     if not path.is_file() or path.stat().st_size != artifact.entry.file_size:
         return False
@@ -356,7 +365,7 @@ def _is_at(path: Path, artifact: _Stored) -> bool:
     return crc == artifact.entry.CRC
 
 
-def _write(path: Path, artifact: _Stored) -> None:
+def _write(path: Path, artifact: Stored) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         try:

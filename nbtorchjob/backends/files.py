@@ -1,24 +1,37 @@
-"""What ranks have written so far: listed, copied, and kept in step with a folder here while the job runs.
+"""What ranks have written: listed, read and copied, from the nodes of a running job or from what came home.
 
 Files are named as the nodes name them (``runtime/ask/files.py``): ``artifacts/…`` and ``checkpoints/…``. All
-that a node says may come from code of the job, so a name is checked before it becomes a path.
+that a node says may come from code of the job, so a name is checked before it becomes a path. Of a job that
+has ended there are the artifacts that its nodes sent, and the checkpoints that lie on this machine.
 """
 
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nbtorchjob.backends import downloads
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import AskError, ClusterError, JobEndedError, ResultError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
-from nbtorchjob.runtime.ask.files import ARTIFACTS, CHECKPOINTS
+from nbtorchjob.runtime.ask.files import (
+    ARTIFACTS,
+    CHECKPOINTS,
+    MOST_FILES,
+    RefusedPath,
+    opened,
+    plain_files,
+)
 from nbtorchjob.state import JobState
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import line, size
@@ -44,7 +57,7 @@ class RunFile(FrozenDataclass):
 
 
 class Listing(FrozenDataclass):
-    """The files of a running job by path and node, and why nodes are missing, by their number.
+    """The files of a job by path and node, and why nodes are missing, by their number.
 
     ``more`` is whether a node has more files than it lists.
     """
@@ -73,12 +86,13 @@ class Copied(FrozenDataclass):
 def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[int] | None = None) -> Listing:
     """Ask a running job's nodes what their ranks have written at or below ``path``.
 
-    A folder of checkpoints that all nodes share is listed once. Raises ``JobEndedError`` and ``SpecError``.
+    A folder of checkpoints that all nodes share is listed once. Of a job that has ended what came home is
+    listed. Raises ``SpecError``, and ``JobEndedError`` where the job ends meanwhile.
     """
     path = checked(path)
-    name = state.info.name
     if state.phase.terminal:
-        raise JobEndedError(f"{name} has ended: {hint('artifacts', name)} lists what came home")
+        home = [kept.file for kept in islice(_home(backend, state, path), MOST_FILES + 1)]
+        return Listing(tuple(home[:MOST_FILES]), {}, len(home) > MOST_FILES)
     files: list[RunFile] = []
     trouble: dict[int, str] = {}
     more = False
@@ -119,6 +133,11 @@ def fetch(
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
+    if state.phase.terminal:
+        home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path)}
+        for file, below in _placed(there.files, path):
+            yield _copied_home(home[file.path, file.node], folder / below)
+        return
     refused: list[str] = []
     for file, below in _placed(there.files, path):
         try:
@@ -127,6 +146,97 @@ def fetch(
             refused.append(str(exc))
     if refused:
         raise ResultError("; ".join(refused[:_MOST_REFUSED]))
+
+
+class Content(FrozenDataclass):
+    """One file to be read: its ``pieces`` may be fewer bytes than its size where it is written to."""
+
+    file: RunFile
+    pieces: Iterator[bytes]
+
+
+def content(backend: Backend, state: JobState, path: str, node: int | None = None) -> Content:
+    """Read a file from its node, or from what came home; closing the pieces ends it.
+
+    Raises ``SpecError``, ``ResultError``, ``AskError`` and ``JobEndedError``, also while it is read.
+    """
+    path = checked(path)
+    if state.phase.terminal:
+        for kept in _home(backend, state, path):
+            if kept.file.path == path and node in (None, kept.file.node):
+                return Content(kept.file, kept.pieces())
+    else:
+        for file in listed(backend, state, path, None if node is None else [node]).files:
+            if file.path == path:
+                return Content(file, _streamed(backend, state, file))
+    raise ResultError(f"{state.info.name} has no file {path!r} now")
+
+
+def _streamed(backend: Backend, state: JobState, file: RunFile) -> Iterator[bytes]:
+    reader = Reader(backend, state.info.address, file.node)
+    try:
+        for part in reader.read(file.path, 0, 0, ""):
+            if isinstance(part, bytes):
+                yield part
+    finally:
+        reader.close()
+
+
+class _Kept(FrozenDataclass):
+    """A file of an ended job, and how its bytes are read."""
+
+    file: RunFile
+    pieces: Callable[[], Iterator[bytes]]
+
+
+def _home(backend: Backend, state: JobState, path: str) -> Iterator[_Kept]:
+    """Yield what came home of an ended job at or below a path."""
+    first, _, rest = path.partition("/")
+    if first in ("", ARTIFACTS):
+        for stored in downloads.stored(backend, state):
+            artifact = stored.artifact
+            if not rest or artifact.path == rest or artifact.path.startswith(f"{rest}/"):
+                file = RunFile(f"{ARTIFACTS}/{artifact.path}", artifact.size, stored.modified, artifact.node)
+                yield _Kept(file, stored.pieces)
+    root = backend.checkpoints(state.info.address) if first in ("", CHECKPOINTS) else None
+    if root is not None:
+        folder = os.path.realpath(root)
+        for name, seen in plain_files(CHECKPOINTS, folder, path):
+            file = RunFile(name, seen.st_size, seen.st_mtime, 0)
+            yield _Kept(file, partial(_pieces, folder, name.partition("/")[2]))
+
+
+def _pieces(root: str, rest: str) -> Iterator[bytes]:
+    try:
+        with opened(root, rest) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+    except RefusedPath as exc:
+        raise ResultError(str(exc)) from exc
+
+
+def _copied_home(kept: _Kept, target: Path) -> Copied:
+    """Copy a file of an ended job; one with the same content stays."""
+    source, half = kept.file, target.with_name(f".{target.name}{PARTIAL}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(half, "wb") as file:
+            file.writelines(kept.pieces())
+        try:
+            os.link(half, target)
+        except FileExistsError:
+            if not filecmp.cmp(half, target, shallow=False):
+                folder = str(target.parent)
+                raise SpecError(
+                    "folder", folder, f"a folder without another file named {target.name}"
+                ) from None
+            return Copied(target, source.size, source.size, growing=False)
+    except OSError as exc:
+        raise ResultError(f"{source.path} can't be written to {target}: {exc.strerror or exc}") from exc
+    finally:
+        with suppress(OSError):
+            half.unlink()
+    return Copied(target, source.size, 0, growing=False)
 
 
 def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:

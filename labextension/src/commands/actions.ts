@@ -29,6 +29,7 @@ export interface JobActionsOptions {
   readonly client: Client;
   readonly openLogs: (job: Job) => void;
   readonly openDescription: (job: Job) => void;
+  readonly browseFiles: (job: Job) => void;
   /** Is told the new job when what one ran is run once more. */
   readonly retried: (job: Job) => void;
   readonly trans: TranslationBundle;
@@ -39,10 +40,11 @@ export type JobActions = Readonly<Partial<Record<Verb, JobAction>>>;
 
 /** All but those that need a notebook (`notebook/actions`). */
 export function jobActions(options: JobActionsOptions): JobActions {
-  const { client, openLogs, openDescription, trans } = options;
+  const { browseFiles, client, openLogs, openDescription, trans } = options;
   const runs: Readonly<Record<Exclude<OfferedVerb, 'attach' | 'swap'>, JobAction['run']>> = {
     ...changes(client),
     logs: job => openLogs(job),
+    files: browseFiles,
     describe: job => openDescription(job),
     stacks: async job => {
       await client.change(job.id, 'stacks');

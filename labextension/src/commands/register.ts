@@ -6,7 +6,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { CommandIDs } from '../ids';
-import type { Client } from '../model/client';
+import type { Client, FilePlace } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
@@ -52,6 +52,25 @@ export function addCompareCommand(
     },
     isEnabled: args => named(args).length >= 2 && named(args).length <= MOST,
     execute: args => open(named(args))
+  });
+}
+
+/** Registers the command that opens a file of a job: `ids` are the job's id, the path and the node. */
+export function addFileCommand(
+  open: (id: string, place: FilePlace) => void,
+  { commands, trans }: Pick<CommandsOptions, 'commands' | 'trans'>
+): void {
+  commands.addCommand(CommandIDs.openFile, {
+    label: trans.__('Open File of Torch Job'),
+    describedBy: {
+      args: { type: 'object', properties: { ids: { type: 'array', items: { type: 'string' } } } }
+    },
+    execute: ({ ids }) => {
+      const [id, path, node] = Array.isArray(ids) ? (ids as readonly unknown[]) : [];
+      if (typeof id === 'string' && typeof path === 'string') {
+        open(id, { path, node: Number(node ?? 0) || 0 });
+      }
+    }
   });
 }
 

@@ -6,6 +6,7 @@ import type { Offer } from './verbs';
 
 export const COMMANDS = {
   logs: 'nbtorchjob:logs',
+  files: 'nbtorchjob:files',
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
   stacks: 'nbtorchjob:stacks',
@@ -22,6 +23,7 @@ export const COMMANDS = {
 
 export const RANKS = {
   logs: 10,
+  files: 16,
   attach: 20,
   describe: 40,
   stacks: 45,
@@ -46,6 +48,13 @@ export function offersIn(trans: TranslationBundle) {
       asking: trans.__('Open Logs of Torch Job…'),
       caption: trans.__('Show what this job’s ranks write'),
       icon: 'listIcon',
+      when: {}
+    },
+    files: {
+      label: trans.__('Browse Files'),
+      asking: trans.__('Browse Files of Torch Job…'),
+      caption: trans.__('Show what this job’s ranks have written, and open it'),
+      icon: 'folderIcon',
       when: {}
     },
     attach: {

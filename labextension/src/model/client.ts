@@ -3,7 +3,18 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Artifact, Artifacts, Change, Job, Jobs, Page, Value, Values } from './record';
+import type {
+  Artifact,
+  Artifacts,
+  Change,
+  Files,
+  Job,
+  Jobs,
+  Page,
+  RunFile,
+  Value,
+  Values
+} from './record';
 
 /** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
 export class RequestError extends Error {
@@ -15,6 +26,9 @@ export class RequestError extends Error {
     this.name = 'RequestError';
   }
 }
+
+/** Where a file of a job lies. */
+export type FilePlace = Pick<RunFile, 'path' | 'node'>;
 
 /** Asks the server of the page. Every method rejects with a {@link RequestError}. */
 export class Client {
@@ -97,6 +111,22 @@ export class Client {
   /** Where those are downloaded from as one archive. */
   artifactsUrl(id: string): string {
     return this.signed(this.url(at(id, 'artifacts.zip')), {});
+  }
+
+  /** What the job's ranks have written so far, all of it or at or below a path. */
+  files(id: string, path = ''): Promise<Files> {
+    return this.json('GET', at(id, 'files'), path && URLExt.objectToQueryString({ file: path }));
+  }
+
+  /** The first bytes of one of these files, at most so many. */
+  async file(id: string, { path, node }: FilePlace, limit: number): Promise<Uint8Array> {
+    const query = URLExt.objectToQueryString({ file: path, node: `${node}`, limit: `${limit}` });
+    return new Uint8Array(await (await this.request('GET', at(id, 'file'), query)).arrayBuffer());
+  }
+
+  /** Where all of it is downloaded from. */
+  fileUrl(id: string, { path, node }: FilePlace): string {
+    return this.signed(this.url(at(id, 'file')), { file: path, node: `${node}` });
   }
 
   /**

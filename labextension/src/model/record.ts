@@ -149,6 +149,25 @@ export interface Values {
   readonly values: readonly Value[];
 }
 
+export interface RunFile {
+  /** artifacts/… or checkpoints/… */
+  readonly path: string;
+  /** bytes */
+  readonly size: number;
+  /** seconds since the epoch */
+  readonly modified: number;
+  readonly node: number;
+}
+
+export interface Files {
+  /** by path and node */
+  readonly files: readonly RunFile[];
+  /** which nodes are missing, and why */
+  readonly trouble: readonly string[];
+  /** whether there are more files than are listed */
+  readonly more: boolean;
+}
+
 export interface Chart {
   /** an image, for the page's colour scheme */
   readonly svg: string;

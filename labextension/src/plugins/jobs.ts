@@ -12,7 +12,12 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
 import { jobActions } from '../commands/actions';
-import { addCompareCommand, addJobCommands, addToPalette } from '../commands/register';
+import {
+  addCompareCommand,
+  addFileCommand,
+  addJobCommands,
+  addToPalette
+} from '../commands/register';
 import { addRunsCommands, runsActions } from '../commands/runs';
 import { PluginIDs } from '../ids';
 import { Client } from '../model/client';
@@ -50,17 +55,20 @@ function activate(
   const openDescription = viewers.openDescription.bind(viewers);
 
   const retried = new Signal<object, Job>(model);
+  const browsed = new Signal<object, Job>(model);
   const actions = jobActions({
     commands,
     client,
     openLogs,
     openDescription,
+    browseFiles: job => browsed.emit(job),
     retried: job => retried.emit(job),
     trans
   });
   addCompareCommand(viewers.openComparison.bind(viewers), { commands, trans });
+  addFileCommand(viewers.openFile.bind(viewers), { commands, trans });
   addToPalette(palette, addJobCommands(actions, { commands, client, model, trans }), trans);
   addRunsCommands(runsActions(client, trans), { commands, model, trans });
   addOpenLine({ app, router, client, model, openLogs, trans });
-  return { model, client, retried, openLogs, openDescription };
+  return { model, client, retried, browsed, openLogs, openDescription };
 }

@@ -27,7 +27,7 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
 
 function activate(
   app: JupyterFrontEnd,
-  { client, model, retried }: ITorchJobs,
+  { browsed, client, model, retried }: ITorchJobs,
   translator: ITranslator | null,
   tracker: INotebookTracker | null,
   restorer: ILayoutRestorer | null,
@@ -38,13 +38,20 @@ function activate(
   const notebook = () => tracker?.currentWidget?.context.path ?? null;
   const widget = new JobsSidebar({
     model,
+    client,
     commands,
     notebook,
     trans,
+    openFile: (job, { path, node }) =>
+      void commands.execute(CommandIDs.openFile, { ids: [job.id, path, `${node}`] }),
     deleteAll: jobs => told(trans, () => deleteAll(jobs, client, trans))
   });
   tracker?.currentChanged.connect(() => widget.update());
   retried.connect((_, job) => widget.point(job.id));
+  browsed.connect((_, job) => {
+    widget.browse(job.id);
+    app.shell.activateById(widget.id);
+  });
   widget.id = 'nbtorchjob-sidebar';
   widget.title.icon = jobIcon;
   widget.title.caption = trans.__('Torch Jobs');

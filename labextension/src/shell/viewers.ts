@@ -5,10 +5,11 @@ import { Clipboard, MainAreaWidget, Notification, WidgetTracker } from '@jupyter
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 
+import { FileView } from '../files/view';
 import { jobIcon } from '../icons';
 import { CommandIDs } from '../ids';
 import { LogViewer } from '../logs';
-import type { Client } from '../model/client';
+import type { Client, FilePlace } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job, Page } from '../model/record';
 
@@ -31,6 +32,7 @@ export class Viewers {
     this.logs = this.tracker('nbtorchjob-logs', CommandIDs.logs);
     this.descriptions = this.tracker('nbtorchjob-describe', CommandIDs.describe);
     this.comparisons = this.tracker('nbtorchjob-compare', CommandIDs.compare);
+    this.files = this.tracker('nbtorchjob-file', CommandIDs.openFile);
   }
 
   /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
@@ -62,6 +64,16 @@ export class Viewers {
     const { client, trans } = this.options;
     const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
     this.open(this.comparisons, ids, label, () => this.page(ids, () => client.compare(ids)));
+  }
+
+  /** Shows a file that a job's ranks have written. */
+  openFile(id: string, { path, node }: FilePlace): void {
+    const { client, model, trans } = this.options;
+    const job = model.jobs.get(id)?.name ?? id.replace(/.*[:/]/, '');
+    const label = path.split('/').pop() ?? path;
+    this.open(this.files, [id, path, `${node}`], label, () => {
+      return new FileView({ id, place: { path, node }, job, client, trans });
+    });
   }
 
   private page(ids: readonly string[], ask: () => Promise<Page>): JobsPage {
@@ -112,6 +124,7 @@ export class Viewers {
   private readonly logs: Tracker;
   private readonly descriptions: Tracker;
   private readonly comparisons: Tracker;
+  private readonly files: Tracker;
 }
 
 function copy(text: string, said: string): void {

@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ReactNode, createContext, useContext } from 'react';
 
 import type { Verb } from '../commands/verbs';
-import type { Job } from '../model/record';
+import type { Files, Job, RunFile } from '../model/record';
 import type { Listed } from '../model/runs';
 
 import type { Clock } from './clock';
@@ -28,6 +28,10 @@ export interface Page {
   /** Whether so many jobs, and these, can be held against each other. */
   comparable(jobs: readonly Job[]): boolean;
   compare(jobs: readonly Job[]): void;
+  /** What a job's ranks have written; rejects with an Error, one line for the user. */
+  files(id: string): Promise<Files>;
+  /** Opens one of these files in a tab. */
+  openFile(job: Job, file: RunFile): void;
   /** Deletes these jobs, once that was confirmed. */
   deleteAll(jobs: readonly Job[]): void;
 }

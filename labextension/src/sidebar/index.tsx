@@ -20,7 +20,7 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import { isVerb, VERBS, type Verb } from '../commands/verbs';
 import { CommandIDs, RunsCommandIDs } from '../ids';
-import type { Job } from '../model/record';
+import type { Job, RunFile } from '../model/record';
 import { type Listed, isRuns } from '../model/runs';
 import type { ITorchJobs } from '../tokens';
 
@@ -46,6 +46,8 @@ export interface SidebarOptions {
   readonly model: ITorchJobs['model'];
   readonly commands: CommandRegistry;
   readonly trans: TranslationBundle;
+  readonly client: Pick<ITorchJobs['client'], 'files'>;
+  readonly openFile: (job: Job, file: RunFile) => void;
   /** Deletes these jobs, once that was confirmed. */
   readonly deleteAll?: (jobs: readonly Job[]) => Promise<void>;
   /** The active notebook's path, or null; call `update()` when it becomes another. */
@@ -73,6 +75,11 @@ export class JobsSidebar extends ReactWidget {
               loaded={model.loaded}
               notebook={notebook?.() ?? null}
               wanted={this.wanted}
+              browsed={this.browsed}
+              onBrowsed={() => {
+                this.browse('');
+                this.node.querySelector<HTMLElement>('[role=treegrid]')?.focus();
+              }}
             />
           )}
         </UseSignal>
@@ -86,11 +93,18 @@ export class JobsSidebar extends ReactWidget {
     this.update();
   }
 
+  /** Shows the files of a job below the list; of none with ''. */
+  browse(id: string): void {
+    this.browsed = id;
+    this.update();
+  }
+
   private readonly page: Page;
+  private browsed = '';
   private wanted: Wanted | null = null;
 }
 
-function pageOf({ commands, deleteAll, model, trans }: SidebarOptions): Page {
+function pageOf({ client, commands, deleteAll, model, openFile, trans }: SidebarOptions): Page {
   const execute = (id: string, args = {}) => void commands.execute(id, args);
   return {
     trans,
@@ -109,6 +123,8 @@ function pageOf({ commands, deleteAll, model, trans }: SidebarOptions): Page {
     refresh: () => void model.refresh(),
     comparable: jobs => commands.isEnabled(CommandIDs.compare, { ids: idsOf(jobs) }),
     compare: jobs => execute(CommandIDs.compare, { ids: idsOf(jobs) }),
+    files: id => client.files(id),
+    openFile,
     deleteAll: jobs => void deleteAll?.(jobs)
   };
 }

@@ -13,7 +13,8 @@ interface ButtonProps {
   readonly onClick: () => void;
 }
 
-function IconButton({ icon, label, pressed, disabled, onClick }: ButtonProps) {
+/** A button that shows an icon, and says its label. */
+export function IconButton({ icon, label, pressed, disabled, onClick }: ButtonProps) {
   const page = usePage();
   return (
     <button

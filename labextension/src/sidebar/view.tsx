@@ -9,6 +9,7 @@ import { groupIdOf, jobsOf } from '../model/runs';
 
 import { useClosedGroups, useSort } from './choices';
 import { usePage } from './context';
+import { FilesPane } from './files';
 import { flatten } from './list/layout';
 import { JobList } from './list/list';
 import { toggled } from './list/selecting';
@@ -27,9 +28,14 @@ export interface JobsViewProps {
   /** The active notebook's path; null: none. */
   readonly notebook: string | null;
   readonly wanted?: Wanted | null;
+  /** The id of the job whose files are shown; '' of none. */
+  readonly browsed?: string;
+  readonly onBrowsed?: () => void;
 }
 
-export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null }: JobsViewProps) {
+export function JobsView(props: JobsViewProps) {
+  const { jobs, notes, failure, loaded, notebook, wanted = null } = props;
+  const browsed = props.browsed ? jobs.get(props.browsed) : undefined;
   const [text, setText] = useState('');
   const [onlyNotebook, setOnlyNotebook] = useState(false);
   const [sort, setSort] = useSort();
@@ -97,6 +103,9 @@ export function JobsView({ jobs, notes, failure, loaded, notebook, wanted = null
         <NoJobs />
       ) : (
         !failure && <Loading />
+      )}
+      {browsed && (
+        <FilesPane key={browsed.id} job={browsed} onClose={props.onBrowsed ?? (() => undefined)} />
       )}
     </div>
   );

@@ -72,12 +72,13 @@ const client = {
 const notebooks = { insert: vi.fn(), reveal: vi.fn() };
 const openLogs = vi.fn();
 const retried = vi.fn();
+const browseFiles = vi.fn();
 let commands: CommandRegistry;
 
 function register(jobs: readonly Job[]): void {
   commands = new CommandRegistry();
   const model = { jobs: new Map(jobs.map(one => [one.id, one])) };
-  const opened = { openLogs, openDescription: vi.fn(), retried };
+  const opened = { openLogs, openDescription: vi.fn(), browseFiles, retried };
   const options = { commands, client, model, ...opened, trans } as unknown as JobActionsOptions;
   const actions = {
     ...jobActions(options),

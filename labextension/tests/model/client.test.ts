@@ -85,6 +85,24 @@ describe('the client', () => {
     expect(client.artifactsUrl(ID)).toBe(`${AT}/artifacts.zip`);
   });
 
+  it('lists files, reads the beginning of one, and says where to download it', async () => {
+    const listing = { files: [], trouble: [], more: false };
+    const place = { path: 'artifacts/a b.csv', node: 1 };
+    const lists = served(() => Response.json(listing));
+    const reads = served(() => new Response('x,y'));
+
+    expect(await lists.client.files(ID)).toEqual(listing);
+    await lists.client.files(ID, 'artifacts/runs');
+    expect(lists.asked.map(({ url }) => url)).toEqual([
+      `${AT}/files`,
+      `${AT}/files?file=artifacts%2Fruns`
+    ]);
+    expect(new TextDecoder().decode(await reads.client.file(ID, place, 3))).toBe('x,y');
+    const query = '?file=artifacts%2Fa%20b.csv&node=1';
+    expect(reads.asked[0]?.url).toBe(`${AT}/file${query}&limit=3`);
+    expect(reads.client.fileUrl(ID, place)).toBe(`${AT}/file${query}`);
+  });
+
   it('gives pages of one job and of some', async () => {
     const page = { heading: '2 jobs compared', parts: [] };
     const { client, asked } = served(() => Response.json(page));

@@ -28,6 +28,7 @@ beforeEach(() => {
   HTMLElement.prototype.scrollTo = function (this: HTMLElement, to?: ScrollToOptions | number) {
     this.scrollTop = typeof to === 'object' ? (to.top ?? 0) : 0;
   };
+  HTMLElement.prototype.scrollIntoView = vi.fn();
   localStorage.clear();
   document.body.innerHTML = '<main></main>';
   root = createRoot(one('main'));
@@ -45,6 +46,8 @@ beforeEach(() => {
     refresh: vi.fn(),
     comparable: jobs => jobs.length > 1,
     compare: vi.fn(),
+    files: vi.fn(),
+    openFile: vi.fn(),
     deleteAll: vi.fn()
   };
 });
@@ -467,6 +470,63 @@ describe('without jobs', () => {
       'kind: no answer',
       'prod: forbidden'
     ]);
+  });
+});
+
+describe('the files of a job', () => {
+  const file = { path: 'artifacts/runs/loss.csv', size: 1200, modified: 1_700_000_000, node: 0 };
+  const rows = () => all('[role=treeitem]').map(each => each.textContent);
+  const onBrowsed = vi.fn();
+  const key = (name: string) =>
+    act(() =>
+      one('[role=tree]').dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true }))
+    );
+  const browse = async (job: Job) => {
+    show([job], { browsed: job.id, onBrowsed });
+    await act(async () => {});
+  };
+
+  it('are a tree that is opened by keyboard', async () => {
+    page.files = vi.fn(async () => ({ files: [file], trouble: ['node 1: gone'], more: true }));
+    await browse(aJob());
+
+    expect(rows()).toEqual(['openartifacts', 'openruns', 'loss.csv1.2 kB']);
+    expect(one('section').textContent).toContain('node 1: gone');
+    expect(one('section').textContent).toContain('There are more than are shown.');
+    expect(document.activeElement).toBe(one('[role=tree]'));
+    ['ArrowDown', 'ArrowDown'].forEach(key);
+    const active = one('[role=tree]').getAttribute('aria-activedescendant');
+    expect(document.getElementById(active ?? '')?.textContent).toBe('loss.csv1.2 kB');
+    key('Enter');
+    expect(page.openFile).toHaveBeenCalledWith(expect.anything(), file);
+    ['ArrowLeft', 'ArrowLeft'].forEach(key);
+    expect(rows()).toEqual(['openartifacts', 'closedruns']);
+    key('Escape');
+    expect(onBrowsed).toHaveBeenCalled();
+  });
+
+  it('are asked for again while a job goes on, and stay where that fails', async () => {
+    vi.useFakeTimers();
+    page.files = vi
+      .fn()
+      .mockResolvedValueOnce({ files: [file], trouble: [], more: false })
+      .mockRejectedValue(new Error('its node does not answer'));
+    await browse(aJob());
+    await act(async () => {
+      await vi.advanceTimersByTimeAsync(10_000);
+    });
+
+    expect(page.files).toHaveBeenCalledTimes(2);
+    expect(rows()).toHaveLength(3);
+    expect(one('.jp-nbtorchjob-files [role=status]').textContent).toBe('its node does not answer');
+
+    page.files = vi.fn(async () => ({ files: [], trouble: [], more: false }));
+    await browse(aJob({ id: 'local:over', phase: 'SUCCEEDED' }));
+    await act(async () => {
+      await vi.advanceTimersByTimeAsync(60_000);
+    });
+    expect(page.files).toHaveBeenCalledTimes(1);
+    expect(one('.jp-nbtorchjob-files [role=status]').textContent).toBe('No files so far.');
   });
 });
 

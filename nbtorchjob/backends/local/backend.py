@@ -476,6 +476,11 @@ class LocalBackend(Backend):
             raise ResultError(f"artifacts of {name} are gone: {path} was removed")
         return path
 
+    def checkpoints(self, name: str) -> Path | None:
+        """Return the folder that all its ranks share."""
+        folder = self._job(name).checkpoints
+        return folder if folder.is_dir() else None
+
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Describe which processes would start."""
         return f"{super().dry_run(call, spec, info)}, under {paths.jobs_dir()}"

@@ -90,6 +90,7 @@ T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
 ZIP = "application/zip"
+BYTES = "application/octet-stream"
 
 
 # The first that fits counts.

@@ -55,11 +55,11 @@ def answer(question: Question) -> Iterator[Answer]:
                 yield from _read(question, request)
             else:
                 yield from _list(str(request.get("list", "")))
-        except _RefusedPath as exc:
+        except RefusedPath as exc:
             yield {"refused": str(exc)}
 
 
-class _RefusedPath(Exception):
+class RefusedPath(Exception):
     """A path leads to nothing that may be read; the message says why."""
 
 
@@ -80,7 +80,7 @@ def _list(below: str) -> Iterator[Answer]:
     count = characters = 0
     rows: List[Tuple[str, int, float]] = []
     for word, root in sorted(_roots().items()):
-        for name, seen in _files(word, root, below.strip("/")):
+        for name, seen in plain_files(word, root, below.strip("/")):
             if count == MOST_FILES:
                 yield {"files": rows}
                 yield {"listed": count, "more": True, "shared": checkpoints.shared()}
@@ -95,17 +95,19 @@ def _list(below: str) -> Iterator[Answer]:
     yield {"listed": count, "more": False, "shared": checkpoints.shared()}
 
 
-def _files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat_result]]:
+def plain_files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat_result]]:
     """Yield the plain files of a place that are at or below a path, in the order of their names.
 
     They are named as the path is, also where that leads through a link: then the asker knows them again.
+    ``word`` is what all names begin with, ``root`` has no link in it, and ``below`` is "" or begins with a
+    word.
     """
     first, _, rest = below.partition("/")
     if first not in ("", word):
         return
     try:
         start = _within(root, rest)
-    except _RefusedPath:
+    except RefusedPath:
         return
     single = os.path.isfile(start)
     tree = [(os.path.dirname(start), [], [os.path.basename(start)])] if single else os.walk(start)
@@ -126,7 +128,7 @@ def _within(root: str, rest: str) -> str:
     path = os.path.realpath(os.path.join(root, rest))
     named = not rest or not {"", ".", ".."}.intersection(rest.split("/"))
     if not named or not (path + os.sep).startswith(root + os.sep):
-        raise _RefusedPath("%s leads out of its folder" % ascii(rest)[1:-1])
+        raise RefusedPath("%s leads out of its folder" % ascii(rest)[1:-1])
     return path
 
 
@@ -164,12 +166,17 @@ def _opened(path: str) -> BinaryIO:
     word, _, rest = path.partition("/")
     root = _roots().get(word)
     if root is None:
-        raise _RefusedPath("no rank of this node has written below %s/" % ascii(word)[1:-1])
+        raise RefusedPath("no rank of this node has written below %s/" % ascii(word)[1:-1])
+    return opened(root, rest)
+
+
+def opened(root: str, rest: str) -> BinaryIO:
+    """Open a plain file below a folder, whose path has no link in it; raises ``RefusedPath``."""
     target = _within(root, rest)
     try:
         return open(target, "rb", opener=wire.plain)
     except OSError as exc:
-        raise _RefusedPath("%s can't be read: %s" % (ascii(path)[1:-1], exc.strerror or exc)) from exc
+        raise RefusedPath("%s can't be read: %s" % (ascii(rest)[1:-1], exc.strerror or exc)) from exc
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:

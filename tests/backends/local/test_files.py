@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from nbtorchjob import Elastic, JobEndedError, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
+from nbtorchjob import Elastic, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
 from nbtorchjob.backends import files, sync
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import AskError
@@ -274,8 +274,30 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     assert going.trouble == ""
 
 
-def test_a_job_that_has_ended_says_where_its_files_are(job):
+def test_of_a_job_that_has_ended_what_came_home_is_listed_and_copied(job, tmp_path):
     job.go.touch()
     job.wait(60)
-    with pytest.raises(JobEndedError, match=f"%torchjob artifacts {job.name} lists what came home"):
-        job.files()
+
+    listing = job.files()
+    assert [(file.path, file.size, file.node) for file in listing.files][:3] == [
+        ("artifacts/big", len(BIG), 0),
+        ("artifacts/last", 5, 0),
+        ("artifacts/loss", 10, 0),
+    ]
+    assert [file.path for file in listing.files][-2:] == ["artifacts/runs/events-1", "checkpoints/step-1.pt"]
+    assert all(abs(file.modified - time.time()) < 600 for file in listing.files)
+    assert [file.path for file in job.files("artifacts/runs/events-0").files] == ["artifacts/runs/events-0"]
+    assert job.files("artifacts/run").files == job.files("checkpoints/none").files == ()
+
+    copied = job.get("artifacts/big", tmp_path)
+    assert [(one.path, one.kept, one.growing) for one in copied] == [(tmp_path / "big", 0, False)]
+    assert (tmp_path / "big").read_bytes() == BIG
+    assert job.get("artifacts/big", tmp_path)[0].kept == len(BIG)
+    job.get("checkpoints", tmp_path)
+    assert (tmp_path / "checkpoints/step-1.pt").read_text() == "weights"
+    (tmp_path / "big").write_text("another job's")
+    with pytest.raises(SpecError, match="a folder without another file named big"):
+        job.get("artifacts/big", tmp_path)
+    with pytest.raises(ResultError, match="has no file 'artifacts/none' now"):
+        job.get("artifacts/none", tmp_path)
+    assert not [*tmp_path.glob(".*")]

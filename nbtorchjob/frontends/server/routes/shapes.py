@@ -158,6 +158,17 @@ SHAPES: Mapping[str, Shape] = {
     "Artifact": _object(
         path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
     ),
+    "RunFile": _object(
+        path=_said(_TEXT, "artifacts/… or checkpoints/…"),
+        size=_said(_COUNT, "bytes"),
+        modified=_said(_NUMBER, "seconds since the epoch"),
+        node=_COUNT,
+    ),
+    "Files": _object(
+        files=_said(_list(ref("RunFile")), "by path and node"),
+        trouble=_said(_list(_TEXT), "which nodes are missing, and why"),
+        more=_said({"type": "boolean"}, "whether there are more files than are listed"),
+    ),
     "Artifacts": _object(artifacts=_said(_list(ref("Artifact")), "by path")),
     "Value": _object(name=_TEXT, value=_said(_TEXT, "as Python writes it: 0.001, 'adam'")),
     "Values": _object(values=_list(ref("Value"))),
@@ -212,12 +223,18 @@ PARAMETERS: Mapping[str, Shape] = {
         "description": "An attempt's number; without it the newest that left any.",
         "schema": {"type": "integer", "minimum": 1},
     },
+    "file": {
+        "description": "A file or folder as `files` lists it: artifacts/… or checkpoints/…",
+        "schema": {"type": "string"},
+        "example": "artifacts",
+    },
+    "node": {"description": "A node's number.", "schema": {"type": "integer", "minimum": 0}, "example": 0},
     "offset": {
         "description": "The byte to begin with.",
         "schema": {"type": "integer", "minimum": 0, "default": 0},
     },
     "limit": {
-        "description": "The most bytes to send, 4 MiB at most; without it all are sent.",
+        "description": "The most bytes to send, 4 MiB of a log and 8 MiB of a file at most; without it all.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "path": {

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
-from nbtorchjob.frontends.server.handlers import TEXT, ZIP, Api
-from nbtorchjob.frontends.server.routes import jobs, logs, settings
+from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api
+from nbtorchjob.frontends.server.routes import files, jobs, logs, settings
 from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frozen import FrozenDataclass
 
@@ -68,6 +68,7 @@ class Answer(FrozenDataclass):
 
 PLAIN = Answer(media=TEXT)
 ZIPPED = Answer(media=ZIP)
+RAW = Answer(media=BYTES)
 DONE = Answer(HTTPStatus.NO_CONTENT)
 SOCKET = Answer(HTTPStatus.SWITCHING_PROTOCOLS)
 
@@ -193,6 +194,8 @@ ROUTES = (
     Route(
         f"{_JOB}/values", jobs.ValuesHandler, {"GET": shaped("Values"), "POST": PLAIN}, OF_A_JOB, ("value",)
     ),
+    Route(f"{_JOB}/files", files.FilesHandler, {"GET": shaped("Files")}, OF_A_JOB, ("file",)),
+    Route(f"{_JOB}/file", files.FileHandler, {"GET": RAW}, OF_A_JOB, ("file", "node", "limit")),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),
     Route("compare", jobs.CompareHandler, {"GET": shaped("Page")}, OF_A_JOB, ("job",)),

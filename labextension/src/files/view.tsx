@@ -1,0 +1,147 @@
+/** One file of a job as a tab: text, a table, an image, or just its size and a way to download it. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { Message } from '@lumino/messaging';
+import type { ReactElement } from 'react';
+
+import type { Client, FilePlace } from '../model/client';
+import { PartBox } from '../shell/part';
+
+import { type Shown, bytesFor, shownOf, sizeOf } from './shown';
+
+export interface FileViewOptions {
+  readonly id: string;
+  readonly place: FilePlace;
+  /** The job's name. */
+  readonly job: string;
+  readonly client: Pick<Client, 'file' | 'files' | 'fileUrl'>;
+  readonly trans: TranslationBundle;
+}
+
+/** Is asked for anew whenever its tab comes to the front, or its button is pressed. */
+export class FileView extends ReactWidget {
+  constructor(private readonly options: FileViewOptions) {
+    super();
+    this.addClass('jp-nbtorchjob-page');
+    this.node.tabIndex = 0; // so that it scrolls by keyboard
+  }
+
+  protected override render(): ReactElement {
+    const { client, id, job, place, trans } = this.options;
+    return (
+      <>
+        <div className="jp-nbtorchjob-page-head">
+          <h1>{place.path}</h1>
+          <div>
+            <span>
+              {trans.__('node %1 of %2', place.node, job)}
+              {this.size !== null && ` · ${sizeOf(this.size, trans)}`}
+            </span>
+            <button className="jp-nbtorchjob-page-button" onClick={() => void this.refresh()}>
+              {trans.__('Refresh')}
+            </button>
+            <a
+              className="jp-nbtorchjob-page-button"
+              href={client.fileUrl(id, place)}
+              download={place.path.split('/').pop()}
+            >
+              {trans.__('Download')}
+            </a>
+          </div>
+        </div>
+        {this.note && (
+          <p className="jp-nbtorchjob-page-note" role="status">
+            {this.note}
+          </p>
+        )}
+        {this.body()}
+      </>
+    );
+  }
+
+  override dispose(): void {
+    this.forget();
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    void this.refresh();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    void this.refresh();
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+
+  private body(): ReactElement | null {
+    const { place, trans } = this.options;
+    const { shown, image } = this;
+    const part = { head: [], rows: [], said: [], wrote: [], code: [], charts: [] };
+    switch (shown?.kind) {
+      case 'image':
+        return <img className="jp-nbtorchjob-file-image" src={image} alt={place.path} />;
+      case 'table': {
+        const [head = [], ...rows] = shown.rows;
+        return <PartBox part={{ ...part, title: trans.__('Table'), head, rows }} trans={trans} />;
+      }
+      case 'text': {
+        const wrote = shown.text.replace(/\n$/, '').split('\n');
+        return <PartBox part={{ ...part, title: trans.__('Text'), wrote }} trans={trans} />;
+      }
+      default:
+        return null;
+    }
+  }
+
+  private async refresh(): Promise<void> {
+    const { client, id, place, trans } = this.options;
+    try {
+      // Its size first: it may have grown, and of an image too big nothing is asked for.
+      const { files } = await client.files(id, place.path);
+      const file = files.find(({ path, node }) => path === place.path && node === place.node);
+      if (!file) {
+        throw new Error(trans.__('It isn’t there any more.'));
+      }
+      const limit = bytesFor(file.path, file.size);
+      const bytes = limit > 0 ? await client.file(id, place, limit) : new Uint8Array();
+      this.take(shownOf(file.path, bytes, file.size), bytes, Math.max(file.size, bytes.length));
+    } catch (error) {
+      // What was there is shown on.
+      this.note = error instanceof Error ? error.message : String(error);
+    }
+    this.update();
+  }
+
+  private take(shown: Shown, bytes: Uint8Array, size: number): void {
+    const { trans } = this.options;
+    this.forget();
+    [this.shown, this.size] = [shown, size];
+    if (shown.kind === 'image') {
+      // In an image no script of an SVG runs.
+      this.image = URL.createObjectURL(new Blob([bytes as BlobPart], { type: shown.type }));
+    }
+    this.note =
+      shown.kind === 'none'
+        ? trans.__('Neither text nor an image that can be shown: download it.')
+        : shown.kind !== 'image' && !shown.whole
+          ? trans.__('Only its beginning is shown: download it to have all of it.')
+          : '';
+  }
+
+  private forget(): void {
+    URL.revokeObjectURL(this.image);
+    this.image = '';
+  }
+
+  private shown: Shown | null = null;
+  private size: number | null = null;
+  private image = '';
+  private note = '';
+}
