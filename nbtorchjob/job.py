@@ -428,7 +428,7 @@ class Job(Generic[T]):
         return downloads.copy(self._backend, state, Path(folder), attempt)
 
     def files(self, path: str = "") -> Listing:
-        """Return what ranks have written so far, at or below ``path``; once the job has ended, what came home.
+        """Return what ranks have written at or below ``path``; once the job has ended, what came home.
 
         A path begins with ``artifacts/`` (``artifacts_dir()``) or ``checkpoints/`` (``checkpoint_dir()``).
         The result has the ``files``, and in ``trouble`` why those of a node are missing. Of an ended job
@@ -549,6 +549,29 @@ class Job(Generic[T]):
         from nbtorchjob.backends import talk  # late, as above
 
         return talk.release(self._backend, self._known())
+
+    def note(self, text: str) -> None:
+        """Replace the job's note, a line for people; "" removes it. Lists and the sidebar search it.
+
+        Raises ``SpecError`` for more than 2,000 characters.
+        """
+        self._annotate(note=text)
+
+    def tag(self, *tags: str) -> None:
+        """Add tags to the job, by which lists and the sidebar find it; raises ``SpecError`` for no tag."""
+        self._annotate(add=tags)
+
+    def untag(self, *tags: str) -> None:
+        """Remove tags from the job; those that it lacks change nothing."""
+        self._annotate(remove=tags)
+
+    def _annotate(self, **changes: Any) -> None:
+        from nbtorchjob.backends import notes  # late: most jobs have none
+
+        made = notes.annotate(self._backend, self._backend.known(self.info.address), **changes)
+        following = self._following
+        if following is not None and following.ended.come:  # it reads nothing any more
+            following.state = apply(following.state, made)
 
     def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""

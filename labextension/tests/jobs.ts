@@ -35,6 +35,8 @@ export function aJob(given: Partial<Job> = {}): Job {
     kept: false,
     lab: null,
     promoted: '',
+    note: '',
+    tags: [],
     group: '',
     run: 0,
     artifacts: 0,

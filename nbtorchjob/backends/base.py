@@ -15,7 +15,7 @@ from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
+from nbtorchjob.state.events import Annotated, ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk
@@ -241,6 +241,10 @@ class Backend(ABC):
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:
         """Record a fact that only the submitting machine knows."""
         return
+
+    def annotate(self, name: str, fact: Annotated) -> None:
+        """Store a person's note and tags with the job's record; an ended job takes them, too."""
+        self._refuse("note", name)
 
     def tend(
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""

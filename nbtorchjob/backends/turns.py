@@ -26,7 +26,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.state import JobInfo, JobState, apply, turns
-from nbtorchjob.state.events import ArtifactsReady, Event, LogChunk, ValueReady
+from nbtorchjob.state.events import Annotated, ArtifactsReady, Event, LogChunk, ValueReady
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.turns import Turn, View
 from nbtorchjob.text.hints import hint
@@ -300,6 +300,10 @@ class TurnBackend(Backend):
         except AskError:
             if not self.turn(name).over:
                 raise
+
+    def annotate(self, name: str, fact: Annotated) -> None:
+        """Refuse: a note is its lab's."""
+        self._of_a_lab("note", name)
 
     def delete(self, name: str) -> None:
         """Refuse: a turn is a part of its lab."""

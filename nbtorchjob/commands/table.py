@@ -33,6 +33,9 @@ _MOST_OPTIONS = 3  # in a verb's usage
 # How many words may follow a verb, by how its help writes them.
 _MANY: Mapping[str, tuple[int, float]] = {
     "": (0, 0),
+    "[WORD...]": (0, float("inf")),
+    "NAME [TEXT...]": (1, float("inf")),
+    "NAME [TAG...]": (1, float("inf")),
     "[NAME]": (0, 1),
     "NAME": (1, 1),
     "NAME...": (1, float("inf")),
@@ -159,6 +162,8 @@ _STDOUT = option("--stdout", "only what was written to stdout")
 _STDERR = option("--stderr", "only what was written to stderr")
 _OR_BACK = option("--or-back", "put the old code back if the new one's first call fails")
 _WITHIN = option("--within SECONDS", "time for all ranks to reach one call; 60 by default")
+_CLEAR = option("--clear", "remove the note")
+_REMOVE = option("--remove", "remove these tags")
 _ZIP = option("--zip FILE", "write all ranks' whole logs to FILE")
 _LOGS = (_RANK, _NODE, _EVERY_RANK, _STDOUT, _STDERR, _TAIL, _SINCE, _UNTIL, _GREP, _TIMESTAMPS, _ZIP)
 _FOLLOW = option("-f, --follow", "follow the log until the job ends")
@@ -175,8 +180,8 @@ _ROWS = (
     ),
     Verb(
         "list",
-        "",
-        "list jobs",
+        "[WORD...]",
+        "list jobs, or those in which these words occur",
         (option("--all", "include other users' jobs on the cluster"),),
         answers=verbs.list_,
     ),
@@ -194,6 +199,27 @@ _ROWS = (
         offer=Offer(
             "Describe", "Describe Torch Job…", "Show all that is known of this job", icon="info", rank=40
         ),
+    ),
+    Verb(
+        "note",
+        "NAME [TEXT...]",
+        "put a note on a job, or show it",
+        (_CLEAR,),
+        answers=verbs.note,
+        offer=Offer(
+            "Note and Tags",
+            "Note and Tags of Torch Job…",
+            "Put a note and tags on this job, by which it is found",
+            icon="tag",
+            rank=42,
+        ),
+    ),
+    Verb(
+        "tag",
+        "NAME [TAG...]",
+        "tag a job, or show its tags",
+        (_REMOVE,),
+        answers=verbs.tag,
     ),
     Verb(
         "diff",

@@ -58,12 +58,16 @@ def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpe
 
 
 def list_(args: ParsedArgs, _find: Find) -> Answers:
-    """List the jobs."""
+    """List the jobs, or those in which each word occurs."""
     with warned() as notes:
         jobs = api.summaries(record, everyone="all" in args.options)
     yield from _asides(notes)
+    if args.words:
+        jobs = [job for job in jobs if jobs_table.matches(job, args.words)]
     # If a backend couldn't be asked, it isn't known whether there are any.
     text = "" if notes and not jobs else jobs_table.text(jobs)
+    if args.words and not jobs:
+        text = f"No job matches {' '.join(args.words)!r}."
     yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_table.html(jobs)) if text else "")
 
 
@@ -278,6 +282,37 @@ def delete(args: ParsedArgs, find: Find) -> Answers:
             front.forget(job)
             shown = name if len(jobs) == 1 else job.name
             yield Answer(f"{shown} deleted", {"name": shown})
+
+
+def note(args: ParsedArgs, find: Find) -> Answers:
+    """Replace the note on a job, or on all runs of a group; without words show it."""
+    name, *told = args.words
+    clears = "clear" in args.options
+    if clears and told:
+        raise LineError(f"{hint('note')}: --clear and a note are mutually exclusive")
+    for job in runs.matching([name], find):
+        if told or clears:
+            job.note(" ".join(told))
+        yield _annotated(job)
+
+
+def tag(args: ParsedArgs, find: Find) -> Answers:
+    """Add tags to a job, or to all runs of a group, or remove them; without any show them."""
+    name, *tags = args.words
+    removes = "remove" in args.options
+    if removes and not tags:
+        raise LineError(f"{hint('tag')} {name} --remove expects tags")
+    for job in runs.matching([name], find):
+        if tags:
+            (job.untag if removes else job.tag)(*tags)
+        yield _annotated(job)
+
+
+def _annotated(job: Job[Any]) -> Answer:
+    state = api.snapshot(job.info.address)
+    said, fact = facts.annotated(state), state.annotated
+    data = {"name": job.name, "note": fact.note if fact else "", "tags": [*fact.tags] if fact else []}
+    return Answer(f"{job.name}: {said or 'no note, no tags'}", data)
 
 
 def suspend(args: ParsedArgs, find: Find) -> Answers:

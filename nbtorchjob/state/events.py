@@ -293,6 +293,14 @@ class CheckoutTold(FrozenDataclass):
     more: int = 0
 
 
+class Annotated(FrozenDataclass):
+    """A person's note on the job and its tags, all of them each time; the newest replaces those before."""
+
+    time: float
+    note: str = ""
+    tags: tuple[str, ...] = ()
+
+
 class WorkersStarted(FrozenDataclass):
     """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
 
@@ -698,6 +706,7 @@ Event: TypeAlias = (
     | NodeMeets
     | EnvironmentTold
     | CheckoutTold
+    | Annotated
     | WorkersStarted
     | TurnTaken
     | TurnEnded
@@ -787,6 +796,7 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("pushed", "changed", "packages", "samples", "uses"), _Bound(items=4096)),
     **dict.fromkeys(("gpus", "metrics", "names"), _Bound(items=1024)),
     "number": _Bound(10**9),
+    "tags": _Bound(items=64),
     **dict.fromkeys(("distributions", "installed", "modules"), _Bound(items=8192)),
     "data": _Bound(items=16),
 }
@@ -808,7 +818,7 @@ _NEEDED: Mapping[type, tuple[str, ...]] = {
 }
 # Fields that are lists in JSON, with the class of their items where that is one.
 _SEQUENCES: Mapping[str, type | None] = {
-    **dict.fromkeys(("ranks", "nodes", "failed", "pushed", "modules", "packages", "changed")),
+    **dict.fromkeys(("ranks", "nodes", "failed", "pushed", "modules", "packages", "changed", "tags")),
     "samples": RankSample,
     "uses": RankUse,
     "gpus": GpuUse,

@@ -47,6 +47,7 @@ _MOST_WHY = 160  # characters of why a fact doesn't fit
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
 _MAX_EARLY = 1000  # characters
+_MAX_NOTE = 4000
 _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
 
@@ -431,6 +432,7 @@ _APPLY: dict[type, _Rule] = {
     ev.LabEnds: _one("lab_ends", _first),
     # The job as a whole.
     ev.CheckoutTold: _one("checkout", _time_of),
+    ev.Annotated: _cut(_one("annotated", _time_of), note=_MAX_NOTE),
     ev.TrainerStatus: _sorted("trainer_told", lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS),
     ev.Notice: _sorted("notices", lambda e: (e.time, e.text), _time_of),
     ev.Refused: _sorted("refused", lambda e: e.digest, lambda e: e.why, _MOST_REFUSED),

@@ -46,6 +46,7 @@ def counted(words: Iterable[str]) -> str:
     return ", ".join(f"{counts[key]:,} {name}" for key, name in CALLED.items() if counts[key])
 
 
+_MAX_NOTE = 60
 _HEAD = ("name", "phase", "elapsed", "nodes × ranks", "where", "what")
 
 
@@ -115,5 +116,19 @@ def _row(job: Record) -> tuple[str, ...]:
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         _size(job),
         job["where"],
-        job["label"],
+        DOT.join(filter(None, (job["label"], annotated(job)))),
     )
+
+
+def annotated(job: Record) -> str:
+    """Return a job's tags, and the beginning of its note."""
+    tags = " ".join(f"#{tag}" for tag in job["tags"])
+    return DOT.join(filter(None, (tags, words.line(job["note"], _MAX_NOTE))))
+
+
+def matches(job: Record, searched: Sequence[str]) -> bool:
+    """Whether each word occurs in a job's name, label, notebook, place, state, note or tags."""
+    tags = " ".join(f"#{tag}" for tag in job["tags"])
+    parts = ("name", "label", "notebook", "where", "status", "group", "note")
+    text = "\n".join([*(job[part] for part in parts), tags]).lower()
+    return all(word.lower() in text for word in searched)

@@ -19,6 +19,7 @@ from nbtorchjob.ui.card import metrics
 Record: TypeAlias = dict[str, Any]
 
 MAX_LABEL = 120
+MAX_NOTE = 2000
 _MOST_METRICS = 3
 _MOST_NODES = 4  # whose use is told: a page has little room for a job
 
@@ -30,7 +31,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
     unless the job has been silent for longer than usual. ``metrics`` are its newest ones in words, ``loss
     0.41``. ``uses`` is empty where nothing was measured, ``artifacts`` null where it isn't known whether any
-    exist. ``lab`` is null of a job that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it
+    exist. ``note`` and ``tags`` are a person's. ``lab`` is null of a job that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it
     runs once more, else empty, and ``run`` its place in its ``group``, 0 and empty where it is in none.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
@@ -65,6 +66,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "kept": info.lab is not None,
         "lab": _lab(state),
         "promoted": info.promoted,
+        "note": line(state.annotated.note, MAX_NOTE) if state.annotated else "",
+        "tags": [line(tag, MAX_LABEL) for tag in state.annotated.tags] if state.annotated else [],
         "group": info.group,
         "run": info.number,
         "pending": attempts.pending(state, now),

@@ -10,6 +10,7 @@ import type { Client } from '../model/client';
 import type { Change, Job } from '../model/record';
 
 import { jobButtons } from './buttons';
+import { askNote } from './notedialog';
 import { CHANGES, offersIn } from './table';
 import { setValues } from './values';
 import { type Offer, type OfferedVerb, type Verb, type Warning, applies } from './verbs';
@@ -51,6 +52,10 @@ export function jobActions(options: JobActionsOptions): JobActions {
       openDescription(job); // it has them, and follows the job
     },
     set: job => setValues(job, client, trans),
+    note: async job => {
+      const note = await askNote(job, trans);
+      return note && client.annotate(job.id, note);
+    },
     retry: job => retry(job, options),
     delete: job => client.delete(job.id)
   };

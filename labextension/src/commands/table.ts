@@ -9,6 +9,7 @@ export const COMMANDS = {
   files: 'nbtorchjob:files',
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
+  note: 'nbtorchjob:note',
   stacks: 'nbtorchjob:stacks',
   set: 'nbtorchjob:set',
   swap: 'nbtorchjob:swap',
@@ -26,6 +27,7 @@ export const RANKS = {
   files: 16,
   attach: 20,
   describe: 40,
+  note: 42,
   stacks: 45,
   set: 47,
   swap: 48,
@@ -69,6 +71,13 @@ export function offersIn(trans: TranslationBundle) {
       asking: trans.__('Describe Torch Job…'),
       caption: trans.__('Show all that is known of this job'),
       icon: 'infoIcon',
+      when: {}
+    },
+    note: {
+      label: trans.__('Note and Tags'),
+      asking: trans.__('Note and Tags of Torch Job…'),
+      caption: trans.__('Put a note and tags on this job, by which it is found'),
+      icon: 'tagIcon',
       when: {}
     },
     stacks: {

@@ -10,6 +10,7 @@ import type {
   Files,
   Job,
   Jobs,
+  Note,
   Page,
   RunFile,
   Value,
@@ -57,6 +58,11 @@ export class Client {
   /** Ends the job if it runs, and removes all that is kept of it. */
   async delete(id: string): Promise<void> {
     await this.request('DELETE', at(id));
+  }
+
+  /** Replaces a person's note on the job, and its tags. */
+  async annotate(id: string, note: Note): Promise<void> {
+    await this.request('PUT', at(id, 'note'), '', null, JSON.stringify(note));
   }
 
   /** Runs what the job ran once more; gives the new job. */
@@ -172,13 +178,14 @@ export class Client {
     method: string,
     path: string,
     query = '',
-    signal: AbortSignal | null = null
+    signal: AbortSignal | null = null,
+    body: string | null = null
   ): Promise<Response> {
     const url = this.url(path) + query;
     let response: Response;
     try {
       // It sends the token, or the XSRF cookie's value as a header.
-      response = await ServerConnection.makeRequest(url, { method, signal }, this.settings);
+      response = await ServerConnection.makeRequest(url, { method, signal, body }, this.settings);
     } catch (error) {
       throw new RequestError(0, error instanceof Error ? error.message : String(error));
     }

@@ -70,7 +70,7 @@ export function wordsOf(text: string): string[] {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 
-/** Whether each word occurs in a job's name, label, notebook, place or status. */
+/** Whether each word occurs in a job's name, label, notebook, place, status, note or tags. */
 export function matches(job: Job, words: readonly string[]): boolean {
   return words.every(word => haystack(job).includes(word));
 }
@@ -139,7 +139,9 @@ const haystacks = new WeakMap<Job, string>();
 function haystack(job: Job): string {
   let text = haystacks.get(job);
   if (text === undefined) {
-    text = [job.name, job.label, job.notebook, job.where, job.status].join('\n').toLowerCase();
+    const { name, label, notebook, where, status, note, tags } = job;
+    const tagged = tags.map(tag => `#${tag}`);
+    text = [name, label, notebook, where, status, note, ...tagged].join('\n').toLowerCase();
     haystacks.set(job, text);
   }
   return text;

@@ -92,6 +92,10 @@ export interface Job {
   readonly lab: Lab | null;
   /** the lab whose cells it runs once more, or "" */
   readonly promoted: string;
+  /** a person's, a line */
+  readonly note: string;
+  /** a person's */
+  readonly tags: readonly string[];
   /** the name that it has in common with other runs, or "" */
   readonly group: string;
   /** its place in the group, from 1; 0 of a job in none */
@@ -147,6 +151,11 @@ export interface Value {
 
 export interface Values {
   readonly values: readonly Value[];
+}
+
+export interface Note {
+  readonly note: string;
+  readonly tags: readonly string[];
 }
 
 export interface RunFile {

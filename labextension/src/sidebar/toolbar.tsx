@@ -84,7 +84,7 @@ export function SearchField({ text, found, onText }: SearchProps) {
       <input
         value={text}
         placeholder={trans.__('Search jobs')}
-        aria-label={trans.__('Search jobs by name, notebook, place or status')}
+        aria-label={trans.__('Search jobs by name, notebook, place, status, note or #tag')}
         spellCheck={false}
         onChange={event => onText(event.target.value)}
         onKeyDown={event => event.key === 'Escape' && onText('')}

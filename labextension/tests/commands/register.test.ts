@@ -11,6 +11,8 @@ import { notebookActions, notebookRunsActions } from '../../src/notebook/actions
 import type { Job } from '../../src/model/record';
 import type { Notebooks } from '../../src/notebook/notebooks';
 
+vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {})); // Lumino's widgets need it
+
 const shown = vi.hoisted(() => ({
   showDialog: vi.fn(),
   showErrorMessage: vi.fn(),
@@ -51,7 +53,7 @@ const trans = {
 function job(id: string, more: Partial<Job> = {}): Job {
   const [backend = '', name = ''] = id.split(':');
   const given = { id, backend, name, status: 'RUNNING', where: 'here', terminal: false };
-  return { ...given, cell: '', created: 0, notebook: '', ...more } as Job;
+  return { ...given, cell: '', created: 0, notebook: '', note: '', tags: [], ...more } as Job;
 }
 
 const running = job('local:brave-fox');
@@ -61,6 +63,7 @@ const remote = job('kubernetes:kind/default/old-elk', { cell: 'c1', notebook: 'a
 const client = {
   job: vi.fn(),
   change: vi.fn(),
+  annotate: vi.fn(),
   delete: vi.fn(),
   retry: vi.fn(),
   manifests: vi.fn(),
@@ -152,6 +155,34 @@ describe('downloading artifacts', () => {
     await commands.execute(CommandIDs.downloadArtifacts, { id: remote.id });
 
     expect((click.mock.contexts[0] as HTMLAnchorElement).href).toMatch(/#all$/);
+  });
+});
+
+describe('the note and the tags of a job', () => {
+  const noted = job('local:brave-fox', { note: 'as is', tags: ['v1'] });
+
+  it('are asked for with what there is, and sent as words', async () => {
+    register([noted]);
+    shown.showDialog.mockImplementationOnce(async ({ body }) => {
+      const [note, tags] = body.node.querySelectorAll('textarea, input');
+      expect([note.value, tags.value]).toEqual(['as is', 'v1']);
+      note.value = ' the one to beat\n';
+      tags.value = ' v1, #lr:0.1  ';
+      return { button: { accept: true }, value: body.getValue() };
+    });
+    await commands.execute(CommandIDs.note, { id: noted.id });
+
+    expect(client.annotate).toHaveBeenCalledExactlyOnceWith(noted.id, {
+      note: 'the one to beat',
+      tags: ['v1', 'lr:0.1']
+    });
+  });
+
+  it('stay where the dialog is left', async () => {
+    shown.showDialog.mockResolvedValueOnce({ button: { accept: false }, value: null });
+    await commands.execute(CommandIDs.note, { id: running.id });
+
+    expect(client.annotate).not.toHaveBeenCalled();
   });
 });
 

@@ -103,7 +103,9 @@ describe('a search', () => {
   const job = aJob({
     id: 'local:bert-3',
     label: 'train(lr=0.1)',
-    where: 'kubernetes: pytorchjob in ml'
+    where: 'kubernetes: pytorchjob in ml',
+    note: 'The one to beat',
+    tags: ['v2']
   });
 
   it.each([
@@ -113,6 +115,8 @@ describe('a search', () => {
     ['train.ipynb', true],
     ['ml pytorchjob', true],
     ['running bert', true],
+    ['to beat #v2', true],
+    ['#v1', false],
     ['bert gpt', false]
   ])('for %j finds it: %s', (text, found) => {
     expect(matches(job, wordsOf(text))).toBe(found);

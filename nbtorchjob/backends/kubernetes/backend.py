@@ -308,6 +308,18 @@ class KubernetesBackend(Backend):
         if known.run == info.run:
             cache.put_checkout(fact)
 
+    def annotate(self, name: str, fact: ev.Annotated) -> None:
+        """Put it into an annotation of the job's object; of a job that is gone, into this machine's cache."""
+        try:
+            loop.run(_act(name, partial(actions.annotate, fact=fact)))
+        except JobNotFoundError:
+            info, cache = find.gone(name)
+            if cache.claim(info):
+                try:
+                    cache.note(fact)
+                finally:
+                    cache.release()
+
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
         """Take the value from this machine, else from the pods' logs or the store."""
         return loop.run(results.fetch(name, value))

@@ -41,11 +41,13 @@ from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
     UNREADABLE,
+    Annotated,
     ArtifactsReady,
     CheckoutTold,
     Closed,
@@ -295,6 +297,15 @@ class LocalBackend(Backend):
         job = self._job(info.address)
         if job.info().run == info.run:
             job.checkout.write_text(json.dumps(to_json(fact)))
+
+    def annotate(self, name: str, fact: Annotated) -> None:
+        """Write it among the job's facts; an ended job stays no longer for it."""
+        job = self._job(name)
+        ended = self.known(name).phase.terminal
+        seen = job.events.stat()
+        append(str(job.events), to_json(fact))
+        if ended:  # how long it is kept counts from when its facts were written last
+            os.utime(job.events, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Leave a mark, and tell the supervisor."""

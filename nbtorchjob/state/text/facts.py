@@ -115,6 +115,15 @@ def origins(state: JobState) -> list[str]:
     return [*image, *notebook, *checkout, *changed]
 
 
+def annotated(state: JobState) -> str:
+    """Return a person's tags and note, ``#baseline #v2 · the one to beat``; "" where there are none."""
+    fact = state.annotated
+    if fact is None:
+        return ""
+    tags = " ".join(f"#{tag}" for tag in fact.tags)
+    return line(DOT.join(filter(None, (tags, fact.note))), LINE)
+
+
 def _checkout(fact: CheckoutTold) -> str:
     branch = f" on {fact.branch}" if fact.branch else ""
     changed = len(fact.changed) + fact.more

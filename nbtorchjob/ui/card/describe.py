@@ -56,7 +56,9 @@ def parts(
 ) -> Iterator[Part]:
     """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
+    said = facts.annotated(state)
     sections = (
+        Part("Note and tags", said=[said] if said else []),
         Part("What runs", said=[what] if what else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), labs.lines(state, now)),

@@ -94,6 +94,7 @@ def html(
         *map(text_line, facts.notices(state)),
         text_line(facts.artifacts(state)),
         text_line(_value(state, "Value", value)),
+        text_line(facts.annotated(state), SMALL),
         text_line(facts.ships(state), SMALL),
         _drawn(state, now, live=live),
     ]

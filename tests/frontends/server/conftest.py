@@ -22,9 +22,9 @@ class Server:
     def __init__(self, client, base, headers):
         self.client, self.base, self.headers = client, base, headers
 
-    async def ask(self, method, path, *, headers=None, **more):
+    async def ask(self, method, path, *, headers=None, body=None, **more):
         """Send a request; give the answer, whatever its status."""
-        body = "" if method == "POST" else None
+        body = "" if method == "POST" else body
         sent = {**self.headers, **(headers or {})}
         url = f"{self.base}{path}"
         return await self.client.fetch(

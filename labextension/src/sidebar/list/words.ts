@@ -100,6 +100,7 @@ export function gist(job: Job, trans: TranslationBundle): string {
   const said = [
     job.failure,
     job.terminal ? null : job.pending[0],
+    tagged(job),
     ...(job.failure ? [] : job.metrics.slice(0, 1)),
     going && toGo(going, trans),
     ...(job.failure ? [] : job.metrics.slice(1)),
@@ -110,6 +111,10 @@ export function gist(job: Job, trans: TranslationBundle): string {
     job.where
   ];
   return said.filter(Boolean).join(DOT);
+}
+
+function tagged({ tags }: Job): string {
+  return tags.map(tag => `#${tag}`).join(' ');
 }
 
 /** What a group's runs have in common of what was run: "train(…)". */
@@ -155,6 +160,7 @@ export function details(job: Job, trans: TranslationBundle): string {
   const lines = [
     [job.name, job.label].filter(Boolean).join(DOT),
     status(job, trans),
+    [tagged(job), job.note].filter(Boolean).join(DOT),
     job.failure,
     ...job.pending,
     job.progress && progress(job.progress, trans),

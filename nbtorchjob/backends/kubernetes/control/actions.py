@@ -173,6 +173,13 @@ def _halted(job: JobRef, said: JobState) -> bool:
     return marked or said.suspended or said.verdict is not None
 
 
+async def annotate(job: JobRef, fact: ev.Annotated) -> None:
+    """Write a person's note and tags into an annotation of the object that all else of the job goes with."""
+    await job.session.client.patch(
+        job.whole, {"metadata": {"annotations": {labelling.NOTE: labelling.note(fact)}}}
+    )
+
+
 async def suspend(job: JobRef) -> None:
     """Take the job's pods away; cache what they print until they are gone, unless somebody follows the job.
 

@@ -123,7 +123,7 @@ def own(kind: Kind) -> tuple[Use, ...]:
     return (
         Use("create", kind.api, "to submit"),
         Use("get list watch", kind.api, "to find a job, to follow it"),
-        Use("patch", kind.api, "`cancel`, `suspend`, `resume`"),
+        Use("patch", kind.api, "`cancel`, `suspend`, `resume`, `note`, `tag`"),
         Use("delete", kind.api, "`delete`, `gc`, cleaning up a failed submission"),
     )
 

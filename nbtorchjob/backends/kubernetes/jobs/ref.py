@@ -151,7 +151,8 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
-    return [*began, *labelling.paid(obj), *numbered, *given_up, *labelling.cancelled(obj), *queued]
+    said = [*labelling.cancelled(obj), *labelling.noted(obj)]
+    return [*began, *labelling.paid(obj), *numbered, *given_up, *said, *queued]
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:

@@ -15,8 +15,10 @@ A reference to an owner can be forged, too, by whoever may create job objects th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -26,7 +28,7 @@ from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo, events
-from nbtorchjob.state.events import AttemptPaid, CancelRequested, Verdict, sane
+from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict, sane
 from nbtorchjob.state.info import read, write
 
 MANAGER = "nbtorchjob"
@@ -41,6 +43,7 @@ PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what th
 GROUP = f"{DOMAIN}/group"  # label: of what runs of a group share, the group's name
 SHARED = f"{DOMAIN}/shared"  # annotation: of a run's own Secret, those that hold its group's payload
 TURN = f"{DOMAIN}/turn"  # annotation: of a run that was sent suspended, until it is started: AWAITED, or HELD
+NOTE = f"{DOMAIN}/note"  # annotation: a person's note and tags, as JSON
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
@@ -150,6 +153,20 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
     time = _mark(obj, CANCELLED)
     reason, _, early = _words(obj, CANCELLED).partition(" ")
     return [] if time is None else [CancelRequested(time, early if reason == _EARLY else "")]
+
+
+def note(fact: Annotated) -> str:
+    """Return the text of ``NOTE``."""
+    return json.dumps(events.to_json(fact), ensure_ascii=False)
+
+
+def noted(obj: Mapping[str, Any]) -> list[Annotated]:
+    """Return the note and the tags that a person has put on the job."""
+    text = (obj["metadata"].get("annotations") or {}).get(NOTE)
+    with suppress(*events.UNREADABLE):  # whatever somebody else wrote there
+        fact = events.believed(json.loads(text or "null"))
+        return [fact] if isinstance(fact, Annotated) else []
+    return []
 
 
 def parked(queue: str) -> dict[str, Any]:

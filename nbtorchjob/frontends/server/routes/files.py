@@ -1,4 +1,4 @@
-"""What ranks have written: a list of a job's files, and one file, by what the verbs ``files`` and ``get`` do."""
+"""What ranks have written: a list of a job's files, and one of them, as the verbs ``files`` and ``get``."""
 
 from __future__ import annotations
 

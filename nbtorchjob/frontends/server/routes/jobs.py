@@ -16,6 +16,7 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from nbtorchjob.backends import notes
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES
@@ -113,6 +114,24 @@ class ValuesHandler(Api):
             raise MalformedError("value: got none, but it must be NAME=VALUE, once for each value")
         work = partial(swapping.give, words=words, seconds=_SET_S)
         self.finish(await _change(self, JobId.parse(id), work), set_content_type=TEXT)
+class NoteHandler(Api):
+    """A person's note on a job, and its tags."""
+
+    @web.authenticated
+    @authorized
+    async def put(self, id: str) -> None:
+        """Replace both by those of the body, ``{"note": …, "tags": […]}``; 204 once they are stored."""
+        asked = self.get_json_body()
+        note, tags = (asked.get("note"), asked.get("tags")) if isinstance(asked, dict) else (None, None)
+        words = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
+        if not isinstance(note, str) or not words or len(asked) > 2:
+            raise MalformedError('the body must be {"note": TEXT, "tags": [TEXT, …]}')
+
+        def annotate(backend: Backend, name: str) -> None:
+            notes.annotate(backend, backend.known(name), note, tags=tags)
+
+        await _change(self, JobId.parse(id), annotate)
+        self.finish_empty()
 
 
 class RetryHandler(Api):

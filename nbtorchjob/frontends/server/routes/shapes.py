@@ -105,6 +105,8 @@ _JOB = _object(
     kept=_said({"type": "boolean"}, "whether it is a lab: its ranks stay, and run further cells"),
     lab=_said(_or_null(ref("Lab")), "null of a job that isn't kept"),
     promoted=_said(_TEXT, 'the lab whose cells it runs once more, or ""'),
+    note=_said(_TEXT, "a person's, a line"),
+    tags=_said(_list(_TEXT), "a person's"),
     group=_said(_TEXT, 'the name that it has in common with other runs, or ""'),
     run=_said(_COUNT, "its place in the group, from 1; 0 of a job in none"),
     pending=_said(_list(_TEXT), "why it waits, a line each"),
@@ -158,6 +160,7 @@ SHAPES: Mapping[str, Shape] = {
     "Artifact": _object(
         path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
     ),
+    "Note": _object(note=_TEXT, tags=_list(_TEXT)),
     "RunFile": _object(
         path=_said(_TEXT, "artifacts/… or checkpoints/…"),
         size=_said(_COUNT, "bytes"),

@@ -43,7 +43,7 @@ _ABOUT = """\
 Torch jobs of this machine and of the clusters that the server's user can see: what a page can do with them
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
-An id is percent-encoded, including its slashes. A POST has no body. Changes are announced as events of
+An id is percent-encoded, including its slashes. A POST has no body; a PUT has JSON. Changes are announced as events of
 Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
 about the jobs: `GET jobs?known=MARK` returns what is new.
 """
@@ -86,6 +86,7 @@ class Route(FrozenDataclass):
     answers: Mapping[str, Answer]
     faults: tuple[HTTPStatus, ...] = ()
     query: tuple[str, ...] = ()
+    takes: str = ""  # the shape of a request's body
 
     @property
     def rule(self) -> tuple[str, type[web.RequestHandler]]:
@@ -108,7 +109,9 @@ class Route(FrozenDataclass):
         words = _words(getattr(self.handler, method.lower()))
         answer = self.answers[method]
         faults = [str(status.value) for status in sorted((*_FAULTS, *self.faults))]
+        body = {"requestBody": _body(self.takes)} if self.takes else {}
         return {
+            **body,
             "operationId": method.lower() + self.handler.__name__.removesuffix("Handler"),
             "summary": title,
             "description": f"{more}\n\n{words}".strip(),
@@ -117,6 +120,10 @@ class Route(FrozenDataclass):
                 **{status: {"$ref": f"#/components/responses/{status}"} for status in faults},
             },
         }
+
+
+def _body(shape: str) -> Document:
+    return {"required": True, "content": {"application/json": {"schema": ref(shape)}}}
 
 
 def _words(subject: object) -> str:
@@ -194,6 +201,7 @@ ROUTES = (
     Route(
         f"{_JOB}/values", jobs.ValuesHandler, {"GET": shaped("Values"), "POST": PLAIN}, OF_A_JOB, ("value",)
     ),
+    Route(f"{_JOB}/note", jobs.NoteHandler, {"PUT": DONE}, OF_A_JOB, takes="Note"),
     Route(f"{_JOB}/files", files.FilesHandler, {"GET": shaped("Files")}, OF_A_JOB, ("file",)),
     Route(f"{_JOB}/file", files.FileHandler, {"GET": RAW}, OF_A_JOB, ("file", "node", "limit")),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),

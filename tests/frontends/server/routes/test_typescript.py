@@ -13,7 +13,7 @@ RECORD = f"The server's records of jobs. Made from its schema (`{SHAPED}`) by a 
 TABLE = "What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test."
 NAMES = (
     *("Phase", "Change", "Budget", "Progress", "Still", "Strip", "Use", "Lab", "Job", "Jobs"),
-    *("Artifact", "Artifacts", "Value", "Values", "RunFile", "Files", "Chart", "Part", "Page"),
+    *("Artifact", "Artifacts", "Value", "Values", "Note", "RunFile", "Files", "Chart", "Part", "Page"),
 )
 
 

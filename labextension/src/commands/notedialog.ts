@@ -1,0 +1,50 @@
+/** Asks for a job's note and tags. */
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { Widget } from '@lumino/widgets';
+
+import type { Job, Note } from '../model/record';
+
+/** What is to be put on a job; null: the user takes it back. */
+export async function askNote(job: Job, trans: TranslationBundle): Promise<Note | null> {
+  const { button, value } = await showDialog({
+    title: trans.__('Note and Tags of %1', job.name),
+    body: new NoteForm(job, trans),
+    buttons: [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Save') })],
+    focusNodeSelector: 'textarea'
+  });
+  return button.accept ? value : null;
+}
+
+class NoteForm extends Widget implements Dialog.IBodyWidget<Note> {
+  constructor({ note, tags }: Note, trans: TranslationBundle) {
+    super();
+    this.addClass('jp-nbtorchjob-note');
+    this.note = document.createElement('textarea');
+    this.note.rows = 4;
+    this.note.maxLength = 2000; // as `backends/notes.MOST_NOTE`
+    this.note.value = note;
+    this.tags = document.createElement('input');
+    this.tags.value = tags.join(' ');
+    this.tags.spellcheck = false;
+    this.tags.placeholder = trans.__('words, separated by blanks');
+    this.add(trans.__('Note'), this.note);
+    this.add(trans.__('Tags'), this.tags);
+  }
+
+  getValue(): Note {
+    const tags = this.tags.value.split(/[\s,]+/).map(tag => tag.replace(/^#/, ''));
+    return { note: this.note.value.trim(), tags: tags.filter(Boolean) };
+  }
+
+  private add(name: string, field: HTMLElement): void {
+    const label = document.createElement('label');
+    field.className = 'jp-mod-styled';
+    label.append(name, field);
+    this.node.append(label);
+  }
+
+  private readonly note: HTMLTextAreaElement;
+  private readonly tags: HTMLInputElement;
+}

@@ -1,0 +1,28 @@
+"""Notes and tags of a cluster job: an annotation of its object, which lists read without any log."""
+
+from nbtorchjob.backends import backend
+from nbtorchjob.backends.kubernetes.objects import labelling
+from tests.backends.kubernetes.stage import until
+
+
+def test_they_are_an_annotation_that_outlives_the_job_here(stage):
+    job = stage.submit("begin()\nsign('began')\nwait('go')\nvalue(1)\n")
+    until((stage.signs / "began").exists)
+    job.tag("baseline")
+    job.note("the é to beat")
+
+    (listed,) = [state for state in backend("kubernetes").jobs() if state.name == job.name]
+    assert (listed.annotated.note, listed.annotated.tags) == ("the é to beat", ("baseline",))
+    (obj,) = stage.objects(f"/apis/batch/v1/namespaces/{stage.namespace}/jobs")
+    assert "the é to beat" in obj["metadata"]["annotations"][labelling.NOTE]
+    until(lambda: job.state.annotated is not None and job.state.annotated.note)
+
+    stage.sign("go")
+    assert job.wait(60)
+    job.tag("done")
+    assert backend("kubernetes").known(job.info.address).annotated.tags == ("baseline", "done")
+
+
+def test_what_somebody_else_wrote_there_is_no_note():
+    for text in ("", "x", "[]", "{}", '{"event": "Closed", "time": 1}', '{"event": "Annotated"}'):
+        assert labelling.noted({"metadata": {"annotations": {labelling.NOTE: text}}}) == []
