@@ -596,12 +596,15 @@ class Job(Generic[T]):
         """
         self._backend.start(self.info.address)
 
-    def retry(self) -> Job[T]:
+    def retry(self, *, resume: bool = False) -> Job[T]:
         """Run what this job ran once more, as a new job, which shares nothing but the payload with it.
 
-        Raises ``SubmitError`` for a job that hasn't ended, or whose payload is no longer kept.
+        With ``resume`` the new job finds this one's checkpoints in its ``checkpoint_dir()``, for code that
+        goes on from them, as ``ResumableTraining`` does. Raises ``SubmitError`` for a job that hasn't ended,
+        or whose payload is no longer kept, and where there are no checkpoints.
         """
-        return Job(self._backend, self._backend.retry(self.info.address), trust=self.trust)
+        new = self._backend.retry(self.info.address, resume=resume)
+        return Job(self._backend, new, trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write what runs the job again without a notebook to ``folder``; return the files.

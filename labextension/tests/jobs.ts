@@ -40,6 +40,8 @@ export function aJob(given: Partial<Job> = {}): Job {
     group: '',
     run: 0,
     artifacts: 0,
+    resumable: false,
+    curves: false,
     uses: [],
     ...given
   };

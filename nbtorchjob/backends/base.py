@@ -336,10 +336,12 @@ class Backend(ABC):
         """Return the key that signs what a job runs; raises ``AskError`` if it is unavailable."""
         self._refuse("key", name)
 
-    def retry(self, name: str) -> JobInfo:
+    def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Submit an ended job's payload again as a new job with a new name.
 
-        Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone.
+        With ``resume`` it finds the old job's checkpoints in its ``checkpoint_dir()``, which the old job
+        keeps. Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone, or there are no
+        checkpoints.
         """
         self._refuse("retry", name)
 

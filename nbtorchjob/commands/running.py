@@ -120,12 +120,17 @@ def attach(args: ParsedArgs, front: Front) -> Any:
     return _hold(job, options, front)
 
 
-def retry(args: ParsedArgs, front: Front) -> Any:
+def retry(args: ParsedArgs, front: Front, *, resume: bool = False) -> Any:
     """Run an ended job's payload again, as a new job."""
     job, options = _trusted(args, front)
     if job.info.cluster and (left := swaps.left_out(job.state)):
         front.say(f"Note: the new job runs {left}")
-    return _hold(job.retry(), options, front)
+    return _hold(job.retry(resume=resume), options, front)
+
+
+def continue_(args: ParsedArgs, front: Front) -> Any:
+    """Run an ended job's payload again, as a new job that finds the old one's checkpoints."""
+    return retry(args, front, resume=True)
 
 
 def result(args: ParsedArgs, front: Front) -> Any:

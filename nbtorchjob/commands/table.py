@@ -20,7 +20,19 @@ from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits, option
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import ENDED, KEPT, LIVE, RUNS, SUSPENDABLE, SUSPENDED, WAITING, Offer, Offers
+from nbtorchjob.ui.offers import (
+    CURVES,
+    ENDED,
+    KEPT,
+    LIVE,
+    RESUMABLE,
+    RUNS,
+    SUSPENDABLE,
+    SUSPENDED,
+    WAITING,
+    Offer,
+    Offers,
+)
 
 # Blanks end a word, so that a line without a call is refused at once, however many options it has.
 _WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
@@ -357,6 +369,15 @@ _ROWS = (
         "show a job in TensorBoard, while it runs and after",
         (_END_BOARD,),
         waits=connecting.tensorboard,
+        offer=Offer(
+            "Open in TensorBoard",
+            "Open Torch Job in TensorBoard…",
+            "Show this job’s curves in TensorBoard, below a new cell of the active notebook",
+            icon="launch",
+            rank=18,
+            when=CURVES,
+            on_card=lambda state, _live: bool(state.shows_curves),
+        ),
     ),
     Verb(
         "attach",
@@ -391,6 +412,23 @@ _ROWS = (
             on_card=lambda state, _live: (
                 state.phase.terminal and state.phase is not Phase.SUCCEEDED and not state.info.of_lab
             ),
+        ),
+    ),
+    Verb(
+        "continue",
+        "[NAME]",
+        "run an ended job again, from its checkpoints",
+        (_OUT, _DETACH, _TRUST),
+        terminal=(_DETACH, _QUIET, JSON, _TRUST),
+        waits=running.continue_,
+        offer=Offer(
+            "Resume From Checkpoint",
+            "Resume Torch Job From Checkpoint…",
+            "Run what this job ran once more, as a new job that finds its checkpoints",
+            icon="fastForward",
+            rank=92,
+            when=RESUMABLE,
+            on_card=lambda state, _live: state.phase is not Phase.SUCCEEDED and bool(state.resumable),
         ),
     ),
     Verb(

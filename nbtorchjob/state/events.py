@@ -293,6 +293,22 @@ class CheckoutTold(FrozenDataclass):
     more: int = 0
 
 
+# What ``FilesSeen`` tells of, as ``runtime/node/written`` names it.
+CHECKPOINT, CURVES = "checkpoint", "tensorboard"
+
+
+class FilesSeen(FrozenDataclass):
+    """A node's ranks have written the first of such files, told once in each life of the node.
+
+    ``what`` is ``CHECKPOINT`` for a whole one below ``checkpoint_dir()``, ``CURVES`` for files of events for
+    TensorBoard below ``artifacts_dir()``.
+    """
+
+    time: float
+    node: int
+    what: str
+
+
 class Annotated(FrozenDataclass):
     """A person's note on the job and its tags, all of them each time; the newest replaces those before."""
 
@@ -707,6 +723,7 @@ Event: TypeAlias = (
     | EnvironmentTold
     | CheckoutTold
     | Annotated
+    | FilesSeen
     | WorkersStarted
     | TurnTaken
     | TurnEnded
@@ -813,6 +830,7 @@ _NEEDED: Mapping[type, tuple[str, ...]] = {
     ValueReady: ("ref",),
     ArtifactsReady: ("ref",),
     AttemptPaid: ("budget",),
+    FilesSeen: ("what",),
     CheckoutTold: ("commit",),
     EnvironmentTold: ("python",),
 }

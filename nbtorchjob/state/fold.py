@@ -432,6 +432,7 @@ _APPLY: dict[type, _Rule] = {
     ev.LabEnds: _one("lab_ends", _first),
     # The job as a whole.
     ev.CheckoutTold: _one("checkout", _time_of),
+    ev.FilesSeen: _cut(_one_each("files_seen", lambda e: (e.what, e.node), _first), what=_MAX_NAME),
     ev.Annotated: _cut(_one("annotated", _time_of), note=_MAX_NOTE),
     ev.TrainerStatus: _sorted("trainer_told", lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS),
     ev.Notice: _sorted("notices", lambda e: (e.time, e.text), _time_of),

@@ -101,6 +101,7 @@ class JobInfo(FrozenDataclass):
     # From when to when its call was captured and packed; 0 for a retry, which sends the same.
     began: float = 0.0
     packed: float = 0.0
+    checkpoints: str = ""  # of a job that resumes another: the name of its folder among --checkpoints
     payload: int = 0  # the payload's bytes; 0 where they aren't known
     group: str = ""  # of a run: which jobs were sent together
     number: int = 0  # of a run: its place in the group, from 1
@@ -188,7 +189,8 @@ class JobInfo(FrozenDataclass):
 
     def sent_again(self, name: str | None = None) -> JobInfo:
         """Return the record of a job that is sent now with the same payload, maybe under another name."""
-        return replace(self, name=name or self.name, created=time.time(), began=0.0, packed=0.0)
+        new = replace(self, name=name or self.name, created=time.time())
+        return replace(new, began=0.0, packed=0.0, checkpoints="")
 
     def swapped(self, swaps: Iterable[tuple[str, str]]) -> JobInfo:
         """Return the record of a job that begins with these swaps, labels and texts in their order."""

@@ -126,6 +126,24 @@ class JobState(Known):
         return min((life.start.time for life in lives if life.start is not None), default=None)
 
     @property
+    def resumable(self) -> bool | None:
+        """Whether it has ended with a checkpoint that it can be resumed from; None where that isn't known."""
+        if not self.phase.terminal or self.info.of_lab:
+            return False
+        return self._has_seen(ev.CHECKPOINT)
+
+    @property
+    def shows_curves(self) -> bool | None:
+        """Whether its ranks have written files of events for TensorBoard; None where that isn't known."""
+        return self._has_seen(ev.CURVES)
+
+    def _has_seen(self, what: str) -> bool | None:
+        if any(seen == what for seen, _ in self.files_seen):
+            return True
+        # A list of a cluster's jobs reads no logs.
+        return None if self.info.cluster else False
+
+    @property
     def blocked(self) -> ev.Waiting | None:
         """What it waits for on this machine, if that job hangs or is stopped in the debugger; else None."""
         return next((wait for wait in self.waiting if wait.stuck), None)

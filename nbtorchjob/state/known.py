@@ -54,6 +54,7 @@ class Known(FrozenDataclass):
         default_factory=NumberedMapping
     )  # when a node last began to look for the others
     checkout: ev.CheckoutTold | None = None
+    files_seen: Mapping[tuple[str, int], ev.FilesSeen] = field(default_factory=dict)  # by what and node
     annotated: ev.Annotated | None = None  # the newest note and tags
     environments: Mapping[int, ev.EnvironmentTold] = field(
         default_factory=NumberedMapping

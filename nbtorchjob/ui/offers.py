@@ -16,6 +16,9 @@ Condition: TypeAlias = Mapping[str, Sequence[Any]]
 LIVE: Condition = {"terminal": [False]}
 RUNS: Condition = {"phase": ["RUNNING"]}
 ENDED: Condition = {"terminal": [True]}
+# Of a job on a cluster it may not be known: what it is asked then says so.
+RESUMABLE: Condition = {"terminal": [True], "resumable": [True, None]}
+CURVES: Condition = {"curves": [True, None]}
 KEPT: Condition = {"terminal": [False], "kept": [True]}
 SUSPENDED: Condition = {"status": ["SUSPENDED"]}
 WAITING: Condition = {

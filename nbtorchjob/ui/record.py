@@ -31,8 +31,10 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
     unless the job has been silent for longer than usual. ``metrics`` are its newest ones in words, ``loss
     0.41``. ``uses`` is empty where nothing was measured, ``artifacts`` null where it isn't known whether any
-    exist. ``note`` and ``tags`` are a person's. ``lab`` is null of a job that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it
-    runs once more, else empty, and ``run`` its place in its ``group``, 0 and empty where it is in none.
+    exist; ``resumable`` says whether it left a checkpoint, and ``curves`` whether there is anything for
+    TensorBoard, null where that isn't known. ``note`` and ``tags`` are a person's. ``lab`` is null of a job
+    that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it runs once more, else empty, and
+    ``run`` its place in its ``group``, 0 and empty where it is in none.
     ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
     roots it is the whole path.
     """
@@ -76,6 +78,8 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "metrics": _metrics(state),
         "still": _still(state, now),
         "artifacts": _artifacts(state),
+        "resumable": state.resumable,
+        "curves": state.shows_curves,
         "uses": [
             {"node": node, "strips": [{**strip._asdict(), "parts": [*strip.parts]} for strip in strips]}
             for node, strips in usage.strips(state, _MOST_NODES)

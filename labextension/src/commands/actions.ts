@@ -39,10 +39,12 @@ export interface JobActionsOptions {
 /** Actions by their verbs. */
 export type JobActions = Readonly<Partial<Record<Verb, JobAction>>>;
 
+type InNotebook = 'attach' | 'swap' | 'tensorboard';
+
 /** All but those that need a notebook (`notebook/actions`). */
 export function jobActions(options: JobActionsOptions): JobActions {
   const { browseFiles, client, openLogs, openDescription, trans } = options;
-  const runs: Readonly<Record<Exclude<OfferedVerb, 'attach' | 'swap'>, JobAction['run']>> = {
+  const runs: Readonly<Record<Exclude<OfferedVerb, InNotebook>, JobAction['run']>> = {
     ...changes(client),
     logs: job => openLogs(job),
     files: browseFiles,
@@ -56,7 +58,8 @@ export function jobActions(options: JobActionsOptions): JobActions {
       const note = await askNote(job, trans);
       return note && client.annotate(job.id, note);
     },
-    retry: job => retry(job, options),
+    retry: async job => again(job, await client.retry(job.id), options),
+    continue: async job => again(job, await client.resumed(job.id), options),
     delete: job => client.delete(job.id)
   };
   const actions = Object.entries(runs).map(([verb, run]) => [
@@ -100,11 +103,7 @@ function changes(client: Client): Record<Change, JobAction['run']> {
   return Object.fromEntries(runs) as Record<Change, JobAction['run']>;
 }
 
-async function retry(
-  job: Job,
-  { commands, client, retried, trans }: JobActionsOptions
-): Promise<void> {
-  const made = await client.retry(job.id);
+function again(job: Job, made: Job, { commands, retried, trans }: JobActionsOptions): void {
   retried(made);
   Notification.info(trans.__('%1 runs again as %2.', job.name, made.name), {
     autoClose: 8000,

@@ -7,6 +7,7 @@ import type { Offer } from './verbs';
 export const COMMANDS = {
   logs: 'nbtorchjob:logs',
   files: 'nbtorchjob:files',
+  tensorboard: 'nbtorchjob:tensorboard',
   attach: 'nbtorchjob:attach',
   describe: 'nbtorchjob:describe',
   note: 'nbtorchjob:note',
@@ -19,12 +20,14 @@ export const COMMANDS = {
   resume: 'nbtorchjob:resume',
   cancel: 'nbtorchjob:cancel',
   retry: 'nbtorchjob:retry',
+  continue: 'nbtorchjob:continue',
   delete: 'nbtorchjob:delete'
 } as const;
 
 export const RANKS = {
   logs: 10,
   files: 16,
+  tensorboard: 18,
   attach: 20,
   describe: 40,
   note: 42,
@@ -37,6 +40,7 @@ export const RANKS = {
   resume: 70,
   cancel: 80,
   retry: 90,
+  continue: 92,
   delete: 100
 } as const;
 
@@ -58,6 +62,15 @@ export function offersIn(trans: TranslationBundle) {
       caption: trans.__('Show what this job’s ranks have written, and open it'),
       icon: 'folderIcon',
       when: {}
+    },
+    tensorboard: {
+      label: trans.__('Open in TensorBoard'),
+      asking: trans.__('Open Torch Job in TensorBoard…'),
+      caption: trans.__(
+        'Show this job’s curves in TensorBoard, below a new cell of the active notebook'
+      ),
+      icon: 'launchIcon',
+      when: { curves: [true, null] }
     },
     attach: {
       label: trans.__('Attach'),
@@ -169,6 +182,13 @@ export function offersIn(trans: TranslationBundle) {
       caption: trans.__('Run what this job ran once more, as a new job'),
       icon: 'undoIcon',
       when: { terminal: [true] }
+    },
+    continue: {
+      label: trans.__('Resume From Checkpoint'),
+      asking: trans.__('Resume Torch Job From Checkpoint…'),
+      caption: trans.__('Run what this job ran once more, as a new job that finds its checkpoints'),
+      icon: 'fastForwardIcon',
+      when: { terminal: [true], resumable: [true, null] }
     },
     delete: {
       label: trans.__('Delete'),

@@ -83,6 +83,11 @@ export class Client {
     return (await this.request('POST', at(id, 'values'), `?${given.join('&')}`)).text();
   }
 
+  /** The same as a retry, from the job's checkpoints. */
+  resumed(id: string): Promise<Job> {
+    return this.json('POST', at(id, 'continue'));
+  }
+
   /** All that is known of a job, to be laid out. */
   page(id: string): Promise<Page> {
     return this.json('GET', at(id, 'page'));

@@ -112,6 +112,10 @@ export interface Job {
   readonly still: Still | null;
   /** files that its ranks left; null where that isn't known */
   readonly artifacts: number | null;
+  /** whether it left a checkpoint; null where that isn't known */
+  readonly resumable: boolean | null;
+  /** whether TensorBoard has something to show; null as above */
+  readonly curves: boolean | null;
   /** of its first nodes, while it runs; those of which it was measured */
   readonly uses: readonly Use[];
 }

@@ -6,7 +6,7 @@ import { jumpForwardIcon, linkIcon } from '@jupyterlab/ui-components';
 import { type JobActions, offered } from '../commands/actions';
 import type { RunsActions } from '../commands/runs';
 
-import { attachLine, swapLine } from './cells';
+import { attachLine, boardLine, swapLine } from './cells';
 import type { Notebooks } from './notebooks';
 
 /** The actions that need a notebook. */
@@ -24,6 +24,11 @@ export function notebookActions(notebooks: Notebooks, trans: TranslationBundle):
         edited: trans.__('Swaps in the cell of this job that was edited and run, if given')
       }
     },
+    tensorboard: offered(
+      'tensorboard',
+      job => notebooks.insert(boardLine(job), { run: true }),
+      trans
+    ),
     goToCell: {
       icon: jumpForwardIcon,
       label: trans.__('Go to Cell'),

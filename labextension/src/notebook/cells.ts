@@ -73,6 +73,11 @@ export function attachLine(job: Addressed): string {
   return `%torchjob attach ${addressOf(job)}`;
 }
 
+/** The line that shows a job in TensorBoard. */
+export function boardLine(job: Addressed): string {
+  return `%torchjob tensorboard ${addressOf(job)}`;
+}
+
 /** What changes a job's code: a cell to be written, or the line that swaps in its own, as `edited`. */
 export function swapLine(job: Addressed, edited: boolean): string {
   return edited ? `%torchjob swap ${addressOf(job)}` : `%%torchjob --swap ${addressOf(job)}\n`;

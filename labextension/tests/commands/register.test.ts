@@ -66,6 +66,7 @@ const client = {
   annotate: vi.fn(),
   delete: vi.fn(),
   retry: vi.fn(),
+  resumed: vi.fn(),
   manifests: vi.fn(),
   artifacts: vi.fn(),
   artifactsUrl: vi.fn(),
@@ -286,6 +287,32 @@ describe('an id', () => {
     expect(client.retry).toHaveBeenCalledWith(failed.id);
     expect(shown.info.mock.calls[0]?.[0]).toBe('calm-owl runs again as brave-fox.');
     expect(retried).toHaveBeenCalledExactlyOnceWith(running);
+  });
+
+  it('resumes from a checkpoint where there is one, or may be', async () => {
+    const saved = { ...failed, resumable: true };
+    for (const [resumable, enabled] of [
+      [true, true],
+      [null, true],
+      [false, false]
+    ] as const) {
+      register([{ ...failed, resumable }]);
+      expect(commands.isEnabled(CommandIDs.continue, { id: failed.id })).toBe(enabled);
+    }
+    client.resumed.mockResolvedValueOnce(running);
+    register([saved]);
+    await commands.execute(CommandIDs.continue, { id: saved.id });
+
+    expect(client.resumed).toHaveBeenCalledWith(saved.id);
+    expect(retried).toHaveBeenCalledExactlyOnceWith(running);
+  });
+
+  it('shows its curves in a cell of the notebook', async () => {
+    register([{ ...running, curves: true }]);
+    await commands.execute(CommandIDs.tensorboard, { id: running.id });
+
+    const line = '%torchjob tensorboard brave-fox';
+    expect(notebooks.insert).toHaveBeenCalledExactlyOnceWith(line, { run: true });
   });
 
   it('of a job that has ended and isn’t to is refused', async () => {

@@ -119,10 +119,10 @@ class KubernetesBackend(Backend):
             _store(call, spec, info)
         return _sent(_send_runs(packed, spec, infos))
 
-    def retry(self, name: str) -> JobInfo:
+    def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
         try:
-            (sent,) = _sent(_act(name, _again))
+            (sent,) = _sent(_act(name, partial(_again, resume=resume)))
         except JobNotFoundError:
             raise package.gone(find.gone(name)[0].name) from None
         return sent
@@ -447,8 +447,8 @@ def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
         shared.remember(storage)
 
 
-async def _again(job: JobRef) -> list[JobInfo]:
-    return [_known(await retry.retry(job))]
+async def _again(job: JobRef, *, resume: bool) -> list[JobInfo]:
+    return [_known(await retry.retry(job, resume=resume))]
 
 
 async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:

@@ -185,7 +185,7 @@ class LocalBackend(Backend):
                     if given in (name, state.info.spec.get("name")) and not state.phase.terminal:
                         yield state
 
-    def retry(self, name: str) -> JobInfo:
+    def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Hand what the job ran to the pool once more, in a folder of its own."""
         from nbtorchjob.backends.local import retry  # late, as above
 
@@ -193,7 +193,7 @@ class LocalBackend(Backend):
         state = self.snapshot(name)
         if not state.phase.terminal:
             raise SubmitError(f"{name} hasn't ended: cancel it first, {hint('cancel', name)}")
-        return retry.retry(job, state)
+        return retry.retry(job, state, resume=resume)
 
     async def follow(
         self,

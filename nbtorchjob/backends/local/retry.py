@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 from contextlib import suppress
 
 from nbtorchjob.backends import naming
@@ -10,28 +12,51 @@ from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.errors import NameTakenError, SubmitError
+from nbtorchjob.machine.folders import plain
+from nbtorchjob.runtime.api.checkpoints import is_partial
 from nbtorchjob.spec import site
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.text import swaps
+from nbtorchjob.text import words
+from nbtorchjob.text.hints import hint
+
+_PIECE = 1 << 30  # bytes that the kernel copies at once
 
 
-def retry(job: JobDirectory, state: JobState) -> JobInfo:
+def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInfo:
     """Start what an ended job ran as a new job, its code as it was swapped; return what is written down.
 
-    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``.
+    With ``resume`` it begins with a copy of the checkpoints. Raises ``SpecError`` for what the site has
+    locked or limited since, ``SubmitError``.
     """
     info = job.info()
     site.admitted(info.asked)
     made = swaps.texts(swaps.as_swapped(state), info.name)
+    if resume:
+        _check_checkpoints(job)
     for name in naming.again(naming.stem(info.name), info.asked.name):
         new = info.sent_again(name).swapped(made)
         with suppress(NameTakenError):
-            pool_client.begin(new, lambda folder: _fill(folder, job), pool_client.as_before)
+            pool_client.begin(new, lambda folder: _fill(folder, job, resume=resume), pool_client.as_before)
             return new
     raise AssertionError("unreachable")
 
 
-def _fill(new: JobDirectory, old: JobDirectory) -> None:
+def _check_checkpoints(job: JobDirectory) -> None:
+    """Raise ``SubmitError`` where there are none, or where a second copy has no room."""
+    name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
+    if not files:
+        raise SubmitError(f"{name} left no checkpoint to resume from: {hint('retry', name)} begins anew")
+    needs = sum(path.stat().st_size for path in files)
+    free = shutil.disk_usage(job.path).free
+    if needs > free:
+        raise SubmitError(
+            f"the checkpoints of {name} take {words.size(needs)}, and only {words.size(free)} are free in "
+            f"{job.path.parent}"
+        )
+
+
+def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:
     try:
         new.prepare(old.key.read_bytes(), old.request())
         directory.share_payload(old, new)
@@ -40,7 +65,32 @@ def _fill(new: JobDirectory, old: JobDirectory) -> None:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
+    if resume:
+        # Not shared: each job removes, and writes over, its own.
+        shutil.copytree(
+            old.checkpoints, new.checkpoints, symlinks=True, ignore=_on_their_way, copy_function=_cloned
+        )
     with suppress(OSError):
         os.link(old.checkout, new.checkout)
     # Of those that are saved the oldest go first, and the two share a file.
     os.utime(new.payload)
+
+
+def _on_their_way(folder: str, names: list[str]) -> list[str]:
+    """Return what is no part of a checkpoint: files on their way, pipes, sockets."""
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+    return [name for name, mode in modes.items() if is_partial(name) or not any(is_(mode) for is_ in kinds)]
+
+
+def _cloned(source: str, target: str) -> None:
+    """Copy a file; where the file system can, both share what neither changes."""
+    with open(source, "rb", opener=plain) as old, open(target, "wb") as new:
+        try:
+            while os.copy_file_range(old.fileno(), new.fileno(), _PIECE):
+                pass
+        except OSError:  # not between these file systems, or not on this system
+            old.seek(0)
+            new.truncate(0)
+            shutil.copyfileobj(old, new)
+    shutil.copystat(source, target)

@@ -46,10 +46,15 @@ def artifacts_dir() -> Path:
     """
     if ROUND not in os.environ:
         raise RuntimeError("artifacts_dir() is for ranks, and this isn't one: call it in what the job runs")
+    own = Path(folder())
+    own.mkdir(parents=True, exist_ok=True)
+    return own
+
+
+def folder() -> str:
+    """Return where the files of :func:`artifacts_dir` lie on this node."""
     number = int(os.environ.get(NUMBER) or attempt())
-    folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % number)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % number)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
 PARTIAL = ".nbtorchjob-partial"  # of a file on its way, in the store as here
+BESIDE = ".nbtorchjob-"  # what is kept among the checkpoints, and is none
 EVERY_S = 5.0  # of work at most is lost with a machine
 
 _IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
@@ -116,7 +117,7 @@ def beside(name: str) -> str:
     """
     if not os.environ.get(CHECKPOINTS) or STREAM not in os.environ:
         return ""
-    return os.path.join(folder(), ".nbtorchjob-" + name)
+    return os.path.join(folder(), BESIDE + name)
 
 
 def fetched(name: str) -> str:

@@ -18,7 +18,7 @@ from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.facts.injected import FOLDER, STREAM
 from nbtorchjob.runtime.look import recorder
-from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.node import shortage, written
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.start import compilers
 from nbtorchjob.runtime.store import store
@@ -242,7 +242,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         _answer_questions(folder, own, handlers)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with artifacts.sending(key), checkpoints.saving() as agent.saved:
+    with artifacts.sending(key), checkpoints.saving() as agent.saved, written.telling():
         try:
             agent.run()  # gives no result for a spare node that was never needed
         except SignalException:

@@ -324,12 +324,17 @@ def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     # What most want to do, if it is offered.
     first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"
     there = dict(sorted(there.items(), key=lambda item: item[0] != first))
-    # In sentence case, like the rest of the card; the page's commands are in title case.
-    shown = [action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
+    shown = [action(_in_sentence(offer.label), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
     if offers and state.blocked is not None:
         holder = state.blocked.holder
         shown.insert(0, action(f"Cancel {holder}", "nbtorchjob:cancel", {"id": f"local:{holder}"}))
     return "".join(shown)
+
+
+def _in_sentence(label: str) -> str:
+    """Return a label as the card writes it; the page's commands are in title case."""
+    first, *rest = label.split(" ")
+    return " ".join([first, *(word if word[1:] != word[1:].lower() else word.lower() for word in rest)])
 
 
 def _logs(state: JobState, now: float, room: int, *, expand: bool) -> list[str]:

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -74,10 +75,39 @@ def _file(sent: Sent) -> str:
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:
     """Return where the job's checkpoints are, a URL or a path in its pods; "" where it keeps none.
 
-    All its attempts share it, but no later job of its name.
+    All its attempts share it, but no later job of its name, except one that resumes it.
     """
     store = spec.cluster.checkpoints
-    return inside(store, f"{info.name}-{info.run}") if store else ""
+    own = info.checkpoints if re.fullmatch(_FOLDER, info.checkpoints) else f"{info.name}-{info.run}"
+    return inside(store, own) if store else ""
+
+
+def resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> JobInfo:
+    """Return the record of a job that goes on from an old one's checkpoints.
+
+    In a store it gets a copy. A folder that only pods see it shares: that is never removed. Raises
+    ``SubmitError``.
+    """
+    saved = checkpoints(spec, old)
+    if not saved:
+        raise SubmitError(f"{old.name} has no --checkpoints that outlive its pods: nothing to resume from")
+    if "://" not in saved:
+        return replace(new, checkpoints=saved.rpartition("/")[2])
+    new = replace(new, checkpoints=f"{new.name}-{new.run}")
+    target = checkpoints(spec, new)
+    with submit_errors(saved):
+        files, path = reached(saved)
+        _, to = reached(target)
+        left = files.find(path, detail=True) if files.exists(path) else {}
+        if not left:
+            raise SubmitError(f"{old.name} left no checkpoint at {saved} to resume from")
+        sizes = {name: int(told.get("size") or 0) for name, told in left.items()}
+        with transfer("the checkpoints", sum(sizes.values())) as sent:
+            for name, size in sizes.items():
+                make_folder(files, to + name[len(path) :])
+                files.cp_file(name, to + name[len(path) :])
+                sent.done += size
+    return new
 
 
 def put(data: memoryview, url: str) -> None:
@@ -118,7 +148,8 @@ def clear(info: JobInfo) -> None:
     storage, saved = spec.cluster.storage, checkpoints(spec, info)
     if storage:
         remove(folder(storage, info))
-    if "://" in saved:
+    # The record says whose they are, and others may write to it.
+    if "://" in saved and saved.endswith(f"-{info.run}"):
         remove(saved)
 
 

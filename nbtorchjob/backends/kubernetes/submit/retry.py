@@ -21,10 +21,10 @@ from nbtorchjob.state.text import swaps
 from nbtorchjob.text.hints import hint
 
 
-async def retry(job: JobRef) -> JobInfo:
+async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
     """Send what an ended job ran as a new job; return what is written down of that.
 
-    Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``ClusterError``.
+    With ``resume`` it goes on from the job's checkpoints. Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``ClusterError``.
     """
     info = await job.whole_info()
     if not await over(job):
@@ -35,6 +35,8 @@ async def retry(job: JobRef) -> JobInfo:
     packed, made = await as_swapped(job, info, await packed_again(job, info))
     there = replace(where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again().swapped(made)
+    if resume:
+        again = await asyncio.to_thread(stores.resumed, there, info, again)
     if there.cluster.storage:
         await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
     return await Submitter(job.session, packed, there, again, anew=True).send()

@@ -137,15 +137,25 @@ class NoteHandler(Api):
 class RetryHandler(Api):
     """A retry of an ended job."""
 
+    resumes = False
+
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
         """Start it as a new job, a different one each time; return the new job's record."""
-        info = await _change(self, JobId.parse(id), lambda backend, name: backend.retry(name))
+        info = await _change(
+            self, JobId.parse(id), lambda backend, name: backend.retry(name, resume=self.resumes)
+        )
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
         self.set_status(HTTPStatus.CREATED)
         self.set_header("Location", url_path_join(self.base_url, path))
         self.finish(self.record(JobState(info)))
+
+
+class ContinueHandler(RetryHandler):
+    """A retry of an ended job that begins with its checkpoints."""
+
+    resumes = True
 
 
 def _watch(handler: Api) -> Watch:

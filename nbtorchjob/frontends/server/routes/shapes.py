@@ -115,6 +115,10 @@ _JOB = _object(
     metrics=_said(_list(_TEXT), 'its newest ones in words, at most a few: "loss 0.41"'),
     still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
     artifacts=_said(_or_null(_COUNT), "files that its ranks left; null where that isn't known"),
+    resumable=_said(
+        _or_null({"type": "boolean"}), "whether it left a checkpoint; null where that isn't known"
+    ),
+    curves=_said(_or_null({"type": "boolean"}), "whether TensorBoard has something to show; null as above"),
     uses=_said(_list(ref("Use")), "of its first nodes, while it runs; those of which it was measured"),
 )
 

@@ -43,8 +43,8 @@ _ABOUT = """\
 Torch jobs of this machine and of the clusters that the server's user can see: what a page can do with them
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
-An id is percent-encoded, including its slashes. A POST has no body; a PUT has JSON. Changes are announced as events of
-Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
+An id is percent-encoded, including its slashes. A POST has no body; a PUT has JSON. Changes are announced
+as events of Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
 about the jobs: `GET jobs?known=MARK` returns what is new.
 """
 
@@ -205,6 +205,7 @@ ROUTES = (
     Route(f"{_JOB}/files", files.FilesHandler, {"GET": shaped("Files")}, OF_A_JOB, ("file",)),
     Route(f"{_JOB}/file", files.FileHandler, {"GET": RAW}, OF_A_JOB, ("file", "node", "limit")),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
+    Route(f"{_JOB}/continue", jobs.ContinueHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),
     Route("compare", jobs.CompareHandler, {"GET": shaped("Page")}, OF_A_JOB, ("job",)),
     Route("options", settings.OptionsHandler, {"GET": shaped("Document")}),

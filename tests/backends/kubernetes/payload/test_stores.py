@@ -1,6 +1,7 @@
 """A job's own folders in its stores: which they are, and that they go when it does."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,35 @@ def test_checkpoints_at_a_path_of_the_pods_stay(folder):
 
     assert stores.checkpoints(spec, info) == f"{folder}/kept/train-7k2q-12.500000"
     assert (folder / "kept/train-7k2q-12.500000/file").exists()
+
+
+def test_a_job_that_resumes_another_has_a_copy_in_a_store_and_shares_a_path_of_the_pods(folder):
+    spec, old = job(checkpoints=f"file://{folder}/kept")
+    new = old.sent_again("train-7k2q-2")
+    with pytest.raises(SubmitError, match="train-7k2q left no checkpoint at file://"):
+        stores.resumed(spec, old, new)
+    (folder / "kept/train-7k2q-12.500000/deep").mkdir(parents=True)
+    (folder / "kept/train-7k2q-12.500000/deep/step-1.pt").write_text("weights")
+
+    new = stores.resumed(spec, old, new)
+    own = stores.checkpoints(spec, new).removeprefix("file://")
+    assert (folder / own / "deep/step-1.pt").read_text() == "weights"
+    stores.clear(old)
+    assert (folder / own / "deep/step-1.pt").exists()
+    third = stores.resumed(spec, new, new.sent_again("other"))
+    stores.clear(new)
+    assert [path.name for path in (folder / "kept").iterdir()] == [third.checkpoints]
+    stores.clear(replace(third, created=1.0))  # a record that names another job's folder
+    assert (folder / "kept" / third.checkpoints).exists()
+
+    spec, old = job(mount=["type=volume,src=claim,dst=/work"], checkpoints="/work/kept")
+    new = stores.resumed(spec, old, old.sent_again("train-7k2q-2"))
+    assert stores.checkpoints(spec, new) == stores.checkpoints(spec, old)
+    assert stores.checkpoints(spec, replace(new, checkpoints="../../x")).endswith(
+        f"kept/{new.name}-{new.run}"
+    )
+    with pytest.raises(SubmitError, match="no --checkpoints that outlive its pods"):
+        stores.resumed(*job(), old)
 
 
 @pytest.mark.parametrize("option", ["storage", "checkpoints"])

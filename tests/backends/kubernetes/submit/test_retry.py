@@ -64,6 +64,29 @@ def test_the_same_payload_runs_as_a_job_of_the_same_kind(stage):
     assert {each.info.name for each in api.jobs()} == {job.name, again.name}
 
 
+SAVES = """
+import os
+folder = os.environ["NBTORCHJOB_CHECKPOINTS"].removeprefix("file://")
+saved = os.path.join(folder, "count")
+count = len(open(saved).read()) if os.path.exists(saved) else 0
+os.makedirs(folder, exist_ok=True)
+with open(saved, "a") as file:
+    file.write("x")
+begin()
+tell("FilesSeen", node=0, what="checkpoint")
+value(count)
+"""
+
+
+def test_a_job_that_resumes_begins_with_a_copy_of_the_checkpoints(stage, tmp_path):
+    job = ended(stage, SAVES, checkpoints=f"file://{tmp_path}/kept")
+    assert job.result(LIMIT) == 0
+    assert job.state.resumable
+
+    assert [job.retry(resume=True).result(LIMIT) for _ in range(2)] == [1, 1]
+    assert job.retry().result(LIMIT) == 0
+
+
 def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
     job = ended(stage, "begin()\nif LIFE: wait('go')\nvalue(LIFE)")
 

@@ -17,9 +17,9 @@ from tests.patience import LIMIT
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-async def retried(server, id):
+async def retried(server, id, verb="retry"):
     """Have a job run once more; give its record, and the job."""
-    answer = await server.post(jobs(id, "retry"))
+    answer = await server.post(jobs(id, verb))
     assert answer.code == 201, answer.body
     record = json.loads(answer.body)
     assert answer.headers["Location"] == server.base + jobs(record["id"])
@@ -42,6 +42,26 @@ async def test_a_job_of_this_machine_is_run_again_and_nothing_is_unpickled(serve
     assert record["id"] == f"local:{again.name}" != f"local:{job.name}"
     assert (record["phase"], record["label"]) == ("SUBMITTED", job.info.label)
     assert again.result() == job.result() == 42
+
+
+@pytest.mark.torch
+async def test_a_job_is_resumed_from_its_checkpoint_unless_it_has_none(server):
+    def counts():
+        from nbtorchjob import checkpoint_dir
+
+        saved = checkpoint_dir() / "count"
+        saved.write_text((saved.read_text() if saved.exists() else "") + "x")
+        return saved.read_text()
+
+    job, bare = api.submit(counts), api.submit(lambda: 1)
+    for ended in (job, bare):
+        assert await asyncio.to_thread(ended.wait, LIMIT)
+
+    assert json.loads((await server.get(jobs(f"local:{job.name}"))).body)["resumable"]
+    _, again = await retried(server, f"local:{job.name}", "continue")
+    assert again.result() == "xx"
+    code, message = error(await server.post(jobs(f"local:{bare.name}", "continue")))
+    assert (code, "left no checkpoint" in message) == (409, True)
 
 
 async def test_a_job_that_is_not_there_is_told(server):
