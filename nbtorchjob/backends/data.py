@@ -12,6 +12,7 @@ from nbtorchjob.capture import data as folders
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive
+from nbtorchjob.runtime.data import cache as kept
 from nbtorchjob.runtime.data import provide, sources
 from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.data import where
@@ -40,11 +41,7 @@ def findings(spec: JobSpec) -> Iterator[Finding]:
                 continue
             amount_text = "an unknown size" if look.size is None else words.size(look.size)
             what = f"data {name}: {amount_text} in {words.count(len(look.files), 'file')}"
-            if (
-                cache
-                and not spec.remote
-                and provide.is_complete(provide.own_folder(cache, text, look.version), look)
-            ):
+            if cache and not spec.remote and provide.is_complete(kept.place(cache, text, look.version), look):
                 yield Finding(True, f"{what}, there already in {place}")
                 continue
             yield Finding(True, f"{what}, fetched once a node into {place}")

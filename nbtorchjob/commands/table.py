@@ -372,7 +372,7 @@ _ROWS = (
         offer=Offer(
             "Open in TensorBoard",
             "Open Torch Job in TensorBoard…",
-            "Show this job’s curves in TensorBoard, below a new cell of the active notebook",
+            "Show this job’s curves in TensorBoard, in a new cell of the notebook",
             icon="launch",
             rank=18,
             when=CURVES,

@@ -1,13 +1,15 @@
 """What the doctor says of a job's data: what is there, how much would be fetched, and whether it fits."""
 
+import os
 import threading
+import time
 
 import pytest
 
 from nbtorchjob import JobSpec
-from nbtorchjob.backends import data
+from nbtorchjob.backends import backend, data
 from nbtorchjob.machine import folders
-from nbtorchjob.runtime.data import hub
+from nbtorchjob.runtime.data import cache, hub
 from nbtorchjob.spec.cluster import Cluster
 from tests.runtime.data.test_sources import Server
 
@@ -18,6 +20,26 @@ def server():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+def test_data_that_no_job_has_used_for_a_week_is_a_leftover(tmp_path, monkeypatch):
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    kept = folders.cache_dir() / "data"
+    kept.mkdir(parents=True)
+    for where, days in (("hf://datasets/org/old", 8), ("hf://datasets/org/new", 6)):
+        path = cache.place(str(kept), where, "1")
+        with cache.alone(path, lambda: None) as lock:
+            cache.describe(lock, where, 1500)
+        os.mkdir(path)
+        os.utime(f"{path}.lock", (time.time() - days * 24 * 3600,) * 2)
+
+    (left,) = backend("local").leftovers()
+    assert left.what == "1.5 kB of hf://datasets/org/old in this machine's cache of data"
+    assert left.age > 7 * 24 * 3600
+    backend("local").clear(left)
+
+    assert backend("local").leftovers() == []
+    assert [entry.where for entry in cache.entries(str(kept))] == ["hf://datasets/org/new"]
 
 
 def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch):

@@ -36,11 +36,13 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
+from nbtorchjob.machine import folders
 from nbtorchjob.machine.folders import record
 from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.data import cache
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
@@ -59,6 +61,7 @@ from nbtorchjob.state.events import (
     believed,
     to_json,
 )
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.state.turns import View
 
+_DATA, _DATA_UNUSED_S = "data-", 7 * 24 * 3600.0
 _REMEDY = "pip install 'nbtorchjob[local]'"
 _CHUNK = 1 << 20
 _LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
@@ -362,15 +366,25 @@ class LocalBackend(Backend):
             pool_client.step()  # one that needs less room may have been behind it
 
     def leftovers(self) -> list[Leftover]:
-        """Return the ended jobs, and what is left by kernels that were killed while they made one."""
+        """Return the ended jobs, what is left by kernels that were killed, and data that no job uses."""
         remains = "part of a job on this machine, left by a killed kernel"
-        return super().leftovers() + [Leftover(path.name, remains, age) for path, age in _remains()]
+        return [
+            *super().leftovers(),
+            *(Leftover(path.name, remains, age) for path, age in _remains()),
+            *(
+                Leftover(_DATA + Path(entry.path).name, _held(entry), time.time() - entry.used)
+                for entry in _unused_data()
+            ),
+        ]
 
     def clear(self, leftover: Leftover) -> None:
         """Delete the job; its value goes with it."""
         if leftover.state is not None:
             self.delete(leftover.name)
             return
+        for entry in _unused_data():
+            if leftover.name == _DATA + Path(entry.path).name and not cache.remove(entry):
+                raise NBTorchJobError(f"a job has begun to use {entry.where}")
         for path, _ in _remains():
             if path.name == leftover.name:
                 shutil.rmtree(path, ignore_errors=True)
@@ -545,6 +559,18 @@ def _remains() -> Iterator[tuple[Path, float]]:
         with suppress(OSError):  # made or removed by now
             newest = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
             yield path, time.time() - newest
+
+
+def _unused_data() -> list[cache.Entry]:
+    """Return the fetched data that no job has used for a week."""
+    before = time.time() - _DATA_UNUSED_S
+    kept = cache.entries(str(folders.cache_dir() / "data"))
+    return [entry for entry in kept if entry.used < before and cache.is_idle(entry)]
+
+
+def _held(entry: cache.Entry) -> str:
+    origin = f" of {words.line(entry.where, 120)}" if entry.where else ""
+    return f"{words.size(entry.size)}{origin} in this machine's cache of data"
 
 
 def _pack(job: JobDirectory, call: Call, spec: JobSpec, key: bytes) -> None:

@@ -1,33 +1,29 @@
 """Has a job's data on this node before its ranks start.
 
-What is fetched lies in a cache, below a name that follows from where it comes from and its version. It gets
-that name once it is complete. Whoever fetches holds a lock meanwhile: other nodes on the host, and other
-jobs, wait for it and find the same. What was cut off goes on where it stopped.
+What is fetched lies in a cache (``cache.py``): other nodes on the host, and other jobs, wait for whoever
+fetches and find the same. What was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Dict, Iterator, List, Optional
+from typing import IO, Any, Dict, Iterator, List, Optional
 
 from nbtorchjob.runtime.api.data import DATA
-from nbtorchjob.runtime.data import sources
+from nbtorchjob.runtime.data import cache, sources
 from nbtorchjob.runtime.data.sources import DataError, File, Look, Source
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.injected import STREAM, run
 
 _AT_ONCE = 8  # files
-_TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
 _LOOK_S = 0.2
+_TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
 _MIB = 1 << 20
 _STOP_S = 40.0  # for threads to end once one has failed: longer than they wait for a server
 
@@ -35,13 +31,15 @@ _STOP_S = 40.0  # for threads to end once one has failed: longer than they wait 
 _SLOW = 5 * _MIB  # bytes a second
 _UNKNOWN_S, _MOST_S = 3600.0, 86400.0
 
+_used: List[IO[str]] = []  # what keeps this node's data in the cache, for as long as the node lives
+
 
 def provide(header: Dict[str, Any], folder: str, node: int) -> float:
     """Fetch what isn't here, and tell ranks where it is; return for how many seconds other nodes may fetch.
 
     Raises ``DataError``, before any rank starts.
     """
-    cache = header["cache"] or os.path.join(folder, "data")
+    kept_in = header["cache"] or os.path.join(folder, "data")
     places: Dict[str, str] = {}
     others_s = 0.0
     for entry in header["entries"]:
@@ -49,7 +47,7 @@ def provide(header: Dict[str, Any], folder: str, node: int) -> float:
         if "path" in entry:
             places[name] = _there(name, str(entry["path"]), folder)
         else:
-            fetch = _Fetch(entry, cache, str(header["place"]), node)
+            fetch = _Fetch(entry, kept_in, str(header["place"]), node)
             places[name] = fetch.run()
             others_s += _UNKNOWN_S if fetch.size is None else fetch.size / _SLOW
     os.environ[DATA] = json.dumps(places)
@@ -69,12 +67,6 @@ def _there(name: str, path: str, folder: str) -> str:
     os.makedirs(alone)
     os.symlink(path, os.path.join(alone, os.path.basename(path)))
     return alone
-
-
-def own_folder(cache: str, where: str, version: str) -> str:
-    """Return where a version of some data lies in a cache, once it is complete."""
-    key = "\n".join((where, version))
-    return os.path.join(cache, hashlib.sha256(key.encode()).hexdigest()[:32])
 
 
 def is_complete(own: str, look: Look) -> bool:
@@ -97,19 +89,25 @@ class _Fetch:
         self.size: Optional[int] = None
 
     def run(self) -> str:
-        """Return where it lies, complete."""
+        """Return where it lies, complete; it stays there for as long as this process lives."""
         try:
             look = self._source.look()
             self.size = look.size
             # What nobody can tell the version of is fetched once a job.
-            own = own_folder(self._cache, self._where, look.version or "of run %s" % run())
-            kept = is_complete(own, look)
-            if not kept:
+            own = cache.place(self._cache, self._where, look.version or "of run %s" % run())
+            kept = True
+            while True:
+                used = cache.use(own)
+                if used is not None:
+                    if is_complete(own, look):
+                        break
+                    used.close()
                 os.makedirs(self._cache, exist_ok=True)
-                with self._locked(own + ".lock"):
-                    kept = is_complete(own, look)  # fetched by another node meanwhile
-                    if not kept:
-                        self._fetch(look, own)
+                with self._alone(own) as lock:
+                    if not is_complete(own, look):  # else fetched by another node meanwhile
+                        self._fetch(look, own, lock)
+                        kept = False
+            _used.append(used)
         except DataError as exc:
             raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
         except OSError as exc:
@@ -126,14 +124,15 @@ class _Fetch:
         )
         return own
 
-    def _fetch(self, look: Look, own: str) -> None:
+    def _fetch(self, look: Look, own: str, lock: IO[str]) -> None:
         # What lost some of its files is in use, maybe: it gets them back where it is.
-        partial = own if os.path.isdir(own) else own + ".partial"
+        partial = own if os.path.isdir(own) else cache.partial(own)
         os.makedirs(partial, exist_ok=True)
         here = _sizes(partial)
         self._began, self._had = time.time(), sum(here.values())
         left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
-        self._check_room(look, self._had)
+        cache.describe(lock, self._where, 0)
+        self._make_room(look, self._had)
         with self._telling(look.size, partial):
             _each(self._source, left, partial)
         if self._source.notes:
@@ -141,11 +140,21 @@ class _Fetch:
             shutil.rmtree(notes, ignore_errors=True)
             with suppress(OSError):  # some of the data lies beside them
                 os.rmdir(os.path.dirname(notes))
+        cache.describe(lock, self._where, cache.folder_size(partial))
         for at, _, files in os.walk(partial):
             for file in files:
                 os.chmod(os.path.join(at, file), 0o444)  # but whoever owns the cache may remove them
         if partial != own:
             os.rename(partial, own)
+
+    def _make_room(self, look: Look, here: int) -> None:
+        """Remove what others have left in the cache, as far as this needs it; raise if that isn't enough."""
+        gone = cache.trim(self._cache, (look.size or 0) - here, time.time())
+        if gone:
+            text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
+            size = sum(entry.size for entry in gone) // _MIB
+            emit("Notice", text=text % (size, self._cache, self._place, self._name))
+        self._check_room(look, here)
 
     def _check_room(self, look: Look, here: int) -> None:
         free = shutil.disk_usage(self._cache).free
@@ -162,26 +171,19 @@ class _Fetch:
         return DataError(text % (self._name, self._cache, self._place, exc.strerror or exc))
 
     @contextmanager
-    def _locked(self, path: str) -> Iterator[None]:
-        """Be the only one on this host, or volume, that fetches it."""
-        with open(path, "a") as file:
-            told = False
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not told:
-                        self._tell(0, None, waits=True)
-                        told = True
-                    time.sleep(_LOOK_S)
-                except OSError as exc:
-                    if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-                        raise DataError(
-                            "the file system of %s has no locks: choose another --data-cache" % self._cache
-                        ) from None
-                    raise
-            yield
+    def _alone(self, own: str) -> Iterator[IO[str]]:
+        try:
+            with cache.alone(own, self._tell_waiting) as lock:
+                yield lock
+        except OSError as exc:
+            if exc.errno in cache.NO_LOCKS:
+                raise DataError(
+                    "the file system of %s has no locks: choose another --data-cache" % self._cache
+                ) from None
+            raise
+
+    def _tell_waiting(self) -> None:
+        self._tell(0, None, waits=True)
 
     @contextmanager
     def _telling(self, size: Optional[int], partial: str) -> Iterator[None]:

@@ -24,7 +24,8 @@ from nbtorchjob.text.hints import hint
 async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
     """Send what an ended job ran as a new job; return what is written down of that.
 
-    With ``resume`` it goes on from the job's checkpoints. Raises ``SpecError`` for what the site has locked or limited since, ``SubmitError``, ``ClusterError``.
+    With ``resume`` it goes on from the job's checkpoints. Raises ``SpecError`` for what the site has locked
+    or limited since, ``SubmitError``, ``ClusterError``.
     """
     info = await job.whole_info()
     if not await over(job):

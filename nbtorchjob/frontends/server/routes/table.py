@@ -44,8 +44,8 @@ Torch jobs of this machine and of the clusters that the server's user can see: w
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
 An id is percent-encoded, including its slashes. A POST has no body; a PUT has JSON. Changes are announced
-as events of Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which carry nothing
-about the jobs: `GET jobs?known=MARK` returns what is new.
+as events of Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which
+carry nothing about the jobs: `GET jobs?known=MARK` returns what is new.
 """
 
 

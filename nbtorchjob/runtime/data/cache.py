@@ -1,0 +1,222 @@
+"""The cache of fetched data on a host or a volume: who uses what, and what makes room for something new.
+
+Data lies in a folder, below a name that follows from where it comes from and its version (``place``), and
+has that name once it is complete. Beside it are
+
+    NAME.partial    what has come so far
+    NAME.lock       held by whoever fetches it; says what it is
+    NAME.used       shared by whoever uses it, for as long as its node lives; its time is when that began
+
+Whoever removes data holds both locks. So what a job uses stays, and what a killed node used is free. Where a
+file system has no locks nothing is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Callable, Iterator, List, NamedTuple, Optional, Tuple
+
+UNUSED_S = 30 * 24 * 3600.0  # after which data goes
+SHARE = 0.5  # of its disk that a cache takes at most
+_LOOK_S = 0.2
+_LOCK, _USED, _PARTIAL = ".lock", ".used", ".partial"
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
+
+
+class Entry(NamedTuple):
+    """Data in the cache; ``used`` is when a job last began to use it, in seconds since the epoch."""
+
+    path: str
+    where: str
+    size: int
+    used: float
+
+
+def place(cache: str, where: str, version: str) -> str:
+    """Return where a version of some data lies in a cache, once it is complete."""
+    key = "\n".join((where, version))
+    return os.path.join(cache, hashlib.sha256(key.encode()).hexdigest()[:32])
+
+
+def partial(path: str) -> str:
+    """Return where data lies until it is complete."""
+    return path + _PARTIAL
+
+
+def use(path: str) -> Optional[IO[str]]:
+    """Return what keeps data from being removed until it is closed; None where it isn't there."""
+    if not os.path.isdir(path):
+        return None
+    try:
+        file = _held(path + _USED, fcntl.LOCK_SH)
+    except OSError:  # a cache that can't be written to, or without locks: nobody removes anything there
+        return open(os.devnull) if os.path.isdir(path) else None
+    if not os.path.isdir(path):
+        file.close()
+        return None
+    with suppress(OSError):
+        os.utime(file.fileno())
+    return file
+
+
+@contextmanager
+def alone(path: str, waits: Callable[[], None]) -> Iterator[IO[str]]:
+    """Be the only one on this host, or volume, that fetches it; raises ``OSError`` without locks.
+
+    ``waits`` is called once if others fetch it.
+    """
+    with _held(path + _LOCK, fcntl.LOCK_EX, waits) as file:
+        yield file
+
+
+def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[str]:
+    """Open and lock a file, which whoever held it before may have removed."""
+    said = False
+    while True:
+        file = open(path, "a+")  # noqa: SIM115 - whoever asked closes it
+        try:
+            while not _lock(file, how):
+                if not said:
+                    said = True
+                    waits()
+                time.sleep(_LOOK_S)
+            if _is_at(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: IO[str], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: IO[str], path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def describe(file: IO[str], where: str, size: int) -> None:
+    """Note in a lock that is held alone what it is of."""
+    file.seek(0)
+    file.truncate()
+    json.dump({"where": where, "size": size}, file)
+    file.flush()
+
+
+def entries(cache: str) -> List[Entry]:
+    """Return what is in a cache, also what was fetched in part, longest unused first."""
+    try:
+        names = os.listdir(cache)
+    except FileNotFoundError:
+        return []
+    found = []
+    for path in (os.path.join(cache, name[: -len(_LOCK)]) for name in names if name.endswith(_LOCK)):
+        with suppress(OSError):  # somebody removes it meanwhile
+            with open(path + _LOCK) as file:
+                used = os.fstat(file.fileno()).st_mtime
+                where, size = _described(file.read())
+            if os.path.isdir(partial(path)):
+                size = folder_size(partial(path))
+            with suppress(FileNotFoundError):
+                used = max(used, os.stat(path + _USED).st_mtime)
+            found.append(Entry(path, where, size, used))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _described(text: str) -> Tuple[str, int]:
+    try:
+        told = json.loads(text)
+        return str(told["where"]), int(told["size"])
+    except (ValueError, KeyError, TypeError):  # cut off, or somebody else's
+        return "", 0
+
+
+def is_idle(entry: Entry) -> bool:
+    """Return whether nobody uses or fetches some data."""
+    used = entry.path + _USED
+    return _alone_with([used] if os.path.exists(used) else [], entry, lambda: None)
+
+
+def remove(entry: Entry) -> bool:
+    """Remove data that nobody uses or fetches; return whether it is gone."""
+
+    def do() -> None:
+        for folder in (entry.path, partial(entry.path)):
+            _remove_folder(folder)
+        for end in (_USED, _LOCK):
+            os.unlink(entry.path + end)
+
+    return _alone_with([entry.path + _USED], entry, do)
+
+
+def _alone_with(used: List[str], entry: Entry, do: Callable[[], None]) -> bool:
+    """Do something while nobody uses or fetches some data; return whether it could be done."""
+    try:
+        with ExitStack() as held:
+            for path in (*used, entry.path + _LOCK):
+                file = held.enter_context(open(path, "a"))
+                if not _lock(file, fcntl.LOCK_EX) or not _is_at(file, path):
+                    return False
+            do()
+    except OSError:
+        return False
+    return True
+
+
+def trim(cache: str, needs: int, now: float) -> List[Entry]:
+    """Remove what was unused for long, and what was used longest ago until there is room for ``needs`` bytes.
+
+    There is where the disk has them, and the cache takes no more than its share. Return what went for room.
+    """
+    left, gone = [], []
+    for entry in entries(cache):
+        if now - entry.used <= UNUSED_S or not remove(entry):
+            left.append(entry)
+    total = sum(entry.size for entry in left)
+    for entry in left:
+        disk = shutil.disk_usage(cache)
+        if needs <= disk.free and total + needs <= SHARE * disk.total:
+            break
+        if remove(entry):
+            total -= entry.size
+            gone.append(entry)
+    return gone
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder whose parts can't be written to."""
+    if not os.path.isdir(path):
+        return
+    doomed = path if path.endswith(_PARTIAL) else partial(path)  # it isn't complete any more
+    if doomed != path:
+        os.chmod(path, 0o755)
+        os.rename(path, doomed)
+    for at, _, _ in os.walk(doomed):
+        with suppress(OSError):
+            os.chmod(at, 0o755)
+    shutil.rmtree(doomed)
+
+
+def folder_size(folder: str) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for at, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(at, file)).st_size
+    return total
