@@ -66,9 +66,7 @@ export function offersIn(trans: TranslationBundle) {
     tensorboard: {
       label: trans.__('Open in TensorBoard'),
       asking: trans.__('Open Torch Job in TensorBoard…'),
-      caption: trans.__(
-        'Show this job’s curves in TensorBoard, below a new cell of the active notebook'
-      ),
+      caption: trans.__('Show this job’s curves in TensorBoard, in a new cell of the notebook'),
       icon: 'launchIcon',
       when: { curves: [true, null] }
     },

@@ -1,5 +1,6 @@
 """How long a job may run, and how long and where it is kept."""
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -90,6 +91,8 @@ TWO = "installing 2 packages (a 1, b 2)"
 GIB = 1 << 30
 # Began with 90 GiB from the attempt before.
 FETCH = ev.Fetching(4.0, 0, "web", done=902 * GIB // 10, size=100 * GIB, began=2.0, had=90 * GIB)
+GB = 10**9
+HALF = ev.Fetching(12.0, 0, "squad", GB, 2 * GB, began=2.0)  # 10 s for a gigabyte
 BEGAN = [ev.RankBegan(8.0 + rank, rank, 0) for rank in (0, 1)]
 
 
@@ -107,6 +110,16 @@ def startup_job(*known, fewest=2):
         ([*NODES, *(ev.Installing(3.0, n, ("a 1", "b 2")) for n in (0, 1))], f"{TWO} on 2 of 2 nodes"),
         ([NODES[0], ev.Installing(3.0, 0, tuple("abcd"))], "installing 4 packages (a, b, c and others)"),
         ([*NODES, FETCH], "fetching web: 97 GB of 107 GB, 1 min left on 1 of 2 nodes"),
+        ([NODES[0], HALF], "fetching squad: 1.0 GB of 2.0 GB, 10 s left"),
+        ([NODES[0], replace(HALF, size=0)], "fetching squad: 1.0 GB"),
+        ([NODES[0], replace(HALF, done=0)], "fetching squad: 0 B of 2.0 GB"),
+        ([NODES[0], replace(HALF, done=2 * GB)], "fetching squad: 2.0 GB of 2.0 GB"),
+        ([NODES[0], replace(HALF, waits=True)], "waiting for another node to fetch squad"),
+        (
+            [*NODES, HALF, replace(HALF, node=1, done=GB // 2)],  # the slowest is told
+            "fetching squad: 500 MB of 2.0 GB, 30 s left on 2 of 2 nodes",
+        ),
+        ([NODES[0], HALF, ev.Fetched(13.0, 0, "squad", 2 * GB, 3, "the cache")], "importing torch"),
         ([NODES[0], MET[0]], "meeting: 1 of 2 nodes are there"),
         ([*NODES, *MET], "meeting: 2 of 2 nodes are there"),
         ([*NODES, *MET, *WORKERS, BEGAN[0]], "starting ranks: 1 of 2 run"),

@@ -114,6 +114,8 @@ class ValuesHandler(Api):
             raise MalformedError("value: got none, but it must be NAME=VALUE, once for each value")
         work = partial(swapping.give, words=words, seconds=_SET_S)
         self.finish(await _change(self, JobId.parse(id), work), set_content_type=TEXT)
+
+
 class NoteHandler(Api):
     """A person's note on a job, and its tags."""
 

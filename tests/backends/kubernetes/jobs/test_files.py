@@ -3,7 +3,7 @@
 import os
 
 from nbtorchjob import Elastic
-from nbtorchjob.backends import backend, files
+from nbtorchjob.backends import backend, files, sync
 from nbtorchjob.errors import AskError
 from tests.backends.kubernetes.stage import until
 
@@ -29,6 +29,24 @@ sign(f"ready-{NODE}")
 wait("go")
 value(1)
 """
+
+# Files as TensorBoard's writer and an offline run of wandb have them: they grow.
+GROWING = PART.replace(
+    'sign(f"ready-{NODE}")',
+    """
+from pathlib import Path
+runs = [Path(folder, "artifacts-1", name) for name in
+        ("runs/events.out.tfevents.1", "wandb/offline-run-1/run-1.wandb")]
+for number, run in enumerate(runs):
+    run.parent.mkdir(parents=True, exist_ok=True)
+    run.write_bytes(bytes([number]) * 100_000)
+sign(f"ready-{NODE}")
+wait("grow")
+for number, run in enumerate(runs):
+    with open(run, "ab") as file:
+        file.write(bytes([number + 10]) * 50_000)
+""",
+)
 
 
 def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_path, monkeypatch):
@@ -58,3 +76,25 @@ def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_pa
     (copied,) = files.fetch(here, state, "artifacts/runs/big", tmp_path / "home", node=1)
     assert copied.path.read_bytes() == bytes(range(256)) * 20_000
     assert (copied.growing, cuts, os.listdir(tmp_path / "home")) == (False, [], ["big"])
+
+
+def test_tensorboard_and_an_offline_run_of_wandb_are_synced_as_they_grow(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(sync, "EVERY_S", 0.1)
+    job = stage.submit(GROWING)
+    until((stage.signs / "ready-0").exists)
+    events = tmp_path / "home/runs/events.out.tfevents.1"
+    offline = tmp_path / "home/wandb/offline-run-1/run-1.wandb"
+
+    going = job.sync(tmp_path / "home", "artifacts")
+    until(lambda: offline.exists() and events.exists())
+    until(lambda: (events.stat().st_size, offline.stat().st_size) == (100_000, 100_000))
+    before = going.copied
+    stage.sign("grow")
+    until(lambda: (events.stat().st_size, offline.stat().st_size) == (150_000, 150_000))
+
+    assert events.read_bytes() == bytes(100_000) + bytes([10]) * 50_000
+    assert offline.read_bytes() == bytes([1]) * 100_000 + bytes([11]) * 50_000
+    assert going.copied - before == 100_000  # only what was new
+    stage.sign("go")
+    assert job.wait(60)
+    assert going.wait(60)
