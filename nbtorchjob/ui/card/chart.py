@@ -150,6 +150,7 @@ _FAINT = 0.35  # what was reported, below its mean
 _MEANS = 50  # points of a mean, which is smooth anyway
 _FONT = 11  # px; more in a page that shows the whole smaller
 _CHAR = 6.2  # px, a wide guess for sans-serif of that size
+_SAMPLE, _BESIDE, _APART = 16, 4, 12  # px of a legend: a line's sample, its distance to the name, to the next
 
 
 class Chart(FrozenDataclass):
@@ -213,6 +214,11 @@ def curves(
         + "</svg>"
     )
     return Chart(svg, title, width, height, across)
+
+
+def legend_width(names: Sequence[str]) -> float:
+    """Return how many pixels the legend of several lines takes."""
+    return sum(_SAMPLE + _BESIDE + _CHAR * len(name) + _APART for name in names)
 
 
 def _dashes(numbers: Sequence[int]) -> str:
@@ -344,10 +350,10 @@ def _legend(
     for name, n in zip(map(_short, drawn), numbers, strict=True):
         if len(drawn) > 1:
             stroke = 'stroke="currentColor" stroke-width="2.5"'
-            out.append(f'<path d="M{x:.1f} 12H{x + 22:.1f}" class="line{n}" {stroke}/>')
-            x += 27
+            out.append(f'<path d="M{x:.1f} 12H{x + _SAMPLE:.1f}" class="line{n}" {stroke}/>')
+            x += _SAMPLE + _BESIDE
         out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
-        x += _CHAR * len(name) + 16
+        x += _CHAR * len(name) + _APART
     how = DOT.join([*(["log scale"] if up.log else []), *(["smoothed"] if smooth else [])])
     if out and how:  # in the last name's element: how wide that is only the browser knows
         out[-1] = out[-1].replace("</text>", f'<tspan font-weight="normal">{DOT}{how}</tspan></text>')

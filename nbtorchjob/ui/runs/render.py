@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import islice
 from typing import Any
 
 from nbtorchjob.state import JobState, Phase, Series, runs
@@ -30,8 +31,8 @@ _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
 _MOST_METRICS, _MOST_GIVEN = 4, 6
 _MAX_CELL = 40
-_WIDTH = 720  # px of a chart
-_LEGEND = 90  # characters in which the legend fits, with two more for each line
+_WIDTHS = {1: 720, 2: 450}  # px of a chart, by how many there are: two stand side by side in most cards
+_AXIS = 72  # px of a chart's width that its legend leaves: the numbers at the left, the x axis' name
 _COUNTING = ("epoch", "step", "epochs", "steps", "total")
 
 
@@ -289,26 +290,29 @@ def _coloured(states: Sequence[JobState]) -> dict[str, int]:
 
 def _charts(states: Sequence[JobState]) -> list[str]:
     """Return the curves of the runs over each other, by what varies, for a metric or two."""
-    charts: list[str] = []
     colours = _coloured(states)
     few = [state for state in states if state.info.id in colours]
-    legend = dict(zip(colours, _legend(few, states), strict=True))
+    drawn: dict[str, dict[str, metrics.Curve]] = {}
     for name in _metrics(states):
+        found = {state.info.id: metrics.curves(_series(state), {}).get(name) for state in few}
+        if curves := {key: curve for key, curve in found.items() if curve is not None}:
+            drawn[name] = curves
+    drawn = dict(islice(drawn.items(), _MOST_CHARTS))
+    width = _WIDTHS.get(len(drawn), 0)
+    legend = dict(zip(colours, _legend(few, states, width), strict=True))
+    charts: list[str] = []
+    for name, curves in drawn.items():
         told_by = sum(name in runs.metrics(state) for state in states)
-        drawn = {state.info.id: metrics.curves(_series(state), {}).get(name) for state in few}
-        curves = {key: curve for key, curve in drawn.items() if curve is not None}
-        if not curves or len(charts) == _MOST_CHARTS:
-            continue
         made = chart.curves(
             {legend[key]: curve.points for key, curve in curves.items()},
-            width=_WIDTH,
+            width=width,
             height=200,
             x_label=next(iter(curves.values())).label,
             colours=[colours[key] for key in curves],
         )
         which = count(told_by, "run")
         if len(curves) < told_by:
-            which = f"{len(curves)} of {told_by:,} runs, from the lowest to the highest,"
+            which = f"{len(curves)} of {told_by:,} runs, lowest to highest,"
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
         charts.append(caption + made.img)
@@ -328,17 +332,18 @@ def _spread(last: Mapping[int, float]) -> list[int]:
     return [order[round(at * step)] for at in range(_MOST_CURVES)]
 
 
-def _legend(some: Sequence[JobState], states: Sequence[JobState]) -> list[str]:
+def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:
     """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
     names = _varying(states)
     given = [[_given(state.info.given.get(name)) for name in names] for state in some]
     long = [
         ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in given
     ]
-    for legend in (long, [", ".join(values) for values in given]):
-        if sum(len(values) + 4 for values in legend) <= _LEGEND and len({*legend}) == len(legend):
+    numbered = [f"run {state.info.number}" for state in some]
+    for legend in (long, [", ".join(values) for values in given], numbered):
+        if chart.legend_width(legend) <= width - _AXIS and len({*legend}) == len(legend):
             return legend
-    return [f"run {state.info.number}" for state in some]
+    return [str(state.info.number) for state in some]
 
 
 def _varying(states: Sequence[JobState]) -> list[str]:

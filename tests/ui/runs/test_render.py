@@ -129,6 +129,22 @@ def test_a_run_has_one_colour_in_all_charts_and_in_its_row():
     assert [card.count(swatch.format(LIGHT.lines[number])) for number in range(4)] == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("value", "named"), [(1, "lr=1"), (0.00125, "0.00125"), ("x" * 40, "run 1")])
+def test_two_charts_are_as_wide_as_they_stand_side_by_side_and_their_legends_fit(value, named):
+    states = [both(n, n, 10 - n, lr=value if n == 1 else n) for n in range(1, 7)]
+
+    charts = drawn(render.html("sweep", states, NOW))
+
+    assert len(charts) == 2
+    for chart in charts:
+        assert 'viewBox="0 0 450 200"' in chart  # in a card of 800 px either has half of that
+        names = re.findall(r'<text x="([\d.]+)" y="16" font-weight="bold">([^<]*)', chart)
+        assert names[0][1] == named
+        assert float(names[-1][0]) + 6.2 * len(names[-1][1]) < 450 - 39  # where the axis has its name
+    (alone,) = drawn(render.html("sweep", RUNS[:2], NOW))
+    assert 'viewBox="0 0 720 200"' in alone
+
+
 def test_the_best_run_is_first_and_marked():
     told = [
         both(1, 3.0, 0.1, *ENDED, lr=1),
