@@ -270,6 +270,10 @@ def test_a_queue_must_exist_and_be_open(emulator, examine):
     assert missing.startswith("queue day doesn't exist")
 
 
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+STEPS = ("dataset-initializer", "model-initializer")
+
+
 def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
     make(
         emulator,
@@ -281,7 +285,13 @@ def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
             "mlPolicy": {"numNodes": 2, "xgboost": {}},
             "template": {
                 "spec": {
-                    "replicatedJobs": [{"name": "node", "template": {}}],
+                    "replicatedJobs": [
+                        *(
+                            {"name": step, "template": {"metadata": {"labels": {ANCESTOR: step}}}}
+                            for step in STEPS
+                        ),
+                        {"name": "node", "template": {}},
+                    ],
                     "failurePolicy": {"maxRestarts": 3, "restartStrategy": "InPlaceRestart"},
                 }
             },
@@ -300,6 +310,13 @@ def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
     assert one(usual, "available runtimes").text == f"available runtimes: {listed}"
     assert "by itself, up to 3 times in place" in one(trees, "mind: runtime trees").text
     assert not any("mind: runtime" in finding.text for finding in usual)
+    assert not any("initializer" in finding.text for finding in trees)
+
+    asked = replace(spec(kind="trainjob", runtime="trees"), data={"words": "pvc://corpus/en"})
+    assert one(examine(emulator.kubeconfig, asked), "runtime trees has").text == (
+        "runtime trees has a dataset-initializer and a model-initializer, which --data leaves out: "
+        "each node fetches what it lacks by itself"
+    )
 
 
 def test_a_quota_is_held_against_all_that_the_job_asks_for(emulator, examine):
