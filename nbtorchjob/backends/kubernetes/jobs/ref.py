@@ -151,7 +151,7 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
-    said = [*labelling.cancelled(obj), *labelling.noted(obj)]
+    said: list[ev.Event] = [*labelling.cancelled(obj), *labelling.noted(obj)]
     return [*began, *labelling.paid(obj), *numbered, *given_up, *said, *queued]
 
 

@@ -124,9 +124,10 @@ class NoteHandler(Api):
     async def put(self, id: str) -> None:
         """Replace both by those of the body, ``{"note": …, "tags": […]}``; 204 once they are stored."""
         asked = self.get_json_body()
-        note, tags = (asked.get("note"), asked.get("tags")) if isinstance(asked, dict) else (None, None)
+        body = asked if isinstance(asked, dict) else {}
+        note, tags = body.get("note"), body.get("tags")
         words = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
-        if not isinstance(note, str) or not words or len(asked) > 2:
+        if not isinstance(note, str) or not words or len(body) > 2:
             raise MalformedError('the body must be {"note": TEXT, "tags": [TEXT, …]}')
 
         def annotate(backend: Backend, name: str) -> None:

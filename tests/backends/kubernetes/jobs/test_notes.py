@@ -1,7 +1,10 @@
 """Notes and tags of a cluster job: an annotation of its object, which lists read without any log."""
 
+from dataclasses import replace
+
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.state.events import Annotated
 from tests.backends.kubernetes.stage import until
 
 
@@ -12,7 +15,8 @@ def test_they_are_an_annotation_that_outlives_the_job_here(stage):
     job.note("the é to beat")
 
     (listed,) = [state for state in backend("kubernetes").jobs() if state.name == job.name]
-    assert (listed.annotated.note, listed.annotated.tags) == ("the é to beat", ("baseline",))
+    assert listed.annotated is not None
+    assert replace(listed.annotated, time=0.0) == Annotated(0.0, "the é to beat", ("baseline",))
     (obj,) = stage.objects(f"/apis/batch/v1/namespaces/{stage.namespace}/jobs")
     assert "the é to beat" in obj["metadata"]["annotations"][labelling.NOTE]
     until(lambda: job.state.annotated is not None and job.state.annotated.note)
@@ -20,7 +24,9 @@ def test_they_are_an_annotation_that_outlives_the_job_here(stage):
     stage.sign("go")
     assert job.wait(60)
     job.tag("done")
-    assert backend("kubernetes").known(job.info.address).annotated.tags == ("baseline", "done")
+    known = backend("kubernetes").known(job.info.address).annotated
+    assert known is not None
+    assert known.tags == ("baseline", "done")
 
 
 def test_what_somebody_else_wrote_there_is_no_note():

@@ -89,7 +89,7 @@ def test_a_job_that_resumes_another_has_a_copy_in_a_store_and_shares_a_path_of_t
         f"kept/{new.name}-{new.run}"
     )
     with pytest.raises(SubmitError, match="no --checkpoints that outlive its pods"):
-        stores.resumed(*job(), old)
+        stores.resumed(job()[0], old, old)
 
 
 @pytest.mark.parametrize("option", ["storage", "checkpoints"])

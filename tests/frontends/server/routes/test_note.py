@@ -30,6 +30,7 @@ async def test_both_are_replaced_and_the_list_has_them_at_once(server, job):
 
     await server.ask("PUT", path, body=json.dumps({"note": "", "tags": []}))
     annotated = api.snapshot(job.name).annotated
+    assert annotated is not None
     assert (annotated.note, annotated.tags) == ("", ())
 
 
