@@ -21,6 +21,9 @@ LINES = {
     "f(x, lr=0.1)": ["", "f(1)"],
     "NAME [FILE]": ["train", "new.py"],
     "NAME K=V...": ["train", "lr=1", "wd=2"],
+    "[WORD...]": ["failed", "#v2"],
+    "NAME [TEXT...]": ["train", "the", "best"],
+    "NAME [TAG...]": ["train", "v2"],
 }
 
 

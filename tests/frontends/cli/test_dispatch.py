@@ -68,8 +68,7 @@ def nowhere(tmp_path, monkeypatch):
         ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
         ("lst", 2, "nbtorchjob lst: unknown command; did you mean list"),
         ("--nnodes 2", 2, "to run with options: nbtorchjob run SCRIPT.py:FUNCTION --nnodes …"),
-        ("ps all", 2, "nbtorchjob list takes no arguments, got 'all'"),
-        ("list all", 2, "nbtorchjob list takes no arguments, got 'all'"),
+        ("gc all", 2, "nbtorchjob gc takes no arguments, got 'all'"),
         ("list --josn", 2, "nbtorchjob list: unknown option --josn; available: --all"),
         ("logs --json", 2, "unknown option --json"),
         ("logs --rank one", 2, "--rank expects a whole number, got 'one'"),
@@ -127,9 +126,9 @@ class TestWhatAUserWroteStays:
     TYPED = "%torchjob delete me, %%torchjob"
 
     def test_in_an_error(self, command):
-        done = command("list", self.TYPED)
+        done = command("gc", self.TYPED)
 
-        assert done.err == f"nbtorchjob list takes no arguments, got {self.TYPED!r}\n"
+        assert done.err == f"nbtorchjob gc takes no arguments, got {self.TYPED!r}\n"
 
     @pytest.mark.parametrize("verb", ["status", "describe"])
     def test_in_an_answer(self, command, verb):
