@@ -61,6 +61,10 @@ def test_a_new_job_has_all_fields():
         "metrics": [],
         "still": None,
         "artifacts": 0,
+        "resumable": False,
+        "curves": False,
+        "note": "",
+        "tags": [],
         "uses": [],
     }
 
