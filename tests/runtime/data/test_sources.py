@@ -582,11 +582,14 @@ def test_what_was_there_before_a_fetch_says_nothing_of_its_rate(server, tmp_path
 
 
 def test_after_a_file_that_fails_the_others_are_not_waited_for(tmp_path, facts, monkeypatch):
+    begun = threading.Barrier(3)
+
     class Slow(sources.Source):
         def look(self):
             return sources.Look("1", [sources.File(name, 1) for name in ("bad", "long", "longer")])
 
         def fetch(self, file, folder):
+            begun.wait(LIMIT)
             if file.name == "bad":
                 raise DataError("it is bad")
             assert self.stopped.wait(LIMIT)
