@@ -117,6 +117,7 @@ def swap(
     cells.check_defines(cell)
     known.refuse(cell.text, state.name)
     without: set[str] = set()  # what the notebook only seemed to have sent along
+    far = state.info.asked.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
         theirs = {name for name in reads if name in known.names or name not in namespace} - without
@@ -131,6 +132,7 @@ def swap(
                 "sets": sorted(cell.sets - {"__doc__"}),
                 "settings": dict(settings),
                 "assumes": sorted(theirs - cell.sets),
+                "in_place": [local.path for local in call.files if local.elsewhere and not far],
                 "or_back": or_back,
                 "within": seconds,
                 "by": identity.whose(call, origin(call)),

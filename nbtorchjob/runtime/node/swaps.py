@@ -213,8 +213,8 @@ class Swaps:
             if current is not None:
                 self.kept.unstage()
             for request in self._requests.values():
-                open_ = current is not None and current.request is request and current.verdict == GOES
-                request.answers.put({"outcome": "", "why": why, "unknown": open_})
+                unknown = current is not None and current.request is request and current.verdict == GOES
+                request.answers.put({"outcome": "", "why": why, "unknown": unknown})
             self._requests.clear()
             self._ranks, self._unsettled = None, 0
 

@@ -97,7 +97,8 @@ class Change:
         if lacks:
             raise LackingNamesError(lacks)
         edited = _modules(file for file, there in differing(payload, modules).items() if there)
-        _refuse_imported(edited)
+        in_place = _modules(self.words.get("in_place", ()))
+        _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
         payload.show_sources()
         importlib.invalidate_caches()  # what came with the cell lies there since a moment ago
         before, imported = dict(space), set(sys.modules)
@@ -351,6 +352,15 @@ def _modules(files: Iterable[str]) -> Dict[str, str]:
     """Return the names of the modules among some files, by file."""
     code = [file for file in files if file.endswith(".py")]
     return {file: re.sub(r"(/__init__)?\.py$", "", file).replace("/", ".") for file in code}
+
+
+began = 0.0  # when this rank did, in seconds of the clock
+
+
+def _is_newer(module: str) -> bool:
+    """Whether a module that ranks import from where it lies has changed since they began."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return path is not None and os.path.exists(path) and os.path.getmtime(path) > began
 
 
 def _refuse_imported(edited: Dict[str, str]) -> None:

@@ -36,7 +36,7 @@ from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import TRIAL, VERDICT
 from nbtorchjob.runtime.api.swapping import SAME
 from nbtorchjob.runtime.facts.errors import from_exception
-from nbtorchjob.runtime.rank import streams
+from nbtorchjob.runtime.rank import streams, swapped
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
 from nbtorchjob.runtime.store.payload import FILES
 
@@ -58,6 +58,7 @@ def outcome_of(folder: str, number: int, rank: int) -> str:
 def install() -> None:
     """Have this rank take part in swaps."""
     points.on_swap, points.on_trial = _swap, _settle
+    swapped.began = time.time()
 
 
 def _swap(number: int, made: int) -> None:

@@ -136,14 +136,19 @@ def test_a_full_disk_before_all_are_ready_refuses_the_swap(job, space, monkeypat
     assert space["lr"] == 1
 
 
-def test_a_disk_that_fails_after_that_is_a_notice(job, space, monkeypatch, folder):
+def test_a_disk_that_fails_after_that_is_a_notice(job, space, folder):
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: full() if str(b).endswith("1.payload") else replace(a, b))
-    answer = job.swap("lr = 2")
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(os, "replace", lambda a, b: full() if b.endswith("1.payload") else replace(a, b))
+        answer = job.swap("lr = 2")
 
     assert (answer["outcome"], space["lr"]) == ("swapped", 2)
     assert "node 0 can't keep swap 1" in facts(folder, "Notice")[0]["text"]
     assert [fact["number"] for fact in facts(folder, "Swapped")] == [1]
+    # The next one has its own number: another node has the first, and gives it to this one later.
+    assert job.swap("lr = 3", "s2")["number"] == 2
+    assert [os.path.basename(path) for path in swapped.earlier(str(folder / "swaps"))] == ["2.payload"]
+    assert job.swaps.kept.count() == 0
 
 
 def test_all_is_put_back_where_a_rank_fails_at_the_change(job, space, folder):

@@ -3,6 +3,7 @@
 import ast
 import decimal
 import json
+import os
 import queue
 import sys
 import threading
@@ -15,7 +16,7 @@ from nbtorchjob import capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
-from nbtorchjob.runtime.rank import call
+from nbtorchjob.runtime.rank import call, swapped
 from nbtorchjob.runtime.rank.swapped import (
     CannotSwapError,
     Change,
@@ -74,12 +75,12 @@ def space():
 def pack(tmp_path):
     """Return what writes the payload of a swap, as a host does."""
 
-    def write(text, namespace=(), assumes=()):
+    def write(text, namespace=(), assumes=(), **more):
         (tmp_path / "swaps").mkdir(exist_ok=True)
         path = tmp_path / "swaps" / f"{len(earlier(str(tmp_path / 'swaps'))) + 1}.payload"
         theirs = capture.Theirs(frozenset(assumes))
         packed = capture.from_cell(text, dict(namespace), theirs=theirs, swaps=True)
-        words = {"sets": sorted(packed.sets), "assumes": sorted(assumes), "or_back": False}
+        words = {"sets": sorted(packed.sets), "assumes": sorted(assumes), "or_back": False, **more}
         with path.open("wb") as file:
             archive.write_swap(file, packed, KEY, words, far=False)
         return str(path)
@@ -297,6 +298,23 @@ def test_what_the_cell_derives_that_cant_be_of_the_class_that_is_there_is_refuse
     with pytest.raises(CannotSwapError, match="Two can't become another name for Base"):
         Change(space).prepare(pack("class Base:\n    def who(self):\n        return 'x'\nTwo = Base"))
     assert space == before
+
+
+def test_an_edited_module_that_ranks_import_from_where_it_lies_is_refused(space, pack, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(swapped, "began", time.time() - 60)
+    file = tmp_path / "swapped_losses.py"
+    file.write_text("def loss(x):\n    return -x")
+    os.utime(file, (time.time() - 100, time.time() - 100))
+    path = pack("from swapped_losses import loss", in_place=["swapped_losses.py"])
+    assert changed(space, path).hows == {"loss": REBOUND}
+    os.utime(file)
+
+    with pytest.raises(CannotSwapError, match=r"swapped_losses.py has changed since the ranks imported it"):
+        Change(space).prepare(path)
+    del sys.modules["swapped_losses"]
+    Change(space).prepare(path)  # a rank that hasn't imported it has it as it is now
+    del sys.modules["swapped_losses"]
 
 
 def test_a_function_with_variables_of_its_own_is_told_to_be_replaced_by_name_alone(space, pack):
