@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import signal
 
 import pytest
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.errors import JobCancelledError, JobEndedError, JobFailedError, SpecError
+from nbtorchjob.errors import JobCancelledError, JobEndedError, JobFailedError, SpecError, SubmitError
 from nbtorchjob.machine import folders
+from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
@@ -243,3 +245,59 @@ def test_artifacts_come_home_with_their_own_job(pool, tmp_path):
 
     files = [sorted(path.name for path in (tmp_path / job.name).rglob("*-*")) for job in jobs]
     assert files == [["one-0", "one-1"], ["two-0", "two-1"]]
+
+
+def test_another_user_of_the_namespace_is_refused(pool, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_USER", "somebody-else")
+
+    assert [state.info.name for state in api.jobs() if state.info.name == "warm"] == []
+    with pytest.raises(SpecError, match="one of yours; this is another user's"):
+        run("1")
+
+
+def test_a_job_that_another_version_packed_is_refused(pool, monkeypatch):
+    monkeypatch.setattr(archive, "_parts", lambda call, spec: frozenset({"pool"}))
+
+    with pytest.raises(SubmitError, match="warm: it runs another version of nbtorchjob"):
+        run("1")
+
+
+PARENT = "import os\nint(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
+
+
+def test_jobs_of_a_pool_that_loses_its_ranks_say_whether_they_had_begun(pool):
+    template = run(PARENT).result(LIMIT)
+    ran, waits = run("import time\nprint('on', flush=True)\ntime.sleep(600)"), run("2")
+    seen(ran, lambda state: 0 in state.logs)
+
+    os.kill(template, signal.SIGKILL)
+    assert turns.POOL_GONE[1:] in str(ran.exception(LIMIT))
+    assert turns.POOL_GONE_BEFORE[1:] in str(waits.exception(LIMIT))
+    assert run("3").result(LIMIT) == 3
+
+
+SPOIL = """
+import glob, os, tempfile
+for folder in glob.glob(tempfile.gettempdir() + "/torchinductor_*"):
+    os.rmdir(folder)
+"""
+
+
+def test_a_node_whose_image_a_job_has_changed_is_replaced(pool):
+    run(SPOIL).wait(LIMIT)
+    seen(pool.job, lambda state: any("ends, as the job" in notice.text for notice in state.notices))
+
+    assert run("2 + 2").result(LIMIT) == 4
+    assert pool.state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "volcano"])
+def test_any_kind_can_be_a_pool(place, kind):
+    other = api.pool(JobSpec(TWO, "kubernetes", cluster=Cluster(**place, kind=kind)), name=f"of-{kind}")
+    try:
+        job = submission.submit(capture.from_cell(MEET, {"scale": 1.0}), JobSpec(pool=other.name))
+        assert (job.result(LIMIT), job.info.cluster["kind"]) == (3.0, kind)
+        other.end()
+        assert other.job.exception(LIMIT) is None
+    finally:
+        other.job.delete()

@@ -31,6 +31,8 @@ SAMPLES = {
     "grace": "90",
     "debug-wait": "60",
     "hold": True,
+    "or-own": True,
+    "pool": "warm",
     "strict": True,
     "no-locals": True,
     "no-autolog": True,
