@@ -24,7 +24,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import pair
-from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, swap_hint
 
 if TYPE_CHECKING:
@@ -54,15 +54,6 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
             say=front.say,
         )
     front.show(_answer(answer))
-
-
-def may_swap(state: JobState) -> bool:
-    """Whether a job's code is likely to be one that can be swapped now."""
-    if state.phase is not Phase.RUNNING:
-        return False
-    from nbtorchjob.swapping import code
-
-    return code.may_swap(state)
 
 
 def choice(running: Job[Any], edited: Edited, again: str) -> Answer:

@@ -294,7 +294,6 @@ _ROWS = (
             icon="edit",
             rank=48,
             when=RUNS,
-            on_card=lambda state, _live: swapping.may_swap(state),
         ),
     ),
     Verb(

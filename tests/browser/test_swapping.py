@@ -25,9 +25,10 @@ loss()
 
 @pytest.fixture
 def training(lab, gate, request):
-    """Yield a notebook whose second cell has begun a job that trains, and the job's name."""
+    """Yield a notebook whose second cell has begun a job, and whose third follows it, and the job's name."""
     name = request.node.name.replace("_", "-")[:30].rstrip("-")
-    notebook = lab.open(request.node.name, ["%load_ext nbtorchjob", TRAIN.format(name=name, gate=str(gate))])
+    cells = ["%load_ext nbtorchjob", TRAIN.format(name=name, gate=str(gate)), f"%torchjob attach {name}"]
+    notebook = lab.open(request.node.name, cells)
     notebook.run(0)
     notebook.run(1)
     notebook.output(1).locator(".nbt-reads").wait_for()
@@ -53,8 +54,8 @@ def test_a_value_is_set_by_keyboard_from_the_card_that_shows_it(training, gate):
 
     reads.get_by_text("3.5").wait_for()
     gate.touch()
-    index = notebook.run_new(f"%torchjob attach {name}")
-    notebook.output(index).get_by_text("3.5").last.wait_for()
+    notebook.run(2)
+    notebook.output(2).locator(".nbt-head").get_by_text("3.5").wait_for()
 
 
 def test_an_edited_cell_is_swapped_in_by_one_press(training, gate):
@@ -74,12 +75,12 @@ def test_an_edited_cell_is_swapped_in_by_one_press(training, gate):
     ]
     asks.get_by_role("button", name="Swap").click()
 
-    has_cells(notebook, 3)
+    has_cells(notebook, 4)
     notebook.output(2).get_by_text(f"{name}: swapped on all ranks at call").wait_for()
     assert notebook.source(2) == f"%torchjob swap {name}"
     gate.touch()
-    index = notebook.run_new(f"%torchjob attach {name}")
-    notebook.output(index).get_by_text("10.0").last.wait_for()
+    notebook.run(3)
+    notebook.output(3).locator(".nbt-head").get_by_text("10.0").wait_for()
 
 
 def test_the_sidebar_begins_a_cell_that_swaps(training):
@@ -88,5 +89,5 @@ def test_the_sidebar_begins_a_cell_that_swaps(training):
     assert {"Set Values…", "Swap Code…"} < {*notebook.sidebar.menu(name)}
     notebook.page.get_by_role("menuitem", name="Swap Code…").click()
 
-    has_cells(notebook, 3)
+    has_cells(notebook, 4)
     assert notebook.source(2) == f"%%torchjob --swap {name}\n"

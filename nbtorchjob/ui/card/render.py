@@ -205,9 +205,10 @@ def _read(state: JobState, offers: Offers) -> str:
         for name, value in values[:_MOST_TILES]
     ]
     more = [tag("span", f"and {len(values) - _MOST_TILES} more", DIM)] if len(values) > _MOST_TILES else []
-    if "set" in offers:
-        more.append(action(offers["set"].label.capitalize(), "nbtorchjob:set", {"id": state.info.id}))
-    parts = [tag("span", "reads", DIM), *shown, *more]
+    there = [(verb, offers[verb]) for verb in ("set", "swap") if verb in offers]
+    job = {"id": state.info.id}
+    buttons = "".join(action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there)
+    parts = [tag("span", "reads", DIM), *shown, *more, tag("span", buttons)]
     return tag("div", " ".join(parts), f"{_TILES};align-items:center", cls="nbt-reads")
 
 

@@ -257,8 +257,9 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
     beside = folder / "checkpoints" / ".nbtorchjob-swaps"
     beside.mkdir(parents=True)
-    for number in (1, 2, 3):
-        (beside / f"{number}.payload").write_bytes(pack(f"lr = {number}"))
+    payloads = {number: pack(f"lr = {number}") for number in (1, 2, 3)}
+    for number, data in payloads.items():
+        (beside / f"{number}.payload").write_bytes(data)
     (beside / "x.payload").write_bytes(b"no swap")
     verify, seen = Payload.verify, []
 
@@ -272,6 +273,6 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
     kept = Kept(0, str(folder / "swaps"), str(folder / "files"), KEY)
 
     assert kept.agree(Store(), 0, 1, None) == 1
-    assert (folder / "swaps" / "1.payload").read_bytes() == pack("lr = 1")
+    assert (folder / "swaps" / "1.payload").read_bytes() == payloads[1]
     assert all(path.startswith(str(folder / "swaps")) for path in seen)
     assert "aren't all made again" in facts(folder, "Notice")[0]["text"]
