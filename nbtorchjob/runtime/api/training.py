@@ -282,8 +282,9 @@ def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
         if training is not None:
             training._stepped = True
 
-    # accelerate's (1.15) wraps the one that steps, and can't take hooks itself.
-    getattr(optimizer, "optimizer", optimizer).register_step_post_hook(note)
+    own = getattr(optimizer, "optimizer", optimizer)  # accelerate (1.15) wraps it, and takes no hooks
+    if hasattr(own, "register_step_post_hook"):  # as torch's have; of others only whole steps are known
+        own.register_step_post_hook(note)
 
 
 def _names(optimizer: Dict[str, Any]) -> List[str]:

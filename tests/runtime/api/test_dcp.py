@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from typing import NamedTuple
 
 import cloudpickle
 import pytest
@@ -102,6 +103,22 @@ def test_a_state_may_change_as_soon_as_save_returns(folder):
     checkpoints.finish()
 
     assert loaded(folder) == 1
+
+
+class Pair(NamedTuple):
+    first: int
+    second: torch.Tensor
+
+
+def test_a_state_may_have_tuples_with_names(folder):
+    checkpoints = Checkpoints(str(folder), 2, None)
+    checkpoints.save(1, {"pair": Pair(1, torch.ones(2))})
+    checkpoints.finish()
+
+    state = {"pair": None}
+    path = Checkpoints(str(folder), 2, None).newest()
+    checkpoints.load(str(path), state)
+    assert repr(state["pair"]) == repr(Pair(1, torch.ones(2)))
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
