@@ -11,7 +11,7 @@ from tests.browser.sidebar import THEMES
 # The page of one job, or of some, that is in front.
 SHOWN = ".jp-nbtorchjob-page:not(.lm-mod-hidden *)"
 # What a menu begins with, of any job of this machine's.
-OPENED = ("Open Logs", "Download Logs", "Attach", "Go to Cell", "Describe")
+OPENED = ("Open Logs", "Download Logs", "Browse Files", "Attach", "Go to Cell", "Describe", "Note and Tags")
 
 HOSTILE = "<img src=x onerror='window.owned = 1'>"
 # Goes on until the test has seen enough and makes the file.
