@@ -216,7 +216,13 @@ class Lab:
         for name in both:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             notes.append(f"the ranks of {self.name} use their own {name}: {options}")
-        theirs = Theirs(has, lambda name: why_not(self.state, name, ranks), pushed, self.name)
+        theirs = Theirs(
+            has,
+            lambda name: why_not(self.state, name, ranks),
+            pushed,
+            self.name,
+            lambda: known_names(self.state),
+        )
         base = int(answer["base"])
         return LabAnswer(theirs, base, tuple(notes), namespace, base)
 
@@ -574,6 +580,13 @@ def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
             spelled = words.ranks(there)
             return f"was set by {turn.name} on {spelled} only: --rank {spelled.partition(' ')[2]}"
     return ""
+
+
+def known_names(state: JobState) -> frozenset[str]:
+    """Return the names that a lab's cells have set."""
+    return frozenset[str]().union(
+        *(_sets(turn.taken.text, turn.taken.filename) for turn in turns.turns(state) if turn.taken.text)
+    )
 
 
 def _sets(text: str, filename: str) -> frozenset[str]:

@@ -7,7 +7,7 @@ import builtins
 import difflib
 import dis
 import getpass
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import field
 from types import CodeType, FunctionType
 from typing import Any
@@ -39,13 +39,15 @@ _IMPORTS = {
 class Theirs(FrozenDataclass):
     """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
 
-    ``push`` are values that are to be laid over what the ranks have; ``lab`` is the lab's name.
+    ``known`` gives names that the lab's cells have set, for whoever misspells one. ``push`` are values
+    that are to be laid over what the ranks have; ``lab`` is the lab's name.
     """
 
     names: frozenset[str] = frozenset()
     why: Callable[[str], str] = lambda name: ""
     push: Mapping[str, Any] = field(default_factory=dict)
     lab: str = ""
+    known: Callable[[], Iterable[str]] = tuple
 
 
 NOTHING = Theirs()
@@ -246,7 +248,7 @@ def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) ->
         )
     if read.name in _IMPORTS:
         return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
-    near = difflib.get_close_matches(read.name, sorted(known), 1)
+    near = difflib.get_close_matches(read.name, sorted({*known, *theirs.known()}), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
     places = f"in the cell, nor on the lab {theirs.lab}" if theirs.lab else "in the cell"
     return f"{where} is neither defined in the notebook nor {places}{hint}"

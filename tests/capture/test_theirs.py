@@ -28,6 +28,12 @@ def test_a_name_that_is_nowhere_was_looked_for_on_the_lab_too():
         capture.from_cell("step(bach)", notebook(CODE) | {"batch": 1}, theirs=Theirs(lab="explore"))
 
 
+def test_a_name_that_the_labs_cells_have_set_is_near_too():
+    theirs = Theirs(lab="explore", known=lambda: ("weights",))
+    with pytest.raises(CaptureError, match="nor on the lab explore: did you mean 'weights'"):
+        capture.from_cell("weigths + 1", notebook(CODE), theirs=theirs)
+
+
 def test_the_names_to_ask_for_are_those_that_the_cells_code_reaches():
     assert set(capture.asked_for("step(batch) + len(rows)", notebook(CODE))) == {
         *("step", "batch", "rows", "model", "scale")
