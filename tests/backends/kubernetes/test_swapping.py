@@ -3,6 +3,7 @@
 import io
 import zipfile
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from tests.patience import LIMIT
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob itself starts")]
 
+CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 # Each step adds up what all ranks have for their loss.
 CELL = """
 import time
@@ -45,7 +47,18 @@ attempt(), [value for at, value in enumerate(values) if at == 0 or value != valu
 def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_path, kind):
     place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m", "kind": kind}
     retry = Retry(preemptions=1, backoff=0)
-    spec = stage.spec(Elastic(2), retry=retry, **place, checkpoints=f"file://{tmp_path}/checkpoints")
+    # A store, or a folder of a claim that both pods write to.
+    kept: dict[str, Any] = {"checkpoints": f"file://{tmp_path}/checkpoints"}
+    if kind == "indexedjob":
+        body = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared"},
+            "spec": CLAIM,
+        }
+        stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/persistentvolumeclaims", body)
+        kept = {"checkpoints": f"{tmp_path}/c", "mount": [f"type=volume,src=shared,dst={tmp_path}"]}
+    spec = stage.spec(Elastic(2), retry=retry, **place, **kept)
     job = submission.submit(capture.from_cell(CELL, {}), replace(spec, grace=45))
 
     def stepped(state):
