@@ -312,7 +312,9 @@ class Lab:
         def pack(file: BinaryIO, key: bytes) -> int:
             return archive.write(file, call, spec, key)
 
-        known = {"all_ranks": spec.all_ranks, "spec": spec.to_json(), "turn": ()}
+        policy = spec.launch.run_policy
+        deadline = policy.active_deadline_seconds if policy is not None else None
+        known = {"all_ranks": spec.all_ranks, "spec": spec.to_json(), "deadline_s": deadline, "turn": ()}
         question = {"base": None, "ranks": None}
         job, _ = self._send(call, pack, question, written, known, say)
         return job

@@ -19,7 +19,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import options, overlay
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.overlay import SPEC, value_at
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.text.hints import hint
@@ -31,6 +31,7 @@ _OF_JOBS = frozenset(
         *("no-locals", "no-autolog", "hold", "debug-wait"),
     ]
 )
+_DEADLINE = "active-deadline-seconds"
 # What libraries read as they are loaded, which in a pool was before the job.
 _AT_LOAD = ("TORCH_", "LD_", "MKL_", "KMP_", "GOMP_", "OMP_", "PYTHON", "CUDA_", "OPENBLAS_", "MALLOC_")
 _BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
@@ -107,7 +108,10 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     if differences := [*_differences(spec, theirs)]:
         several = "; ".join(differences)
         raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
-    own = replace(theirs, lab=False, fresh=False, retry=None, name=None)
+    launch, policy = theirs.launch, theirs.launch.run_policy or RunPolicy()
+    if deadline := value_at(options.KEYS[_DEADLINE], spec):
+        launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=deadline))
+    own = replace(theirs, lab=False, fresh=False, retry=None, name=None, launch=launch)
     chosen: dict[str, Any] = {
         o.name: value_at(o, spec) for o in options.TABLE if o.home == SPEC and o.key in _OF_JOBS
     }
@@ -121,7 +125,7 @@ def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
     """Yield what a job requests that its pool hasn't, an option each."""
     default = JobSpec()
     for o in options.TABLE:
-        if o.home[:1] == ("cell",) or o.key in _OF_JOBS:
+        if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue
         value, there = value_at(o, spec), value_at(o, theirs)
         if value in (value_at(o, default), None) or value == there:
@@ -130,7 +134,7 @@ def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
         if o.key == "name":
             yield f"{flag} {value}: jobs in a pool are called {theirs.name}{MARK}1, 2, …"
         elif o.home in (overlay.RETRY, overlay.POLICY):
-            yield f"{flag} {value}: a job in a pool is tried once, and for as long as it takes"
+            yield f"{flag} {value}: a job in a pool is tried once, and goes with its pool"
         else:
             yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
     for name in (*spec.env, *spec.secret_env):

@@ -164,7 +164,14 @@ def _mounted(spec: JobSpec) -> list[str]:
 
 def _pooled(call: Call, spec: JobSpec) -> dict[str, Any]:
     """Return what a pool's node reads of a job: what it tells of a turn, and the job's own variables."""
-    return {"pool": True, "turn": _turn(call), "push": [], "env": {**spec.env, **spec.secrets()}}
+    policy = spec.launch.run_policy
+    return {
+        "pool": True,
+        "turn": _turn(call),
+        "push": [],
+        "env": {**spec.env, **spec.secrets()},
+        "deadline": policy.active_deadline_seconds if policy is not None else None,
+    }
 
 
 def _turn(call: Call) -> dict[str, str]:

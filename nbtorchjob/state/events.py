@@ -355,7 +355,8 @@ class TurnTaken(FrozenDataclass):
 class TurnEnded(FrozenDataclass):
     """All ranks of a node are through with a turn; ``failed`` are those whose code raised.
 
-    ``cancelled``, of a job in a pool: somebody asked for its end, as its lead knows.
+    Of a job in a pool its lead says whether somebody asked for its end (``cancelled``), and which deadline it
+    has exceeded, in seconds.
     """
 
     time: float
@@ -363,6 +364,7 @@ class TurnEnded(FrozenDataclass):
     round: int
     failed: tuple[int, ...] = ()
     cancelled: bool = False
+    deadline: int = 0
 
 
 class LabEnds(FrozenDataclass):

@@ -397,8 +397,9 @@ class View:
         if len(self._through) == len(set(taken.nodes)):
             ends = self._through.values()
             time = max(end.time for end in ends)
-            if any(end.cancelled for end in ends):
-                yield ev.CancelRequested(time)
+            deadline = max(end.deadline for end in ends)
+            if deadline or any(end.cancelled for end in ends):
+                yield ev.DeadlineExceeded(time, deadline) if deadline else ev.CancelRequested(time)
                 self.over, self.last = True, (ev.Closed(time),)
             else:
                 self._end(time, well=not any(end.failed for end in ends))

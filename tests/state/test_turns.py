@@ -285,6 +285,13 @@ def test_a_pools_job_whose_end_was_asked_for_is_cancelled():
     assert (job.phase, job.failure.reason.line) == (Phase.CANCELLED, "was cancelled")
 
 
+def test_a_pools_job_that_took_too_long_has_exceeded_its_deadline():
+    ends = [ev.TurnEnded(3.4, 1, 5, (1,)), ev.TurnEnded(3.5, 0, 5, (0,), deadline=60)]
+    job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *ends], "a", info=POOL)
+
+    assert (job.phase, job.deadline) == (Phase.FAILED, ev.DeadlineExceeded(3.5, 60))
+
+
 @pytest.mark.parametrize(("begun", "text"), [(6, turns.POOL_GONE), (0, turns.POOL_GONE_BEFORE)])
 def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
     lost = [ev.NodeExited(4.0, 1, 137, pod="p1"), *base(9, 6.0)]

@@ -30,6 +30,7 @@ collective their ranks would wait for ever.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any, Dict, Optional, Sequence, Set
 
@@ -53,6 +54,8 @@ class Pool(Lab):
         self._program = Payload(self._path).checksums().get(_MODULES)
         self._processes: Dict[int, int] = {}  # of the job's ranks here
         self._cancelled: Set[int] = set()  # rounds whose end somebody asked for
+        self._exceeded: Dict[int, int] = {}  # the deadlines of such that took longer
+        self._deadlines: Dict[int, int] = {}  # in seconds, by the number of a payload
 
     def _begin(self, base: Base) -> None:
         super()._begin(base._replace(first=False))  # the pool's own call does nothing
@@ -60,7 +63,13 @@ class Pool(Lab):
     def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
         if payload.checksums().get(_MODULES) != self._program:
             raise Refused(_OTHER)
+        if payload.header["deadline"]:
+            self._deadlines[number] = int(payload.header["deadline"])
         return super()._take(asked, number, payload)
+
+    def _unlink(self, number: int) -> None:
+        self._deadlines.pop(number, None)
+        super()._unlink(number)
 
     def _files_of(self, round_: int) -> str:
         return "%s/round-%d/%s" % (self._folder, round_, FILES)
@@ -71,7 +80,18 @@ class Pool(Lab):
         if self._relay is not None:
             stopped = partial(self._interrupt_here, round_)
             self._relay.watch(round_, partial(self._standing.post, stopped))
+        if number in self._deadlines:  # on the lead
+            seconds = self._deadlines[number]
+            over = partial(self._standing.post, partial(self._expire, round_, seconds))
+            timer = threading.Timer(seconds, over)
+            timer.daemon = True
+            timer.start()
         super()._run_here(number, ranks, order)
+
+    def _expire(self, round_: int, seconds: int) -> None:
+        if self._running is not None and self._running.round == round_:
+            self._exceeded[round_] = seconds
+            self._stop(round_)
 
     def _heard(self, rank: int, record: Dict[str, Any]) -> None:
         here = self._here
@@ -129,6 +149,7 @@ class Pool(Lab):
             round=here.round,
             failed=sorted(here.failed),
             cancelled=here.round in self._cancelled,
+            deadline=self._exceeded.get(here.round, 0),
         )
 
     def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:

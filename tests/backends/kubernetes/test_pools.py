@@ -14,7 +14,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase, turns
@@ -245,6 +245,15 @@ def test_artifacts_come_home_with_their_own_job(pool, tmp_path):
 
     files = [sorted(path.name for path in (tmp_path / job.name).rglob("*-*")) for job in jobs]
     assert files == [["one-0", "one-1"], ["two-0", "two-1"]]
+
+
+def test_a_deadline_ends_the_job_and_not_the_pool(pool):
+    policy = RunPolicy(active_deadline_seconds=1)
+    late = run("import time\ntime.sleep(600)", launch=Elastic(run_policy=policy))
+
+    assert "deadline" in str(late.exception(LIMIT))
+    assert late.state.phase is Phase.FAILED
+    assert run("1", launch=Elastic(run_policy=policy)).result(LIMIT) == 1
 
 
 def test_another_user_of_the_namespace_is_refused(pool, monkeypatch):
