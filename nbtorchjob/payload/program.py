@@ -43,7 +43,7 @@ PARTS = {
     "runs": ("rank/given.py",),
     "process": ("rank/carried.py", "rank/logsetup.py"),
     "swaps": (
-        *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
+        *(f"rank/{name}.py" for name in ("names", "optimizers", "replay", "swapped", "swapping")),
         *("node/kept.py", "node/receiving.py", "node/swaps.py"),
     ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),

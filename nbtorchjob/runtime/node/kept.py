@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, List, Optional
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.swapping import KEPT
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.rank import swapped
+from nbtorchjob.runtime.rank import replay, swapped
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload
 
 
@@ -36,7 +36,7 @@ class Kept:
 
     def count(self) -> int:
         """Return how many swaps a later attempt would begin with, as far as this node has them."""
-        numbers = [int(os.path.basename(path).partition(".")[0]) for path in swapped.earlier(self.place)]
+        numbers = [int(os.path.basename(path).partition(".")[0]) for path in replay.earlier(self.place)]
         return sum(number == place for place, number in enumerate(numbers, 1))
 
     def agree(self, store: Any, place: int, places: int, connect: Optional[Callable[[], Any]]) -> int:
@@ -81,7 +81,7 @@ class Kept:
     def _recover(self) -> None:
         """Take what earlier attempts have left in a place that survives pods, as far as it is signed."""
         try:
-            for path in swapped.earlier(checkpoints.fetched(KEPT)):
+            for path in replay.earlier(checkpoints.fetched(KEPT)):
                 target = self._path(self.count() + 1)
                 if os.path.basename(path) == os.path.basename(target):
                     os.makedirs(self.place, exist_ok=True)

@@ -38,15 +38,15 @@ def _replay(namespace: dict[str, Any]) -> Any:
     """Return what makes the swaps of earlier attempts again, if there were any."""
     if not os.path.isdir(os.environ.get(PLACE, "")):
         return None
-    from nbtorchjob.runtime.rank import swapped  # late: it travels only where code may be swapped
+    from nbtorchjob.runtime.rank import replay  # late: it travels only where code may be swapped
 
-    return swapped.Replay(swapped.earlier(os.environ[PLACE]), namespace)
+    return replay.Replay(replay.earlier(os.environ[PLACE]), namespace)
 
 
 def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``.
 
-    ``replay`` is what makes swaps again as the code that they change is defined (``swapped.Replay``).
+    ``replay`` is what makes swaps again as the code that they change is defined (``replay.Replay``).
     """
     # Set this process up as the notebook's is, whatever a lab's turn before has set.
     settings = call.get("carried", {})

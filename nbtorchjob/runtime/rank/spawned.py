@@ -63,9 +63,9 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     missed = set(define(packed, space)) if "cell" in packed else set()
     missed.update(later(space))
     if os.path.isdir(os.environ.get(PLACE, "")):
-        from nbtorchjob.runtime.rank import swapped  # late: it travels only where code may be swapped
+        from nbtorchjob.runtime.rank import replay  # late: it travels only where code may be swapped
 
-        swapped.Replay(swapped.earlier(os.environ[PLACE]), space).advance(())
+        replay.Replay(replay.earlier(os.environ[PLACE]), space).advance(())
     space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)

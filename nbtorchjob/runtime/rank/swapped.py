@@ -9,9 +9,6 @@ to one, a DataLoader, a hook, a compiled function, an instance, goes on with the
 cell has defined it is thrown away then, so the objects that the cell made of it, and the classes that it
 derived from it, are given to the one that stays. Anything else takes the place of what the name stood for, as
 a function or class of a module does, which other code uses, too.
-
-An attempt that starts anew makes the changes of those before it again, each as soon as what it changes stands
-there (``Replay``).
 """
 
 from __future__ import annotations
@@ -107,9 +104,9 @@ class Change:
             call.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             call.execute(tree, content["filename"], content["flags"], space)
-            self._take(before, dict(space))
+            self.take(before, dict(space))
         finally:
-            _restore(space, before)
+            restore(space, before)
             names = (name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES))
             self._brought = set(_modules(names).values()).intersection(sys.modules) - imported
         _refuse_imported(edited)
@@ -124,7 +121,7 @@ class Change:
             self._settings.append(setting)
         self.compiled = _has_compiled() and any(map(_is_code, self._new.values()))
 
-    def _take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
+    def take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
         """Take what a cell has set, and check that each can take the place of what is there."""
         self._new = {
             name: value
@@ -268,7 +265,7 @@ def _give(function: Any, attributes: Dict[str, Any]) -> None:
         setattr(function, name, value)
 
 
-def _restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
+def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
     """Put a namespace back, of which other threads may read meanwhile what hasn't changed."""
     for name in [name for name in space if name not in before]:
         del space[name]
@@ -467,130 +464,3 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
         for item in list(vars(value).values()):
             if not isinstance(item, type):
                 yield from _codes(item)
-
-
-# An attempt that starts anew
-
-
-def earlier(folder: str) -> List[str]:
-    """Return the payloads of the swaps in a folder, in their order."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    numbers = sorted(int(name.partition(".")[0]) for name in names if re.match(r"\d+\.payload$", name))
-    return [os.path.join(folder, "%d.payload" % number) for number in numbers]
-
-
-class Replay:
-    """Makes earlier changes again, each once what it changes stands in the namespace ``space``."""
-
-    def __init__(self, paths: List[str], space: Dict[str, Any]) -> None:
-        self._space = space
-        self._left: List[Tuple[ast.stmt, Dict[str, Any]]] = []
-        settings: List[Tuple[str, optimizers.Setting]] = []
-        for path in paths:
-            payload = Payload(path)
-            words = payload.header["swap"]
-            for setting, value in words.get("settings", {}).items():
-                settings.append((words["id"], optimizers.Setting(setting, value, space)))
-            payload.show_sources()
-            content = Names(space, ()).load(payload)
-            call.show(content["cell"], content["filename"])
-            tree = ast.parse(content["cell"], content["filename"])
-            self._left += [(statement, content) for statement in tree.body]
-        if settings:
-            optimizers.again(settings)
-
-    def advance(self, awaited: Iterable[str]) -> None:
-        """Make those changes that concern none of the names that are yet to be set."""
-        left, self._left, awaited = self._left, [], set(awaited)
-        for statement, content in left:
-            if set_by(statement) & awaited or not self._made(statement, content, bool(awaited)):
-                self._left.append((statement, content))
-
-    def _made(self, statement: ast.stmt, content: Dict[str, Any], early: bool) -> bool:
-        change, before = Change(self._space), dict(self._space)
-        try:
-            tree = ast.Module([statement], [])
-            call.execute(tree, content["filename"], content["flags"], self._space)
-            change._take(before, dict(self._space))
-            change.words["sets"] = set_by(statement)
-        except NameError:
-            if not early:
-                raise
-            return False
-        finally:
-            _restore(self._space, before)
-        change.apply()
-        return True
-
-    def into(self, tree: ast.Module) -> str:
-        """Have a cell's statements call :meth:`advance` by a name; return the name."""
-        tree.body = [*_advancing(tree.body, set()), _advance(set(), tree.body[-1])]
-        ast.fix_missing_locations(tree)
-        return _AGAIN
-
-
-_AGAIN = "<again>"  # no name that a cell can spell
-
-
-def _advancing(body: List[ast.stmt], later: Set[str]) -> List[ast.stmt]:
-    """Return statements with a call of ``Replay.advance`` after each that sets names.
-
-    ``later`` are the names that are set after all of them.
-    """
-    out: List[ast.stmt] = []
-    for index, statement in enumerate(body):
-        awaited = later.union(*map(set_by, body[index + 1 :]))
-        for owner, field, rest in _branches(statement):
-            branch = _advancing(getattr(owner, field), awaited.union(*map(set_by, rest)))
-            setattr(owner, field, branch)
-        out.append(statement)
-        # The imports from __future__ come before all else.
-        if set_by(statement) and getattr(statement, "module", "") != "__future__":
-            out.append(_advance(awaited, statement))
-    return out
-
-
-def _advance(awaited: Set[str], after: ast.stmt) -> ast.stmt:
-    names = ast.parse(repr(sorted(awaited)), mode="eval").body
-    return ast.copy_location(ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), [names], [])), after)
-
-
-def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
-    """Yield where the branches of a statement are, each with the statements that are run after it."""
-    branching: Any = statement
-    if isinstance(statement, (ast.If, ast.With, ast.AsyncWith)):
-        yield branching, "body", []
-        if isinstance(statement, ast.If):
-            yield branching, "orelse", []
-    elif hasattr(statement, "handlers"):  # `try`, of which there are two
-        final = branching.finalbody
-        yield branching, "body", [*branching.orelse, *final]
-        yield branching, "orelse", final
-        yield branching, "finalbody", []
-        for handler in branching.handlers:
-            yield handler, "body", final
-    for case in getattr(statement, "cases", ()):
-        yield case, "body", []
-
-
-def set_by(statement: ast.stmt) -> Set[str]:
-    """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
-    names: Set[str] = set()
-    waiting: List[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-            continue
-        if isinstance(node, _SET_ELSEWHERE):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        waiting += ast.iter_child_nodes(node)
-    return names
-
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SET_ELSEWHERE = (*_LOOPS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

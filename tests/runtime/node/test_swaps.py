@@ -17,7 +17,7 @@ from nbtorchjob.runtime.api.points import POINT, Page
 from nbtorchjob.runtime.ask.answering import Question
 from nbtorchjob.runtime.node.kept import Kept
 from nbtorchjob.runtime.node.swaps import Swaps
-from nbtorchjob.runtime.rank import swapped, swapping
+from nbtorchjob.runtime.rank import replay, swapped, swapping
 from nbtorchjob.runtime.rendezvous.alone import Alone
 from nbtorchjob.runtime.store.payload import Payload
 from tests.patience import LIMIT
@@ -147,7 +147,7 @@ def test_a_disk_that_fails_after_that_is_a_notice(job, space, folder):
     assert [fact["number"] for fact in facts(folder, "Swapped")] == [1]
     # The next one has its own number: another node has the first, and gives it to this one later.
     assert job.swap("lr = 3", "s2")["number"] == 2
-    assert [os.path.basename(path) for path in swapped.earlier(str(folder / "swaps"))] == ["2.payload"]
+    assert [os.path.basename(path) for path in replay.earlier(str(folder / "swaps"))] == ["2.payload"]
     assert job.swaps.kept.count() == 0
 
 
@@ -159,7 +159,7 @@ def test_all_is_put_back_where_a_rank_fails_at_the_change(job, space, folder):
     assert (answer["outcome"], answer["errors"][0]["error"]["type"]) == ("back", "ZeroDivisionError")
     assert (space["lr"], space["step"]()) == (1, "old")
     assert "rank 0: ZeroDivisionError" in facts(folder, "Swapped")[0]["back"]
-    assert swapped.earlier(str(folder / "swaps")) == []
+    assert replay.earlier(str(folder / "swaps")) == []
     assert [path.name for path in (folder / "swaps").iterdir()] == []
     assert job.swap("lr = 3", "s2")["outcome"] == "swapped"
 
@@ -248,7 +248,7 @@ def test_nodes_that_share_a_folder_of_checkpoints_dont_meet_there(folder, monkey
     for node in nodes:
         node.join(LIMIT)
 
-    assert len(swapped.earlier(str(folder / "checkpoints" / ".nbtorchjob-swaps"))) == 200
+    assert len(replay.earlier(str(folder / "checkpoints" / ".nbtorchjob-swaps"))) == 200
 
 
 def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, monkeypatch):

@@ -17,12 +17,11 @@ from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call, swapped
+from nbtorchjob.runtime.rank.replay import Replay, earlier
 from nbtorchjob.runtime.rank.swapped import (
     CannotSwapError,
     Change,
     LackingNamesError,
-    Replay,
-    earlier,
 )
 
 pytestmark = pytest.mark.torch
