@@ -186,7 +186,7 @@ def test_a_job_is_deleted_once_that_was_confirmed(notebook, failed):
 def test_only_what_makes_sense_is_offered(notebook, running, gate):
     running("some-job")
     offered = notebook.sidebar.menu("some-job")
-    assert offered == [*OPENED, "Stacks", "Cancel", "Delete"]
+    assert offered == [*OPENED, "Stacks", "Set Values…", "Swap Code…", "Cancel", "Delete"]
     notebook.page.keyboard.press("Escape")
     gate.touch()
     notebook.sidebar.job("some-job", "Succeeded")
