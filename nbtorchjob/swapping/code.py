@@ -116,8 +116,8 @@ class JobCode:
         for name in sorted(self.rereads - self._changes):
             texts = [self._captured[name]] if name in self._captured else []
             label, statement, _ = self.definitions.get(name, ("", None, ""))
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and set_by(statement) == {name}:
-                literal = ast.unparse(statement.value) if statement.value is not None else ""
+            literal = _assigned(statement, name) if statement is not None else None
+            if literal is not None:
                 texts = [literal] if label.startswith("swap ") else [*texts, literal]
             elif statement is not None:
                 continue
@@ -270,6 +270,21 @@ def _optimizers(name: str, job: str) -> str:
     if name not in VALUES:
         return ""
     return f"; {hint('set', job, f'optimizer.{name}=VALUE')} sets that of its optimizer"
+
+
+def _assigned(statement: ast.stmt, name: str) -> str | None:
+    """Return the expression that an assignment gives a name, also among others: ``a, b = 1, 2``."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return None
+    value = statement.value
+    for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = [*zip(target.elts, value.elts, strict=False)]
+        for part, item in pairs:
+            if isinstance(part, ast.Name) and part.id == name:
+                return ast.unparse(item)
+    return None
 
 
 def _plain(text: str) -> Any:

@@ -99,8 +99,12 @@ def test_the_plain_values_that_code_reads_again_and_again_are_known_but_no_secre
     assert code.of(
         job("def f():\n    return lr, token, n, big, mode", lr="0.1", token="'x'", n="[1]")
     ).values == {"lr": 0.1}
-    assert code.of(job()).values == {"mode": "train"}
-    assert code.of(job(CELL, "smoothing = 0.1\nmode = 'eval'")).values == {"mode": "eval", "smoothing": 0.1}
+    assert code.of(job()).values == {"mode": "train", "smoothing": 0.0, "warmup": 10}
+    assert code.of(job(CELL, "smoothing = 0.1\nmode = 'eval'")).values == {
+        "mode": "eval",
+        "smoothing": 0.1,
+        "warmup": 10,
+    }
     assert code.of(job("lr = 2\ndef f():\n    return lr", lr="1")).values == {}
 
 

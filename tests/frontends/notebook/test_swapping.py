@@ -1,8 +1,11 @@
 """``%%torchjob --swap``, ``swap`` and ``set`` in a real shell, on a real job and on a real lab."""
 
+from typing import Any
+
 import pytest
 
 from nbtorchjob import CaptureError, NameTakenError, SwapError, api
+from nbtorchjob.commands import front
 from tests.backends.local.real import seen
 
 pytestmark = pytest.mark.torch
@@ -91,3 +94,26 @@ def test_the_cell_that_a_lab_runs_is_changed(notebook, tmp_path):
     assert "return rate" not in notebook.out
     assert "swaplab is idle: run the cell on it" in notebook.error("%torchjob set swaplab rate=2", SwapError)
     lab.end()
+
+
+def test_a_cell_without_a_name_that_is_edited_and_run_again_is_offered_as_a_swap(
+    notebook, tmp_path, monkeypatch
+):
+    go = tmp_path / "go"
+    request = {"metadata": {"cellId": "c1"}}
+    monkeypatch.setattr(notebook.shell, "get_parent", lambda: request, raising=False)
+    cell = TRAIN.format(name="x", more="", go=str(go)).replace("--name x ", "")
+    notebook.run(cell)
+    job: Any = front.newest()
+    seen(job, lambda state: len(state.series) == 2)
+    notebook.run(cell.replace("return rate", "return rate * 2"))
+
+    assert (
+        f"Note: {job.name} still runs what this cell was before: %%torchjob --swap {job.name}" in notebook.out
+    )
+    other: Any = front.newest()
+    notebook.run(f"%torchjob swap {job.name}")
+    assert "  loss  replaced" in notebook.out
+    go.touch()
+    assert job.result(180) == [1.0, 2.0]
+    other.delete()
