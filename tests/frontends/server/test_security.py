@@ -19,6 +19,7 @@ def path(route, id=f"local:{NAME}", **parts):
     """Return the route's path below the server's base URL."""
     filled = {"id": quote(id, safe=""), "rank": "0", "verb": "cancel", **parts}
     asked = "?job={id}&job={id}" if "job" in route.query else ""
+    asked = asked or ("?value=lr%3D1" if "value" in route.query else "")
     return "nbtorchjob/api/" + (route.path + asked).format(**filled)
 
 
