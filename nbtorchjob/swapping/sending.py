@@ -111,7 +111,9 @@ def swap(
     known = code.of(state)
     if text.strip() or not settings:
         text = known.definitions_in(cells.parse(text, filename).text, state.name)
-    shown = "\n".join(filter(str.strip, (text, *(f"{path} = {value!r}" for path, value in settings.items()))))
+    assigned = [f"{path} = {value!r}" for path, value in settings.items()]
+    shown = "\n".join(filter(str.strip, (text, *(f"# {line}" for line in assigned))))
+    diff = "\n".join(filter(None, (known.diff(text), *(f"+{line}" for line in assigned))))
     # A payload has a cell, at least one that does nothing.
     cell = cells.parse(text if text.strip() else repr(shown), filename)
     cells.check_defines(cell)
@@ -137,7 +139,7 @@ def swap(
                 "within": seconds,
                 "by": identity.whose(call, origin(call)),
                 "text": shown[:_MOST_TEXT],
-                "diff": known.diff(shown)[:_MOST_TEXT],
+                "diff": diff[:_MOST_TEXT],
             },
         )
         lacks = {name for name in answer.get("lacks", ()) if name in namespace} - without

@@ -147,4 +147,5 @@ def test_a_loop_goes_on_with_a_new_forward_a_new_loss_and_new_values(name, tmp_p
     assert job.swap(**rate).names == {"optimizer.lr": "replaced"}
     job.swap(factor=100)
     assert set(job.result(LIMIT)) >= {1.0, 10.0, 19.0}
+    assert "+optimizer.lr = 0.025" in [swap.diff for swap in job.state.swapped]
     assert 0.025 in {point.metrics.get("lr") for point in job.state.spoken.points}

@@ -57,6 +57,7 @@ def job(text=CELL, *swapped, **captured):
         ("lr = 1", "lr is read only on line 24 of Cell In.1., which has run once and for all: a new value "),
         ("momentum = 1", "set train optimizer.momentum=VALUE sets that of its optimizer"),
         ("scale = 1", r"scale is a local variable of make\(\) \(Cell In.1., line 19\)"),
+        ("inner = 1", r"inner is a local variable of make\(\)"),
         ("by = 1", r"have the code read by as one, or swap make\(\)"),
         ("def inner(x):\n    return x", r"inner is a local variable of make\(\)"),
         ("smothing = 0.1", "no code of train reads a global smothing; did you mean smoothing"),
@@ -71,8 +72,9 @@ def job(text=CELL, *swapped, **captured):
     ],
 )
 def test_what_would_change_nothing_or_cant_be_changed_is_refused_by_name(text, why):
-    with pytest.raises(SwapError, match=why):
-        code.of(job()).refuse(text, "train")
+    for swapped in ((), ("# inner.lr = 3",)):  # what was set of an optimizer is no code
+        with pytest.raises(SwapError, match=why):
+            code.of(job(CELL, *swapped)).refuse(text, "train")
 
 
 @pytest.mark.parametrize(
