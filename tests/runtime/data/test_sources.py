@@ -142,6 +142,14 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
+@pytest.fixture(autouse=True)
+def let_go():
+    """Let go of the data that this process, as a node, would keep in its cache until it ends."""
+    yield
+    while provide._used:
+        provide._used.pop().close()
+
+
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(sources, "_AGAIN_S", 0.0)
