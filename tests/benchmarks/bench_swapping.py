@@ -117,6 +117,8 @@ def swaps(count: int, fails: int, chance: random.Random) -> None:
             time.sleep(chance.uniform(0, 0.1))
             asked.append((number, time.time()))
             job.swap(NEW % number)
+        # Ranks that are told to stop at once would make no step with the last one.
+        wait_for(lambda: all(rank[-1][0] == count for rank in steps(notes, 1)))
         for number in range(fails):
             time.sleep(chance.uniform(0, 0.1))
             try:
