@@ -21,9 +21,7 @@ from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import admission
 from nbtorchjob.backends.kubernetes.objects.rights import grant
-from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import extras
-from nbtorchjob.text import words
 
 NAME = "nbtorchjob-tender"
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
@@ -37,11 +35,20 @@ _NOT_THERE = (
     *(f"frontends/{front}" for front in ("notebook", "panel", "server")),
 )
 _LIBRARIES = ("aiohttp", "cloudpickle", "platformdirs")
-_MOST = 1 << 20  # bytes of a Secret
-_BOOT = (
-    "import sys; sys.path[:0] = ['{place}/program.zip', '{place}/libraries.zip']; "
-    "import json; from nbtorchjob.frontends.cli.tending import tend; tend(json.loads(sys.argv[1]))"
-).replace("{place}", PLACE)
+_PART_BYTES = 1_000_000  # of an archive in a Secret, which holds 1 MiB
+_BOOT = """
+import glob, json, sys
+archives = []
+for what in ("program", "libraries"):
+    archives.append("/tmp/%s.zip" % what)
+    with open(archives[-1], "wb") as whole:
+        for part in sorted(glob.glob("{place}/%s.zip.*" % what)):
+            with open(part, "rb") as file:
+                whole.write(file.read())
+sys.path[:0] = archives
+from nbtorchjob.frontends.cli.tending import tend
+tend(json.loads(sys.argv[1]))
+""".replace("{place}", PLACE)
 _ASK = (
     "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('{socket}'); "
     "s.send(b'GET /healthz HTTP/1.0\\r\\n\\r\\n'); s.recv(1)"
@@ -143,16 +150,15 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
 def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
     for what, files in (("program", _program()), ("libraries", _libraries())):
         data = _zipped(files)
-        if len(data) > _MOST:
-            raise NBTorchJobError(
-                f"the tender's {what} takes {words.size(len(data))}, and a Secret holds 1 MiB"
-            )
-        yield {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": _meta(namespace, f"{NAME}-{what}"),
-            "data": {f"{what}.zip": base64.b64encode(data).decode()},
-        }
+        for number, at in enumerate(range(0, len(data), _PART_BYTES), 1):
+            name = f"{NAME}-{what}" if number == 1 else f"{NAME}-{what}-{number}"
+            part = base64.b64encode(data[at : at + _PART_BYTES]).decode()
+            yield {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _meta(namespace, name),
+                "data": {f"{what}.zip.{number}": part},
+            }
 
 
 def _program() -> Iterator[tuple[str, bytes]]:

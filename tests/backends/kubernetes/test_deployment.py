@@ -58,7 +58,8 @@ def program(stage, parts, folder):
     (folder / "namespace").write_text(stage.namespace)
     (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
     _, c, boot, asked = container["command"]
-    ahead, last = boot.replace(deployment.PLACE, str(folder)).split("; from ")
+    boot = boot.replace("/tmp/", f"{folder}/").replace(deployment.PLACE, str(folder))
+    ahead, last = boot.split("\nfrom ")
     there = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
     env = {each["name"]: each["value"] for each in container["env"]}
     env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
