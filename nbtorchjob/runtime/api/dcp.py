@@ -266,7 +266,7 @@ def is_sharded(state: Any) -> bool:
         return any(is_sharded(inner) for inner in state.values())
     if isinstance(state, (list, tuple)):
         return any(is_sharded(inner) for inner in state)
-    return hasattr(state, "device_mesh")  # DTensor, which isn't public before torch 2.5
+    return hasattr(state, "device_mesh")  # DTensor, which the oldest torch has at no public place
 
 
 def _bytes(state: Any) -> bytes:

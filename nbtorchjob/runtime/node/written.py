@@ -20,7 +20,7 @@ CHECKPOINT, CURVES = "checkpoint", "tensorboard"
 EVERY_S = 5.0
 _QUIET_S = 2.0  # for which a file that ranks may still write stays as it is
 _MOST_FOLDERS = 10_000  # that are looked into
-# torch's distributed checkpoint (2.13) writes its metadata once all shards are there.
+# torch's distributed checkpoint writes its metadata once all shards are there.
 _SHARD, _METADATA = ".distcp", ".metadata"
 
 

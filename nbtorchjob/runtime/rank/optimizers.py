@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Tuple
 from nbtorchjob.runtime.api.swapping import MARK
 
 ANY = "optimizer"
-# What torch's optimizers keep in their groups, for whoever takes one for a global (torch 2.13).
+# What torch's optimizers keep in their groups, for whoever takes one for a global.
 VALUES = frozenset(("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "rho"))
 _SCALED = ("initial_lr", "max_lr", "min_lr")  # of a group, by schedulers (OneCycleLR, 2.13)
 _BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")  # of a scheduler
@@ -133,7 +133,7 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
     left = list(settings)
 
     def step(stepping: Any, args: Any, kwargs: Any) -> None:
-        # DCP steps a new optimizer with a rate of 0, to see its state, ahead of loading one (torch 2.13).
+        # DCP steps a new optimizer with a rate of 0, to see its state, ahead of loading one.
         rates = [_plain(group.get("lr", 1)) for group in stepping.param_groups]
         for one in list(left) if any(rates) else ():
             swap, setting = one

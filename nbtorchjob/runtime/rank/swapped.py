@@ -243,7 +243,7 @@ def _watch(
 
 
 def _has_compiled() -> bool:
-    """Whether torch has compiled any code of this process (2.13)."""
+    """Whether torch has compiled any code of this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return bool(getattr(getattr(frames, "output_codes", None), "seen", ()))
 

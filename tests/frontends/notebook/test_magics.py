@@ -295,7 +295,7 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%torchjob rm x", "unknown command; did you mean delete?"),
         ("%torchjob --nnodes 2", "expected a verb first; to run with options: %%torchjob --nnodes …"),
         ("%torchjob help nothing", "unknown command"),
-        ("%torchjob list all", "takes no arguments"),
+        ("%torchjob gc all", "takes no arguments"),
         ("%torchjob status", "this session has submitted no job"),
         ("%torchjob cancel", "%torchjob cancel expects a job"),
         ("%torchjob delete", "%torchjob delete expects a job"),
@@ -558,7 +558,7 @@ def test_help_names_every_verb_and_option(notebook):
 
 
 def test_the_completer_knows_the_magics_verbs(notebook):
-    assert notebook.refusal("%torchjob nothing").endswith(f"available: {', '.join(table.VERBS)}")
+    assert notebook.refusal("%torchjob xyzzy").endswith(f"available: {', '.join(table.VERBS)}")
 
 
 def test_more_ranks_than_cores_are_warned_of(notebook, monkeypatch):
