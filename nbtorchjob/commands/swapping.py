@@ -36,7 +36,7 @@ _UNKNOWN = "Interrupted: the job goes on, with the new code if all ranks have it
 
 
 def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
-    """Have a running job go on with what a cell defines."""
+    """Swap what a cell defines into a running job."""
     from nbtorchjob.swapping import sending  # late, as in what follows: most lines change nothing
 
     assert options.swap is not None
@@ -57,7 +57,7 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
 
 
 def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
-    """Return what can be done with an edited cell whose job runs what it was before; ``again`` as there."""
+    """Offer what an edited cell can do whose job runs its former text; ``again`` as in ``choice.html``."""
     from nbtorchjob.ui.card import choice
 
     keep_edited(running, edited)
@@ -68,7 +68,7 @@ def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
 
 
 def swap(args: ParsedArgs, find: Find) -> Answers:
-    """Have a running job go on with what a file defines, or with its own cell as it was edited."""
+    """Swap what a file defines into a running job, or the job's own cell as it was edited."""
     name, *files = args.words
     if not files:
         yield _edited(args, find(name))
@@ -98,7 +98,7 @@ def _edited(args: ParsedArgs, job: Job[Any]) -> Answer:
 
 
 def set_(args: ParsedArgs, find: Find) -> Answers:
-    """Give values of a running job's code other values."""
+    """Set values that a running job's code reads."""
     from nbtorchjob.swapping import sending
 
     name, *words = args.words
@@ -115,8 +115,8 @@ def values(backend: Backend, address: str) -> list[tuple[str, str]]:
     return [(name, repr(value)) for name, value in known.items()]
 
 
-def give(backend: Backend, address: str, words: Sequence[str], seconds: float) -> str:
-    """Give a running job's code other values within so many seconds; return what became of it."""
+def set_values(backend: Backend, address: str, words: Sequence[str], seconds: float) -> str:
+    """Set values that a running job's code reads, within so many seconds; return the answer in words."""
     from nbtorchjob.swapping import sending
 
     text, settings = sending.values(dict(pair(word, "set") for word in words))

@@ -31,9 +31,8 @@ from nbtorchjob.runtime.ask.questions import (
 )
 from nbtorchjob.runtime.objects.wire import WireError
 
-MOST = (
-    8  # questions at once, and conversations of one name that go on: a port that is forwarded stays for days
-)
+# Questions at once, and conversations of one name that go on: a port that is forwarded stays for days.
+MOST = 8
 _ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
 _ANSWERING_S = 600.0  # for an answer, looked at between its records
 # Signals that the agent and torch handle.

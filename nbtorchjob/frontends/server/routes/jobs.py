@@ -112,7 +112,7 @@ class ValuesHandler(Api):
         words = self.get_arguments("value")
         if not words:
             raise MalformedError("value: got none, but it must be NAME=VALUE, once for each value")
-        work = partial(swapping.give, words=words, seconds=_SET_S)
+        work = partial(swapping.set_values, words=words, seconds=_SET_S)
         self.finish(await _change(self, JobId.parse(id), work), set_content_type=TEXT)
 
 
