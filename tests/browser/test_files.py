@@ -53,6 +53,7 @@ def test_files_of_a_running_and_an_ended_job_are_browsed_by_keyboard(notebook, g
         "image => image.complete && image.naturalWidth === 300", arg=image.element_handle()
     )
     assert page.evaluate("() => window.owned") is None
+    assert (image.get_attribute("src") or "").startswith("data:")  # a blob has JupyterLab's origin
     rows.filter(has_text="last.pt").click()
     page.locator(SHOWN).get_by_text("Neither text nor an image").wait_for()
     with page.expect_download() as download:

@@ -6,6 +6,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 export const IMAGE_BYTES = 8 << 20; // as `frontends/server/routes/files.MOST_SHOWN`
 export const TEXT_BYTES = 1 << 20;
 const MOST_ROWS = 1000;
+const MOST_COLUMNS = 200;
+const MOST_CELLS = 20_000; // each is an element of the page
 
 const IMAGES: Readonly<Record<string, string>> = {
   bmp: 'image/bmp',
@@ -56,10 +58,12 @@ export function shownOf(path: string, bytes: Uint8Array, size: number): Shown {
     return { kind: 'text', text, whole };
   }
   const rows = rowsIn(whole ? text : text.slice(0, text.lastIndexOf('\n') + 1), separator);
+  const columns = Math.min(MOST_COLUMNS, Math.max(0, ...rows.map(row => row.length)));
+  const most = 1 + Math.min(MOST_ROWS, Math.floor(MOST_CELLS / Math.max(1, columns)));
   return {
     kind: 'table',
-    rows: rows.slice(0, MOST_ROWS + 1),
-    whole: whole && rows.length <= MOST_ROWS + 1
+    rows: rows.slice(0, most).map(row => row.slice(0, columns)),
+    whole: whole && rows.length <= most && rows.every(row => row.length <= columns)
   };
 }
 

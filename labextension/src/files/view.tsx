@@ -1,11 +1,10 @@
 /** One file of a job as a tab: text, a table, an image, or just its size and a way to download it. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { ReactWidget } from '@jupyterlab/ui-components';
-import type { Message } from '@lumino/messaging';
 import type { ReactElement } from 'react';
 
 import type { Client, FilePlace } from '../model/client';
+import { AskedPage } from '../shell/asked';
 import { PartBox } from '../shell/part';
 
 import { type Shown, bytesFor, shownOf, sizeOf } from './shown';
@@ -20,11 +19,9 @@ export interface FileViewOptions {
 }
 
 /** Is asked for anew whenever its tab comes to the front, or its button is pressed. */
-export class FileView extends ReactWidget {
+export class FileView extends AskedPage {
   constructor(private readonly options: FileViewOptions) {
     super();
-    this.addClass('jp-nbtorchjob-page');
-    this.node.tabIndex = 0; // so that it scrolls by keyboard
   }
 
   protected override render(): ReactElement {
@@ -65,21 +62,6 @@ export class FileView extends ReactWidget {
     super.dispose();
   }
 
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    void this.refresh();
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    void this.refresh();
-  }
-
-  protected override onActivateRequest(message: Message): void {
-    super.onActivateRequest(message);
-    this.node.focus();
-  }
-
   private body(): ReactElement | null {
     const { place, trans } = this.options;
     const { shown, image } = this;
@@ -100,7 +82,7 @@ export class FileView extends ReactWidget {
     }
   }
 
-  private async refresh(): Promise<void> {
+  protected async refresh(): Promise<void> {
     const { client, id, place, trans } = this.options;
     try {
       // Its size first: it may have grown, and of an image too big nothing is asked for.
@@ -111,6 +93,9 @@ export class FileView extends ReactWidget {
       }
       const limit = bytesFor(file.path, file.size);
       const bytes = limit > 0 ? await client.file(id, place, limit) : new Uint8Array();
+      if (this.isDisposed) {
+        return;
+      }
       this.take(shownOf(file.path, bytes, file.size), bytes, Math.max(file.size, bytes.length));
     } catch (error) {
       // What was there is shown on.
@@ -124,8 +109,11 @@ export class FileView extends ReactWidget {
     this.forget();
     [this.shown, this.size] = [shown, size];
     if (shown.kind === 'image') {
-      // In an image no script of an SVG runs.
-      this.image = URL.createObjectURL(new Blob([bytes as BlobPart], { type: shown.type }));
+      // In an image no script of an SVG runs; opened in a tab of its own a blob's would, as JupyterLab's.
+      this.image =
+        shown.type === 'image/svg+xml'
+          ? `data:${shown.type},${encodeURIComponent(new TextDecoder().decode(bytes))}`
+          : URL.createObjectURL(new Blob([bytes as BlobPart], { type: shown.type }));
     }
     this.note =
       shown.kind === 'none'

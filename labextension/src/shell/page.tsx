@@ -1,9 +1,7 @@
 /** A page that the server has made of one job, or of some held against each other, as a tab. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { ReactWidget } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
-import type { Message } from '@lumino/messaging';
 import type { ReactElement } from 'react';
 
 import { VERBS } from '../commands/verbs';
@@ -12,6 +10,7 @@ import { RequestError } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job, Page } from '../model/record';
 
+import { AskedPage } from './asked';
 import { PartBox } from './part';
 
 const EACH_MS = 3000; // a job that reports changes each second
@@ -26,11 +25,9 @@ export interface JobsPageOptions {
 }
 
 /** Is asked for anew whenever its tab comes to the front, and while it is seen when its jobs change. */
-export class JobsPage extends ReactWidget {
+export class JobsPage extends AskedPage {
   constructor(private readonly options: JobsPageOptions) {
     super();
-    this.addClass('jp-nbtorchjob-page');
-    this.node.tabIndex = 0; // so that it scrolls by keyboard
     options.model.changed.connect(this.onChanged, this);
   }
 
@@ -66,21 +63,6 @@ export class JobsPage extends ReactWidget {
     super.dispose();
   }
 
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    void this.refresh();
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    void this.refresh();
-  }
-
-  protected override onActivateRequest(message: Message): void {
-    super.onActivateRequest(message);
-    this.node.focus();
-  }
-
   /** What can be done to the job of a page that has one. */
   private buttons(): ReactElement[] {
     const { commands, ids } = this.options;
@@ -110,7 +92,7 @@ export class JobsPage extends ReactWidget {
     }
   }
 
-  private async refresh(): Promise<void> {
+  protected async refresh(): Promise<void> {
     const { ask, ids, model, trans } = this.options;
     clearTimeout(this.alarm);
     this.alarm = undefined;

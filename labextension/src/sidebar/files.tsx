@@ -92,7 +92,8 @@ function useFiles(job: Job) {
   useEffect(() => {
     there.current = true;
     refresh();
-    const alarm = terminal ? undefined : setInterval(refresh, EACH_MS[backend]);
+    const again = () => document.hidden || refresh(); // on a cluster it is a request to each pod
+    const alarm = terminal ? undefined : setInterval(again, EACH_MS[backend]);
     return () => {
       there.current = false;
       clearInterval(alarm);

@@ -52,6 +52,15 @@ describe('what is shown of a file', () => {
     expect(rowsIn('', ',')).toEqual([]);
   });
 
+  it('is no more of a wide table than a page draws at once', () => {
+    const wide = shown('a.csv', `${'0,'.repeat(784)}1\n`.repeat(500));
+    expect(wide.kind === 'table' && [wide.rows.length, wide.rows[0]?.length, wide.whole]).toEqual([
+      101,
+      200,
+      false
+    ]);
+  });
+
   it('has its size in words', () => {
     expect([0, 999, 1000, 123_456, 5_120_000, 7.5e12].map(size => sizeOf(size, english))).toEqual([
       '0 B',

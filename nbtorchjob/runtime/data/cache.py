@@ -27,7 +27,7 @@ UNUSED_S = 30 * 24 * 3600.0  # after which data goes
 SHARE = 0.5  # of its disk that a cache takes at most
 _LOOK_S = 0.2
 _LOCK, _USED, _PARTIAL = ".lock", ".used", ".partial"
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 class Entry(NamedTuple):
@@ -80,7 +80,12 @@ def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[s
     """Open and lock a file, which whoever held it before may have removed."""
     said = False
     while True:
-        file = open(path, "a+")  # noqa: SIM115 - whoever asked closes it
+        try:
+            file = open(path, "a+")  # noqa: SIM115 - whoever asked closes it
+        except PermissionError:  # another user's: a shared lock needs no more than to read it
+            if how != fcntl.LOCK_SH:
+                raise
+            file = open(path)  # noqa: SIM115 - as above
         try:
             while not _lock(file, how):
                 if not said:
@@ -181,13 +186,16 @@ def _alone_with(used: List[str], entry: Entry, do: Callable[[], None]) -> bool:
 def trim(cache: str, needs: int, now: float) -> List[Entry]:
     """Remove what was unused for long, and what was used longest ago until there is room for ``needs`` bytes.
 
-    There is where the disk has them, and the cache takes no more than its share. Return what went for room.
+    There is where the disk has them, and the cache takes no more than its share. Return what went for room:
+    nothing where all of it would not be enough.
     """
     left, gone = [], []
     for entry in entries(cache):
         if now - entry.used <= UNUSED_S or not remove(entry):
             left.append(entry)
     total = sum(entry.size for entry in left)
+    if needs > shutil.disk_usage(cache).free + total:
+        return []
     for entry in left:
         disk = shutil.disk_usage(cache)
         if needs <= disk.free and total + needs <= SHARE * disk.total:

@@ -109,8 +109,7 @@ class Hub(Source):
 
     def _named(self, exc: DataError) -> DataError:
         """Return an error with the repository's name in place of an address of the Hub's API."""
-        text = str(exc)
-        if "nothing lies" in text or "private" in text:
+        if exc.hidden:
             # To whom it isn't shown, a private repository is one that doesn't exist.
             what = "%s %s at %s" % (self._repo.kind, self._repo.id, self._repo.revision)
             hint = "check the name, or, if it is private or gated, " + _CREDENTIALS

@@ -107,6 +107,8 @@ class _Fetch:
                     if not is_complete(own, look):  # else fetched by another node meanwhile
                         self._fetch(look, own, lock)
                         kept = False
+                        if not is_complete(own, look):
+                            raise DataError("what came isn't what %s lists" % self._where)
             _used.append(used)
         except DataError as exc:
             raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
@@ -135,7 +137,7 @@ class _Fetch:
         self._make_room(look, self._had)
         with self._telling(look.size, partial):
             _each(self._source, left, partial)
-        if self._source.notes:
+        if self._source.notes and not any(file.name.startswith(self._source.notes) for file in look.files):
             notes = os.path.join(partial, self._source.notes)
             shutil.rmtree(notes, ignore_errors=True)
             with suppress(OSError):  # some of the data lies beside them

@@ -30,8 +30,11 @@ _T = TypeVar("_T")
 class DataError(PayloadError):
     """Data can't be had; ``code`` is what its node ends with: another try may help, or not.
 
-    ``again_s`` is after how many seconds another try may help here; None where it doesn't.
+    ``again_s`` is after how many seconds another try may help here; None where it doesn't. ``hidden`` is
+    whether a server shows nothing there, or not to this user.
     """
+
+    hidden = False
 
     def __init__(self, text: str, code: int = exits.CONFIG_ERROR, again_s: Optional[float] = None) -> None:
         super().__init__(text)

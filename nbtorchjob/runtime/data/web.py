@@ -143,11 +143,12 @@ def shown(where: str) -> str:
 def refused(where: str, status: int, headers: Any, credentials: str) -> DataError:
     """Return the error for a server's refusal."""
     text = "%s answers %d" % (shown(where), status)
-    if status in (404, 410):
-        return DataError("nothing lies at %s (%d): check the name" % (shown(where), status))
-    if status in (401, 403):
-        why = "it is private, or the credentials are missing or wrong"
-        return DataError("%s: %s: %s" % (text, why, credentials))
+    if status in (401, 403, 404, 410):
+        name = "nothing lies at %s (%d): check the name" % (shown(where), status)
+        login = "%s: it is private, or the credentials are missing or wrong: %s" % (text, credentials)
+        error = DataError(login if status < 404 else name)
+        error.hidden = True
+        return error
     if status in _LATER or status > 499:
         return DataError.later(text, _wait(headers))
     return DataError(text)

@@ -20,6 +20,7 @@ CHECKPOINT, CURVES = "checkpoint", "tensorboard"
 EVERY_S = 5.0
 _QUIET_S = 2.0  # for which a file that ranks may still write stays as it is
 _MOST_FOLDERS = 10_000  # that are looked into
+_LONGER = 50  # times as long as a look takes, the next one is waited for
 # torch's distributed checkpoint writes its metadata once all shards are there.
 _SHARD, _METADATA = ".distcp", ".metadata"
 
@@ -38,8 +39,11 @@ def telling(every_s: float = EVERY_S) -> Iterator[None]:
                     emit("FilesSeen", node=node_index(), what=what)
 
     def watch() -> None:
-        while left and not ended.wait(every_s):
+        took = 0.0
+        while left and not ended.wait(max(every_s, _LONGER * took)):
+            began = time.monotonic()
             look()
+            took = time.monotonic() - began
 
     thread = threading.Thread(target=watch, daemon=True, name="written")
     thread.start()

@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,9 +73,18 @@ def test_what_was_used_longest_ago_makes_room(folder, monkeypatch):
     assert left(folder) == ["two", "one"]
 
 
+def test_nothing_goes_for_what_has_no_room_anyway(folder, monkeypatch):
+    put(folder, "kept")
+
+    assert trimmed(folder, needs=20_000, monkeypatch=monkeypatch) == []
+    assert left(folder) == ["kept"]
+
+
 USES = """
-import sys, time
+import os, sys, time
 from nbtorchjob.runtime.data import cache
+for user in sys.argv[2:]:
+    os.setuid(int(user))
 file = cache.use(sys.argv[1])
 print(bool(file), flush=True)
 time.sleep(600)
@@ -90,7 +101,7 @@ def test_what_a_running_node_uses_is_never_removed_and_a_killed_ones_is_free(fol
     for name in (f"{path}.lock", f"{path}.used"):
         os.utime(name, (0, 0))
 
-    assert trimmed(folder, needs=20_000, monkeypatch=monkeypatch) == []
+    assert trimmed(folder, needs=10_500, monkeypatch=monkeypatch) == []
     assert (cache.is_idle(entry), cache.remove(entry)) == (False, False)
     assert os.path.exists(f"{path}/deep/file")
 
@@ -100,6 +111,22 @@ def test_what_a_running_node_uses_is_never_removed_and_a_killed_ones_is_free(fol
     assert cache.is_idle(entry)
     assert cache.remove(entry)
     assert os.listdir(folder) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_users_node_keeps_what_it_uses():
+    with tempfile.TemporaryDirectory() as shared:
+        os.chmod(shared, 0o755)
+        path = put(Path(shared), "hf://shared")
+        with subprocess.Popen([sys.executable, "-c", USES, path, "2000"], stdout=subprocess.PIPE) as node:
+            try:
+                assert node.stdout is not None
+                assert node.stdout.readline() == b"True\n"
+                (entry,) = cache.entries(shared)
+                assert not cache.remove(entry)
+            finally:
+                node.kill()
+        assert cache.remove(entry)
 
 
 def test_what_is_being_fetched_is_left_alone_and_half_a_fetch_goes(folder):

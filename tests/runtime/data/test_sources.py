@@ -577,6 +577,27 @@ def test_a_librarys_notes_go_and_the_data_beside_them_stays(server, tmp_path, fa
     }
 
 
+def test_data_where_a_library_keeps_its_notes_stays(server, tmp_path, facts, library, monkeypatch):
+    monkeypatch.setattr(hub, "hub", lambda where: source_of(where, library))
+    server.files[".cache/huggingface/.gitignore"] = b"*"  # as people commit it
+    entry = {"name": "squad", "where": "hf://datasets/org/squad?exclude=*.h5,*.bin"}
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert (Path(places()["squad"]) / ".cache" / "huggingface" / ".gitignore").read_bytes() == b"*"
+
+
+def test_a_source_that_brings_other_than_it_lists_is_refused(tmp_path, facts, monkeypatch):
+    class Less(sources.Source):
+        def look(self):
+            return sources.Look("1", [sources.File("a", 2)])
+
+        def fetch(self, file, folder):
+            Path(sources.target(file, folder)).write_bytes(b"1")
+
+    monkeypatch.setattr(sources, "of", lambda entry: Less(entry["where"]))
+    with pytest.raises(DataError, match="--data less: what came isn't what x://y lists"):
+        provide.provide(header(tmp_path, {"name": "less", "where": "x://y"}), str(tmp_path), 0)
+
+
 def test_what_was_there_before_a_fetch_says_nothing_of_its_rate(server, tmp_path, facts):
     entry = {"name": "web", "where": server.url("blob.bin")}
     server.ranges, server.cuts = False, 99

@@ -220,11 +220,6 @@ def _mark(obj: Mapping[str, Any], name: str) -> float | None:
         return None
 
 
-def _remark(obj: Mapping[str, Any], name: str) -> str:
-    """Return what stands behind a mark's time."""
-    return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
-
-
 def _without_values(label: str) -> str:
     """Return a call's label without its arguments."""
     name, call, _ = label.partition("(")

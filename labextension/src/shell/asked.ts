@@ -1,0 +1,30 @@
+/** The base of tabs whose content is asked of the server. */
+
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { Message } from '@lumino/messaging';
+
+/** Asks anew whenever it comes to the front. */
+export abstract class AskedPage extends ReactWidget {
+  constructor() {
+    super();
+    this.addClass('jp-nbtorchjob-page');
+    this.node.tabIndex = 0; // so that it scrolls by keyboard
+  }
+
+  protected abstract refresh(): Promise<void>;
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    void this.refresh();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    void this.refresh();
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+}
