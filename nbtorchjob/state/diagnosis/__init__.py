@@ -64,28 +64,38 @@ The first of these that applies:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
-from nbtorchjob.runtime.facts.samples import STOPPED, Collective, Group
-from nbtorchjob.state.diagnosis.seen import RETURNED, Seen, Wait
-from nbtorchjob.state.diagnosis.standing import (
-    COMPILES,
-    MEETS,
-    MONITORED,
-    SAVES,
-    Standing,
-    parties,
-    standing,
-    what,
+from nbtorchjob.runtime.facts.samples import STOPPED, Collective
+from nbtorchjob.state.diagnosis.seen import Seen, Wait
+from nbtorchjob.state.diagnosis.standing import MEETS, MONITORED, WaitsFor, standing
+from nbtorchjob.state.diagnosis.verdicts import (
+    Absent,
+    Alone,
+    Away,
+    Chain,
+    Circle,
+    Complete,
+    Elsewhere,
+    Mismatched,
+    NoCollective,
+    OtherArguments,
+    OtherCall,
+    OtherOperation,
+    Perhaps,
+    Ring,
+    Sides,
+    Silent,
+    Slow,
+    Stopped,
+    Uneven,
+    Unrecorded,
+    Verdict,
 )
-from nbtorchjob.state.diagnosis.telling import Telling
 from nbtorchjob.state.known import Known
-from nbtorchjob.text.words import clip, duration, ranks
 
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
 _TOGETHER = frozenset(
@@ -93,33 +103,33 @@ _TOGETHER = frozenset(
 )  # no rank leaves one of these before all have entered it
 _ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
 _GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # of gloo, which has no uneven ones, of these too
+_ENDS_BY_ITSELF = (WaitsFor.CHECKPOINT, WaitsFor.COMPILER)
 _OFTEN, _MUCH_LONGER = 2, 3  # who was late so often is slow, unless it takes so much longer now
-_MAX_TEXT = 700
-_MOST_SIDES = 3
 
 
 class Diagnosis(FrozenDataclass):
-    """Why a job hangs, in a sentence, and the ranks to look at; ``frame`` is where the first of them is.
+    """Why a job hangs: a ``verdict``, and the ranks to look at; ``frame`` is where the first of them is.
 
-    Unless it is ``sure`` the text begins with "unsure". ``time`` is when the job was looked at. ``busy`` says
-    that those ranks do what ends by itself: they compile, or save or load a checkpoint; ``slow`` that they
-    were late to the calls before, and came.
+    It rests on what is ``seen``; ``over`` says that the ranks are no longer there. ``time`` is when the job
+    was looked at. ``busy`` says that those ranks do what ends by itself: they compile, or save or load a
+    checkpoint; ``slow`` that they were late to the calls before, and came. ``state/text/hang`` words it.
     """
 
-    text: str
+    verdict: Verdict
     ranks: tuple[int, ...]
     frame: Frame | None
     sure: bool
     time: float
+    seen: Seen
+    over: bool = False
     busy: bool = False
     slow: bool = False
 
 
 class _Finding(FrozenDataclass):
-    text: str
+    verdict: Verdict
     ranks: Sequence[int] = ()
     sure: bool = True
-    slow: bool = False
 
 
 def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
@@ -138,100 +148,78 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     if not stands:
         return None
     seen = Seen(known, stands)
-    telling = Telling(seen, over)
-    finding = next((finding for rule in _RULES if (finding := rule(seen, telling)) is not None), None)
+    finding = next((finding for rule in _RULES if (finding := rule(seen)) is not None), None)
     if finding is None:
         return None
-    text = clip(finding.text if finding.sure else f"unsure: {finding.text}", _MAX_TEXT)
-    frame = next((seen.of[rank].place for rank in finding.ranks if rank in seen.of), None)
     named = [seen.of.get(rank) for rank in finding.ranks]
-    busy = bool(named) and all(fact is not None and fact.waits in (SAVES, COMPILES) for fact in named)
-    time = max(fact.time for fact in sampled)
-    return Diagnosis(text, tuple(finding.ranks), frame, finding.sure, time, busy, finding.slow)
+    return Diagnosis(
+        finding.verdict,
+        tuple(finding.ranks),
+        next((stand.place for stand in named if stand is not None), None),
+        finding.sure,
+        max(fact.time for fact in sampled),
+        seen,
+        over,
+        busy=bool(named) and all(stand is not None and stand.waits in _ENDS_BY_ITSELF for stand in named),
+        slow=isinstance(finding.verdict, Slow),
+    )
 
 
-def _differing(seen: Seen, tell: Telling) -> _Finding | None:
+def _differing(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         made: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
         for stand in seen.of.values():
             for call in (c for g in stand.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
                 made.setdefault(call.seq, {}).setdefault(stand.rank, []).append(call)
-        for seq, calls in sorted(made.items()):
-            sides: dict[object, list[int]] = {}
-            for rank, mine in sorted(calls.items()):
-                sides.setdefault(tuple(map(_alike, mine)), []).append(rank)
+        for number, calls in sorted(made.items()):
+            sides = _sides({rank: tuple(map(_alike, mine)) for rank, mine in sorted(calls.items())})
             if len(sides) > 1:
-                entered = {rank: what(mine[0]) for rank, mine in calls.items()}
-                where = f"as call #{seq} of {tell.group(wait.group)}"
-                return _differ(where, [*sides.values()], entered, tell)
+                first = {rank: mine[0] for rank, mine in calls.items()}
+                return _Finding(OtherCall(wait.group, number, sides, first), _odd(sides))
     return None
 
 
-def _differ(
-    call: str, sides: list[list[int]], entered: Mapping[int, str], tell: Telling, *, over: bool = False
-) -> _Finding:
-    odd, *others = sorted(sides, key=lambda side: (len(side), side))
-    named = odd if len(odd) < len(others[0]) else sorted([*odd, *others[0]])
-    rest = ", ".join(f"{ranks(side)} {entered[side[0]]}" for side in others[:_MOST_SIDES])
-    firsts = [odd[0], *(side[0] for side in others)]
-    where = tell.lines(firsts) if over else tell.places(firsts)  # what those do that a call has ended?
-    return _Finding(f"{call} {ranks(odd)} entered {entered[odd[0]]}, but {rest}; {where}", named)
+def _sides(key_of: Mapping[int, object]) -> Sides:
+    """Return ranks that have the same key together, the fewest first."""
+    alike: dict[object, list[int]] = {}
+    for rank, key in key_of.items():
+        alike.setdefault(key, []).append(rank)
+    return sorted(alike.values(), key=lambda side: (len(side), side))
 
 
-def _broken(seen: Seen, tell: Telling) -> _Finding | None:
-    for first in seen.broken:
-        group, call = first
-        made = {rank: known for rank in seen.members(group.name) if (known := seen.made(rank, group.name))}
-        there = {rank: same for rank, calls in made.items() if (same := _numbered(calls, call.seq))}
+def _odd(sides: Sides) -> Sequence[int]:
+    """Return the ranks to name: the smaller side, or both where they are as many."""
+    odd, other, *_ = sides
+    return odd if len(odd) < len(other) else sorted([*odd, *other])
+
+
+def _broken(seen: Seen) -> _Finding | None:
+    for group, call in seen.broken:
+        made = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
+        numbered = {rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in made.items()}
+        there = {rank: same for rank, same in numbered.items() if same is not None}
         alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
-        sides: dict[object, list[int]] = {}
-        for rank, same in sorted(there.items()):
-            sides.setdefault(_alike(same, alike), []).append(rank)
+        sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
         if len(sides) > 1:
-            entered = {rank: _outer(seen.of[rank], same) for rank, same in there.items()}
-            where = f"as call #{call.seq} of {tell.group(group)}"
-            finding = _differ(where, [*sides.values()], entered, tell, over=True)
             # Ranks that nothing is known of, another node's, may have been on either side.
-            return (
-                finding
-                if len(there) == len(seen.members(group.name))
-                else replace(finding, ranks=sorted(there))
+            all_known = len(there) == len(seen.members(group.name))
+            return _Finding(
+                OtherCall(group, call.seq, sides, there, ended=True),
+                _odd(sides) if all_known else sorted(there),
             )
-        less = {
+        fewer = {
             rank: calls[-1].seq
             for rank, calls in made.items()
-            if calls[-1].seq < call.seq and seen.ended.get(rank) == RETURNED
+            if calls[-1].seq < call.seq and seen.returned(rank)
         }
-        if less and {*there, *less} == {*seen.members(group.name)}:
-            return _uneven(group, call, sorted(there), less, tell)
+        if fewer and {*there, *fewer} == {*seen.members(group.name)}:
+            more = sorted(there)
+            named = more if len(more) < len(fewer) else sorted([*more, *fewer])
+            return _Finding(Uneven(group, call, more, fewer), named)
     return None
 
 
-def _uneven(
-    group: Group, call: Collective, more: list[int], less: Mapping[int, int], tell: Telling
-) -> _Finding:
-    counts: dict[int, list[int]] = {}
-    for rank, count in sorted(less.items()):
-        counts.setdefault(count, []).append(rank)
-    others = ", ".join(f"{ranks(who)} made {count}" for count, who in [*counts.items()][:_MOST_SIDES])
-    text = f"{ranks(more)} made {call.seq} calls in {tell.group(group)}, and {others} before returning"
-    last = ", ".join(filter(None, [what(call), tell.lines(more)]))
-    why = "the usual causes are uneven batches and a branch that some ranks skip"
-    named = more if len(more) < len(less) else sorted([*more, *less])
-    return _Finding(f"{text}; the last is {last}; {why}", named)
-
-
-def _numbered(calls: Sequence[Collective], seq: int) -> Collective | None:
-    return next((call for call in calls if call.seq == seq), None)
-
-
-def _outer(stand: Standing, call: Collective) -> str:
-    """Return ``all_gather_object (all_gather int64[1])``: what the code called, and what that made of it."""
-    outer = what(call)
-    return outer if stand.inside in ("", call.op) else f"{stand.inside} ({outer})"
-
-
-def _arguments(seen: Seen, tell: Telling) -> _Finding | None:
+def _arguments(seen: Seen) -> _Finding | None:
     calls: dict[object, list[int]] = {}
     for rank, stand in seen.of.items():
         if stand.call is None or not stand.inside or rank in seen.ended:
@@ -243,72 +231,44 @@ def _arguments(seen: Seen, tell: Telling) -> _Finding | None:
             line = stand.place.filename, stand.place.lineno
             calls.setdefault((line, group.ranks, call.op), []).append(rank)
     for mine in calls.values():
-        sides: dict[object, list[int]] = {}
-        for rank in mine:
-            sides.setdefault(tuple(seen.of[rank].given.get(name) for name in _ONE_FOR_ALL), []).append(rank)
+        sides = _sides({rank: tuple(map(seen.of[rank].given.get, _ONE_FOR_ALL)) for rank in mine})
         if len(sides) > 1:
-            entered = {rank: _entered(seen.of[rank], tell) for rank in mine}
-            return _differ("in one call", [*sides.values()], entered, tell)
+            return _Finding(OtherArguments(sides), _odd(sides))
     return None
-
-
-def _entered(stand: Standing, tell: Telling) -> str:
-    """Return ``broadcast from rank 0 in the default group``."""
-    if stand.call is None:
-        return stand.inside
-    group, call = stand.call
-    return f"{' '.join((call.op, parties(stand.inside, stand.given))).strip()} in {tell.group(group)}"
 
 
 def _alike(call: Collective, alike: Sequence[str] = _ALIKE) -> object:
     """Return what must be the same on all ranks of a call."""
-    given = call.op in alike
-    return call.op, call.dtypes if given else (), tuple(map(prod, call.sizes)) if given else ()
+    sized = call.op in alike
+    return call.op, call.dtypes if sized else (), tuple(map(prod, call.sizes)) if sized else ()
 
 
-def _absent(seen: Seen, tell: Telling) -> _Finding | None:
+def _absent(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         free = [rank for rank in wait.absent if seen.free(rank)]
-        if len(wait.waiters) < len(wait.absent) and all(seen.ended.get(rank) == RETURNED for rank in free):
+        if len(wait.waiters) < len(wait.absent) and all(map(seen.returned, free)):
             if free and len(free) == len(wait.absent):
-                where = "; ".join((tell.places(free), tell.places(wait.waiters)))
-                return _Finding(f"{tell.waiting(wait)}, alone: {where}", wait.waiters)
+                return _Finding(Alone(wait, free), wait.waiters)
             continue  # it may be that those made a call too many, and these are right to have ended
         if free and all(map(seen.silent, free)):  # they may have been stopped in it
-            whom = "it" if len(free) == 1 else "them"
-            return _Finding(f"{tell.places(free)}; {tell.waiting(wait, whom)}", free)
+            return _Finding(Silent(free, wait), free)
         late = seen.late(free[0], wait) if len(free) == len(wait.absent) == 1 else ()
         if len(late) >= _OFTEN and wait.seconds < _MUCH_LONGER * max(late):
-            return _slow(free[0], wait, late, tell)
+            return _Finding(Slow(free[0], wait, late), free)
         if free:
-            where = tell.places(free, named=True)
-            return _Finding(f"{ranks(free)} never entered {tell.waited(wait)}; {where}", free)
+            return _Finding(Absent(free, wait), free)
     return None
 
 
-def _slow(rank: int, wait: Wait, late: Sequence[float], tell: Telling) -> _Finding:
-    times = duration(sorted(late)[len(late) // 2])
-    text = f"rank {rank} is slow: it entered the last {len(late)} calls {times} after the others"
-    return _Finding(
-        f"{text}; {tell.waiting(wait, 'it')}; {tell.places([rank], named=True)}", [rank], slow=True
-    )
-
-
-def _circle(seen: Seen, tell: Telling) -> _Finding | None:
+def _circle(seen: Seen) -> _Finding | None:
     for first in seen.waits:
         path = _way(seen, first, first, set())
         if not path:
             continue
         # Who is absent from one call waits in the next.
         turns = zip([path[-1], *path[:-1]], path, strict=True)
-        inside = [[rank for rank in a.absent if seen.held_in(rank) is b] for a, b in turns]
-        steps = [
-            f"{ranks(who)} for {ranks(whom)} in {tell.call(wait)} ({tell.at(who[0])})"
-            for wait, who, whom in zip(path, inside, [*inside[1:], inside[0]], strict=True)
-        ]
-        circle = sorted({rank for pair in inside for rank in pair})
-        waits = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
-        return _Finding(f"{waits}: {', '.join(steps)}", circle)
+        steps = [(b, [rank for rank in a.absent if seen.held_in(rank) is b]) for a, b in turns]
+        return _Finding(Circle(steps), sorted({rank for _, inside in steps for rank in inside}))
     return None
 
 
@@ -325,49 +285,44 @@ def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
     return []
 
 
-def _meeting(seen: Seen, tell: Telling) -> _Finding | None:
+def _meeting(seen: Seen) -> _Finding | None:
     there = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
     away = [rank for rank, stand in seen.of.items() if rank not in there and not stand.groups]
     if seen.waits or not there or not away:
         return None
-    is_ = tell.verb("is", there)
-    text = f"{ranks(away)} never entered {MEETS}, where {ranks(there)} {is_} waiting"
-    return _Finding(f"{text}; {tell.places(away, named=True)}", away, sure=not seen.pending)
+    return _Finding(Away(MEETS, away, there), away, sure=not seen.pending)
 
 
-def _elsewhere(seen: Seen, tell: Telling) -> _Finding | None:
+def _elsewhere(seen: Seen) -> _Finding | None:
     groups = [group for stand in seen.of.values() for group in stand.groups]
     if len({group.name for group in groups}) != 1 or any(group.calls for group in groups) or seen.unseen:
         return None
-    sides: dict[str, list[int]] = {}
-    for rank, stand in sorted(seen.of.items()):
-        if stand.inside in _TOGETHER and rank not in seen.ended:
-            sides.setdefault(stand.inside, []).append(rank)
-    inside = sorted(itertools.chain(*sides.values()))
+    inside = {
+        rank: stand.inside
+        for rank, stand in sorted(seen.of.items())
+        if stand.inside in _TOGETHER and rank not in seen.ended
+    }
     away = [rank for rank in seen.of if rank not in inside]
     if not inside or not all(map(seen.free, away)):
         return None
-    if away:
-        there = f"{ranks(inside)} {tell.verb('is', inside)} in {' or '.join(sides)}"
-        idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
-        if all(map(seen.silent, away)):  # they may have been stopped in it
-            return _Finding(f"{tell.places(away)}; {there}", away)
-        text = f"{there}, which {ranks(away)} never entered; {tell.places(away, named=True)}"
-        return _Finding(text, away, sure=idle)
-    entered = {rank: operation for operation, side in sides.items() for rank in side}
-    return _differ("as the same call", [*sides.values()], entered, tell) if len(sides) > 1 else None
+    if not away:
+        sides = _sides(inside)
+        return _Finding(OtherOperation(sides), _odd(sides)) if len(sides) > 1 else None
+    silent = all(map(seen.silent, away))  # they may have been stopped in it
+    idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
+    verdict = Elsewhere([*dict.fromkeys(inside.values())], away, [*inside], silent)
+    return _Finding(verdict, away, sure=silent or idle)
 
 
-def _monitored(seen: Seen, tell: Telling) -> _Finding | None:
+def _monitored(seen: Seen) -> _Finding | None:
     there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED and stand.call is None]
     away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
     if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
         return None
-    text = f"{ranks(away)} never entered {MONITORED}, where {ranks(there)} {tell.verb('is', there)} waiting"
-    return _Finding(f"{text}; {tell.places(away, named=True)}", away, sure=seen.settled)
+    return _Finding(Away(MONITORED, away, there), away, sure=seen.settled)
 
 
-def _peers(seen: Seen, tell: Telling) -> _Finding | None:
+def _peers(seen: Seen) -> _Finding | None:
     beginnings = [
         rank for rank, stand in seen.of.items() if stand.peer is not None and rank not in seen.ended
     ]
@@ -376,19 +331,15 @@ def _peers(seen: Seen, tell: Telling) -> _Finding | None:
         if other is not None and other.peer == rank and other.inside != seen.of[rank].inside:
             pair = sorted((rank, other.rank))
             if seen.awaited(rank):
-                text = f"{ranks(pair)} wait for each other with different tags or groups"
-                return _Finding(f"{text}: {tell.places(pair)}", pair, sure=seen.settled)
+                return _Finding(Mismatched(pair), pair, sure=seen.settled)
     for rank in beginnings:
         path = _to_who_waits_for_none(seen, rank)
         if path:
-            *waiting, last = path
-            text = f"{tell.places(reversed(waiting))}; {tell.places([last])}"
-            return _Finding(text, [last], sure=seen.settled)
+            return _Finding(Chain(path), path[-1:], sure=seen.settled)
     for rank in beginnings:
         circle = _ring(seen, rank)
         if circle:
-            text = f"{ranks(circle)} {tell.verb('waits', circle)} for each other"
-            return _Finding(f"{text}: {tell.places(circle)}", circle, sure=seen.settled)
+            return _Finding(Ring(circle), circle, sure=seen.settled)
     return None
 
 
@@ -420,41 +371,39 @@ def _ring(seen: Seen, rank: int) -> list[int]:
     return sorted(passed)
 
 
-def _perhaps(seen: Seen, tell: Telling) -> _Finding | None:
+def _perhaps(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         others = (*wait.absent, *wait.unknown)
         if others:
-            return _Finding(f"{tell.waiting(wait, ranks(others))}; {tell.places(others)}", others, sure=False)
+            return _Finding(Perhaps(wait, others), others, sure=False)
     return None
 
 
-def _complete(seen: Seen, tell: Telling) -> _Finding | None:
+def _complete(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         done = [rank for rank in seen.members(wait.group.name) if rank not in wait.waiters]
-        which = f"{ranks(done)} {tell.verb('has', done)} completed it" if done else "all ranks are in it"
-        return _Finding(f"{tell.waiting(wait)}, and {which}; {tell.places(wait.waiters)}", sure=False)
+        return _Finding(Complete(wait, done), sure=False)
     return None
 
 
-def _unrecorded(seen: Seen, tell: Telling) -> _Finding | None:
+def _unrecorded(seen: Seen) -> _Finding | None:
     inside = [rank for rank, stand in seen.of.items() if stand.unrecorded]
     if not inside or seen.moves:
         return None
     others = sorted([*(rank for rank in seen.of if rank not in inside), *seen.unseen])
-    return _Finding(f"{tell.places(inside)}; {tell.places(others)}".removesuffix("; "), others, sure=False)
+    return _Finding(Unrecorded(inside, others), others, sure=False)
 
 
-def _apart(seen: Seen, tell: Telling) -> _Finding | None:
+def _apart(seen: Seen) -> _Finding | None:
     if seen.moves:
         return None
     stopped = [rank for rank, stand in seen.of.items() if stand.state == STOPPED]
     if stopped:
-        return _Finding(tell.places(stopped), stopped)
-    where = tell.places([*seen.of, *seen.unseen])
-    return _Finding(f"no rank waits in a collective: {where}", sure=not seen.unseen)
+        return _Finding(Stopped(stopped), stopped)
+    return _Finding(NoCollective([*seen.of, *seen.unseen]), sure=not seen.unseen)
 
 
-_RULES: tuple[Callable[[Seen, Telling], _Finding | None], ...] = (
+_RULES: tuple[Callable[[Seen], _Finding | None], ...] = (
     *(_broken, _differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
     *(_perhaps, _complete, _unrecorded, _apart),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import ClassVar
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.samples import (
@@ -25,15 +26,18 @@ from nbtorchjob.text.words import line
 MOMENT_S = 1.0  # a call that takes no longer isn't waited in
 ASKED = "asked"  # why there is a sample: somebody wanted it, and its node saw no reason to take one
 _MOST_WAITS = 256
-RETURNED = "has returned"
 _CANT = (STOPPED, HELD, BUSY, BEGINS)  # none of them enters anything
 
 
-def _end(note: str) -> str:
-    """Return how a rank ended, by what is known of that: it has returned, its exit code, or a signal."""
-    if note.partition(";")[0] in (HAS_RETURNED, "exit code 0"):
-        return RETURNED
-    return f"has ended ({line(note, 80)})" if note else "has ended"
+class End(FrozenDataclass):
+    """How a rank ended: ``RETURNED``, ``EXITED`` (perhaps by a signal) or ``FAILED``, and why if known."""
+
+    RETURNED: ClassVar = "returned"
+    EXITED: ClassVar = "ended"
+    FAILED: ClassVar = "failed"
+
+    how: str
+    why: str = ""
 
 
 class Wait(FrozenDataclass):
@@ -73,18 +77,26 @@ class Seen(FrozenDataclass):
         return [rank for rank in range(min(self.known.world_size, 1 << 13)) if rank not in self.of]
 
     @cached_property
-    def ended(self) -> Mapping[int, str]:
+    def ended(self) -> Mapping[int, End]:
         """How ranks had ended when the samples were taken."""
         last, now = max(standing.time for standing in self.standings), self.known.round
-        ended = {stand.rank: _end(stand.note) for stand in self.of.values() if stand.state == ENDED}
+        ended: dict[int, End] = {}
+        for stand in self.of.values():
+            if stand.state == ENDED:
+                well = stand.note.partition(";")[0] in (HAS_RETURNED, "exit code 0")
+                ended[stand.rank] = End(End.RETURNED) if well else End(End.EXITED, line(stand.note, 80))
         for gone in self.known.exits:
             if gone.round == now and gone.time <= last:
                 why = failure.of_signal(gone.signal) if gone.signal else failure.of_exit(gone.code or 0)
-                ended[gone.rank] = f"has ended ({why.line})"
+                ended[gone.rank] = End(End.EXITED, why.line)
         for failed in self.known.errors:
             if failed.round == now and failed.error.time <= last:
-                ended[failed.rank] = f"has failed ({failed.error.type.rpartition('.')[2]})"
+                ended[failed.rank] = End(End.FAILED, failed.error.type.rpartition(".")[2])
         return ended
+
+    def returned(self, rank: int) -> bool:
+        """Whether a rank had ended well."""
+        return rank in self.ended and self.ended[rank].how == End.RETURNED
 
     @cached_property
     def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
@@ -101,7 +113,7 @@ class Seen(FrozenDataclass):
         newest = []
         for stand in self.of.values():
             calls = [(g, call) for g in stand.groups for call in g.calls if not call.p2p]
-            if calls and stand.state == ENDED and self.ended.get(stand.rank) != RETURNED:
+            if calls and stand.state == ENDED and not self.returned(stand.rank):
                 newest.append(max(calls, key=lambda pair: pair[1].since))
         return sorted(newest, key=lambda pair: pair[1].since)
 

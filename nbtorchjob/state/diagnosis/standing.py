@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from enum import Enum
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
@@ -14,9 +15,27 @@ from nbtorchjob.text.words import line
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
 Sources = Mapping[str, tuple[str, str]]
 
-# What takes long on one rank while the others wait, and ends by itself.
-SAVES, COMPILES = "saves or loads a checkpoint", "compiles"
-DATA, READS = "waits for its DataLoader", "reads"  # what several ranks may wait in at once
+
+class WaitsFor(Enum):
+    """What a rank's frames show it to wait for, other than a collective."""
+
+    AWAIT = "await"
+    CHECKPOINT = "checkpoint"  # saving or loading one ends by itself, and so does compiling
+    COMPILER = "compiler"
+    DATALOADER = "dataloader"
+    FILE_LOCK = "file lock"
+    FUTURE = "future"
+    LOCK = "lock"
+    PIPE = "pipe"
+    POOL = "pool of processes"
+    PROCESS = "process"
+    QUEUE = "queue"
+    READ = "read"
+    SERVER = "server"
+    SLEEP = "sleep"
+    STORE = "store"
+    THREAD = "thread"
+
 
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
 _AUTOGRAD = "torch/autograd/graph.py"
@@ -25,52 +44,54 @@ _C10D = "torch/distributed/distributed_c10d.py"
 MEETS = "init_process_group"
 MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
-_POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
+POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
 # What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
 # the user's own, and code that is compiled runs without the compiler.
 _ENDS_BY_ITSELF = (
-    (r"torch/_dynamo/convert_frame\.py", COMPILES),
-    (r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py|/safetensors/torch\.py", SAVES),
+    (r"torch/_dynamo/convert_frame\.py", WaitsFor.COMPILER),
+    (
+        r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py|/safetensors/torch\.py",
+        WaitsFor.CHECKPOINT,
+    ),
 )
 # And what one below the user's frame says of a rank that waits in it: the file's end and the function.
 _WAITS = (
-    (r"asyncio/(?!runners|base_events).*\.py", r".*", "waits in an await"),
-    (r"torch/utils/data/dataloader\.py", r".*", DATA),
-    (r"torch/distributed/rendezvous\.py", r".*", "waits for a store"),
-    (r"multiprocessing/queues\.py|/queue\.py", r"get|put", "waits for a queue"),
-    (r"subprocess\.py", r".*", "waits for a process"),
-    (r"multiprocessing/process\.py", r"join", "waits for a process"),
-    (r"multiprocessing/pool\.py", r"get|wait|join|next", "waits for a pool of processes"),
-    (r"multiprocessing/(?:connection|managers)\.py", r".*", "waits for a pipe"),
-    (r"/filelock/.*\.py", r".*", "waits for a file's lock"),
+    (r"asyncio/(?!runners|base_events).*\.py", r".*", WaitsFor.AWAIT),
+    (r"torch/utils/data/dataloader\.py", r".*", WaitsFor.DATALOADER),
+    (r"torch/distributed/rendezvous\.py", r".*", WaitsFor.STORE),
+    (r"multiprocessing/queues\.py|/queue\.py", r"get|put", WaitsFor.QUEUE),
+    (r"subprocess\.py", r".*", WaitsFor.PROCESS),
+    (r"multiprocessing/process\.py", r"join", WaitsFor.PROCESS),
+    (r"multiprocessing/pool\.py", r"get|wait|join|next", WaitsFor.POOL),
+    (r"multiprocessing/(?:connection|managers)\.py", r".*", WaitsFor.PIPE),
+    (r"/filelock/.*\.py", r".*", WaitsFor.FILE_LOCK),
     (
         r"(?:http/client|/socket|/ssl)\.py|/(?:requests|urllib3|httpx|httpcore|botocore)/.*\.py",
         r".*",
-        "waits for a server",
+        WaitsFor.SERVER,
     ),
-    (r"concurrent/futures/.*\.py", r"result|wait|as_completed", "waits for a future"),
-    (r"threading\.py", r"join|_wait_for_tstate_lock", "waits for a thread"),
-    (r"threading\.py", r".*", "waits for a lock"),
+    (r"concurrent/futures/.*\.py", r"result|wait|as_completed", WaitsFor.FUTURE),
+    (r"threading\.py", r"join|_wait_for_tstate_lock", WaitsFor.THREAD),
+    (r"threading\.py", r".*", WaitsFor.LOCK),
 )
 # What a line of the user's own says of it; a call into C has no frame.
 _LINES = (
-    (r"\bawait\b", "waits in an await"),
-    (r"\bsleep\(", "sleeps"),
-    (r"\bos\.(system|wait|waitpid)\(", "waits for a process"),
-    (r"store(\(\))?\.(get|wait)\(", "waits for a store"),
-    (r"\b(?:flock|lockf)\(", "waits for a file's lock"),
-    (r"\bacquire\(|^with \w*(lock|mutex|semaphore)\w*\s*:", "waits for a lock"),
-    (r"\binput\(|\bread(line|lines)?\(|\brecv\(", READS),
+    (r"\bawait\b", WaitsFor.AWAIT),
+    (r"\bsleep\(", WaitsFor.SLEEP),
+    (r"\bos\.(system|wait|waitpid)\(", WaitsFor.PROCESS),
+    (r"store(\(\))?\.(get|wait)\(", WaitsFor.STORE),
+    (r"\b(?:flock|lockf)\(", WaitsFor.FILE_LOCK),
+    (r"\bacquire\(|^with \w*(lock|mutex|semaphore)\w*\s*:", WaitsFor.LOCK),
+    (r"\binput\(|\bread(line|lines)?\(|\brecv\(", WaitsFor.READ),
 )
 _MAX_LINE = 120
-_MAX_SIZES = 3
 
 
 class Standing(FrozenDataclass):
     """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/facts/samples``.
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
-    that it waits in, as its stack tells, ``waits`` what else it waits for; empty where nothing says so.
+    that it waits in, as its stack tells, ``waits`` what else it waits for; None where nothing says so.
     ``given`` is what that operation was given, as ``runtime/samples.Thread`` has it. ``recorded`` is whether
     its calls are known.
     """
@@ -81,7 +102,7 @@ class Standing(FrozenDataclass):
     place: Frame | None = None
     inside: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
-    waits: str = ""
+    waits: WaitsFor | None = None
     handle: bool = False  # whether its line waits for something by ``.wait()``, such as a call made before
     groups: tuple[Group, ...] = ()
     recorded: bool = False
@@ -122,7 +143,7 @@ class Standing(FrozenDataclass):
     @property
     def peer(self) -> int | None:
         """The rank that it waits for in a send or a receive; None where it is in none, or from any rank."""
-        which = _POINT_TO_POINT.get(self.inside)
+        which = POINT_TO_POINT.get(self.inside)
         known = self.given.get(which, "") if which is not None and self.call is None else ""
         return int(known) if known.isdigit() else None
 
@@ -144,7 +165,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         place=users_frame(frames, sources) or users_frame(raised, sources),
         inside=_operation(inside) if inside is not None else "",
         given=dict(inside.given) if inside is not None else {},
-        waits="" if inside is not None else _waiting(frames, sources),
+        waits=None if inside is not None else _waiting(frames, sources),
         handle=".wait(" in code,
         groups=sample.groups,
         recorded=bool(sample.groups) or (sample.state in (RUNS, HELD) and not sample.note),
@@ -193,24 +214,6 @@ def _code(frame: Frame, sources: Sources) -> str:
     return (frame.line or known).strip()
 
 
-def what(call: Collective) -> str:
-    """Return an operation and what it is called with: ``all_reduce float32[4, 8]``."""
-    dtypes = [*call.dtypes, *[""] * (len(call.sizes) - len(call.dtypes))]
-    given = [f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)]
-    more = [f"and {len(given) - _MAX_SIZES} more"] if len(given) > _MAX_SIZES else []
-    return line(" ".join([call.op, *given[:_MAX_SIZES], *more]), _MAX_LINE)
-
-
-def parties(inside: str, given: Mapping[str, str]) -> str:
-    """Return whom an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
-    parts = [f"{word} rank {given[name]}" for name, word in (("src", "from"), ("dst", "to")) if name in given]
-    parts += [f"({given['op']})"] if given.get("op", "SUM") != "SUM" else []
-    parts += (
-        [f"with tag {given['tag']}"] if given.get("tag", "0") != "0" and inside in _POINT_TO_POINT else []
-    )
-    return " ".join(parts)
-
-
 def _operation(thread: Thread) -> str:
     """Return the function of torch.distributed that a thread's stack ends in: the outermost of them."""
     if not thread.frames:
@@ -220,7 +223,7 @@ def _operation(thread: Thread) -> str:
     return meets or (names[0] if thread.frames[-1].filename.endswith(_C10D) else "")
 
 
-def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
+def _waiting(frames: Sequence[Frame], sources: Sources) -> WaitsFor | None:
     for frame in frames:
         for file, meaning in _ENDS_BY_ITSELF:
             if library(frame, sources) and re.search(rf"(?:{file})$", frame.filename):
@@ -228,12 +231,11 @@ def _waiting(frames: Sequence[Frame], sources: Sources) -> str:
     own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
-        said = [meaning for pattern, meaning in _LINES if re.search(pattern, code)]
-        awaits = said[:1] == [_LINES[0][1]]  # whatever it is that it awaits
-        # Of a line with two calls it may be either.
-        return said[0] if said and (awaits or len(said) == 1) else ""
+        meanings = [meaning for pattern, meaning in _LINES if re.search(pattern, code)]
+        # Of a line with two calls it may be either, unless it awaits something, whatever that is.
+        return meanings[0] if meanings[:1] == [WaitsFor.AWAIT] or len(meanings) == 1 else None
     for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
         for file, name, meaning in _WAITS:
             if re.search(rf"(?:{file})$", frame.filename) and re.fullmatch(name, frame.name):
                 return meaning
-    return ""
+    return None

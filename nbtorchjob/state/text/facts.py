@@ -25,6 +25,7 @@ from nbtorchjob.state.hanging import hang, missed
 from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import labs, lifetime, swaps, usage
+from nbtorchjob.state.text.hang import describe
 from nbtorchjob.state.text.progress import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
@@ -205,7 +206,7 @@ def leaving(state: JobState, now: float) -> str:
 def hanging(state: JobState, now: float) -> str:
     """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
     diagnosis = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
-    return f"{diagnosis.text} (seen {age(diagnosis.time, now)})" if diagnosis is not None else ""
+    return f"{describe(diagnosis)} (seen {age(diagnosis.time, now)})" if diagnosis is not None else ""
 
 
 def age(time: float, now: float) -> str:
@@ -355,7 +356,7 @@ def heading(failure: Failure, state: JobState) -> str:
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
         return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
-        return line(f"a collective gave up: {missing.text}", LINE)
+        return line(f"a collective gave up: {describe(missing)}", LINE)
     text = _exception(failure.error) if failure.error else failure.reason.line
     if failure.rank is not None:
         text = f"rank {failure.rank}: {text}"

@@ -15,10 +15,10 @@ from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample
 from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
-from nbtorchjob.state.diagnosis.standing import Sources, library, place, what
-from nbtorchjob.state.diagnosis.telling import group_name
+from nbtorchjob.state.diagnosis.standing import Sources, library, place
 from nbtorchjob.state.events import Sampled
 from nbtorchjob.state.spent import ACCELERATOR, COMPUTE, DATA, IDLE, PYTHON, RANKS, Spent
+from nbtorchjob.state.text import hang
 from nbtorchjob.text.words import clip, clock, columns, count, duration, line, ranks, size
 
 _MOST_BLOCKS = 32
@@ -68,10 +68,15 @@ class Stacks(FrozenDataclass):
         return diagnose(self.state, over=self.state.phase.terminal)
 
     @property
+    def cause(self) -> str:
+        """Why the job hangs, in a sentence; empty where nothing shows that it does."""
+        return hang.describe(self.diagnosis) if self.diagnosis is not None else ""
+
+    @property
     def lines(self) -> list[str]:
         """The whole in lines; those of the user's own code begin with a mark."""
         samples = self._samples
-        lines = [self.diagnosis.text] if self.diagnosis is not None else []
+        lines = [self.cause] if self.cause else []
         if samples and not self.asked:
             ended = "The job has ended; this" if self.state.phase.terminal else "This"
             lines.append(
@@ -97,7 +102,7 @@ class Stacks(FrozenDataclass):
             "diagnosis": None
             if diagnosis is None
             else {
-                "text": diagnosis.text,
+                "text": self.cause,
                 "ranks": [*diagnosis.ranks],
                 "sure": diagnosis.sure,
                 "time": diagnosis.time,
@@ -181,9 +186,9 @@ def _block(
 def _call(call: Collective, group: Group) -> str:
     peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
     did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
-    name, *given = what(call).split(" ", 1)
+    name, *given = hang.what(call).split(" ", 1)
     sizes = f", {given[0]}" if given else ""
-    return f"{did} {name} #{call.seq} of {group_name(group, group.ranks)}{peer}{sizes}"
+    return f"{did} {name} #{call.seq} of {hang.group_name(group, group.ranks)}{peer}{sizes}"
 
 
 def _folded(frames: Sequence[Frame]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
-from nbtorchjob.state.diagnosis.standing import DATA, standing
+from nbtorchjob.state.diagnosis.standing import WaitsFor, standing
 from nbtorchjob.state.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
@@ -108,7 +108,7 @@ def _waiting(state: JobState) -> str:
         sample for sample in state.samples.values() if sample.round == state.round and sample.time >= since
     ]
     stands = [standing(rank, item.time, state.info.sources) for item in newest for rank in item.samples]
-    loading = [stand.rank for stand in stands if stand.waits == DATA]
+    loading = [stand.rank for stand in stands if stand.waits is WaitsFor.DATALOADER]
     inside = {item.inside: [e.rank for e in stands if e.inside == item.inside] for item in stands}
     inside.pop("", None)
     waits = {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}

@@ -180,7 +180,7 @@ class Hanging:
             stacks = self.job.stacks(timeout=LIMIT)
             found = stacks.diagnosis
             whole = len(stacks.samples) == RANKS and stacks.state.round > self._round
-            if whole and found is not None and all(part in found.text for part in parts):
+            if whole and found is not None and all(part in stacks.cause for part in parts):
                 self._round = stacks.state.round
                 self._pids = [sample.pid for sample in stacks.samples.values()]
                 return found

@@ -19,6 +19,7 @@ from nbtorchjob.runtime.facts.samples import (
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.text.hang import describe
 
 CELL = "/tmp/ipykernel_1/1.py"
 LINES = [
@@ -126,7 +127,7 @@ def test_names_the_rank_that_the_others_wait_for(sample, text):
     found = said(*OTHERS, sample)
 
     assert found is not None
-    assert text in found.text
+    assert text in describe(found)
     assert (found.ranks, found.sure, found.time) == ((2,), True, NOW)
 
 
@@ -134,7 +135,7 @@ def test_points_at_the_line_and_tells_what_was():
     found = said(*OTHERS, absent(2), over=True)
 
     assert found.frame == cell(3)
-    assert "which ranks 0-1, 3 had waited in for 40 s; it was in Cell In[3], line 3" in found.text
+    assert "which ranks 0-1, 3 had waited in for 40 s; it was in Cell In[3], line 3" in describe(found)
 
 
 def test_tells_how_a_rank_left():
@@ -142,16 +143,16 @@ def test_tells_how_a_rank_left():
     failed = ev.RankFailed(120.0, 0, 2, 0, 0, Error("ValueError", "no", time=120.0))
     late = ev.RankExited(150.0, 0, 1, 0, 0, signal=15)  # as all are ended then
 
-    assert "it has ended (killed by SIGKILL)" in said(*OTHERS, facts=[died, late]).text
-    assert "it has failed (ValueError)" in said(*OTHERS, facts=[failed]).text
+    assert "it has ended (killed by SIGKILL)" in describe(said(*OTHERS, facts=[died, late]))
+    assert "it has failed (ValueError)" in describe(said(*OTHERS, facts=[failed]))
 
 
 def test_holds_together_ranks_that_are_absent_at_several_places():
     found = said(waiting(0), absent(1, 4), absent(2), absent(3))
 
     assert found.ranks == (1, 2, 3)
-    assert "ranks 1-3 never entered" in found.text
-    assert "rank 1 sleeps in Cell In[3], line 4: time.sleep(100); ranks 2-3 are in Cell" in found.text
+    assert "ranks 1-3 never entered" in describe(found)
+    assert "rank 1 sleeps in Cell In[3], line 4: time.sleep(100); ranks 2-3 are in Cell" in describe(found)
 
 
 def test_blames_the_one_that_calls_once_too_often():
@@ -160,7 +161,7 @@ def test_blames_the_one_that_calls_once_too_often():
     assert found.ranks == (0,)
     assert (
         "rank 0 has waited for 40 s in all_reduce #2 of the default group, alone: ranks 1-3 have returned"
-        in found.text
+        in describe(found)
     )
 
 
@@ -187,7 +188,7 @@ def test_names_the_rank_that_calls_something_else(sample, text):
     sizes = {"sizes": ((4,),), "dtypes": ("float32",)} if "[" in text else {}
     found = said(*(waiting(number, **sizes) for number in (0, 1, 3)), sample)
 
-    assert text in found.text
+    assert text in describe(found)
     assert (found.ranks, found.sure) == ((2,), True)
 
 
@@ -195,7 +196,7 @@ def test_names_both_of_two_that_call_different_things():
     found = said(waiting(0), waiting(1, "all_reduce", "barrier"), world=2)
 
     assert (found.ranks, found.sure) == ((0, 1), True)
-    assert "rank 0 entered all_reduce, but rank 1 barrier" in found.text
+    assert "rank 0 entered all_reduce, but rank 1 barrier" in describe(found)
 
 
 def test_lets_what_may_differ_differ():
@@ -241,7 +242,7 @@ def test_tells_a_circle_of_groups():
     assert (crossed.ranks, crossed.sure) == ((0, 1), True)
     assert (
         "ranks 0-1 wait for each other: rank 0 for rank 1 in barrier #1 of group 1 (ranks 0-1)"
-        in crossed.text
+        in describe(crossed)
     )
 
 
@@ -253,7 +254,9 @@ def test_names_who_does_not_meet_the_others():
     found = said(meets(0), meets(1), rank(2, RUNS, stack(4)), world=3)
 
     assert (found.ranks, found.sure) == ((2,), True)
-    assert "rank 2 never entered init_process_group, where ranks 0-1 are waiting; it sleeps" in found.text
+    assert "rank 2 never entered init_process_group, where ranks 0-1 are waiting; it sleeps" in describe(
+        found
+    )
 
 
 def test_waits_by_a_handle_are_waits():
@@ -292,7 +295,7 @@ def test_is_unsure_where_the_facts_say_no_more(samples):
     found = said(*samples)
 
     assert not found.sure
-    assert found.text.startswith("unsure: ")
+    assert describe(found).startswith("unsure: ")
 
 
 def test_takes_an_absence_from_before_the_others_waited_for_nothing():
@@ -306,7 +309,9 @@ def test_tells_who_is_slow_from_who_hangs():
     busy = [rank(number, RUNS, stack(3), default(*calls("all_reduce", done=1))) for number in range(4)]
     found = said(*busy)
 
-    assert found.text == "no rank waits in a collective: ranks 0-3 are in Cell In[3], line 3: next(loader)"
+    assert (
+        describe(found) == "no rank waits in a collective: ranks 0-3 are in Cell In[3], line 3: next(loader)"
+    )
     assert (found.ranks, found.sure) == ((), True)
     assert said(*busy[:3], rank(3, STOPPED)).ranks == (3,)
 
@@ -349,7 +354,8 @@ def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long
 
     assert (sure.ranks, sure.sure, sure.frame) == ((1,), True, cell(4))
     assert (
-        "rank 0 waits in send to rank 1 (Cell In[3], line 6: dist.recv(t, 1)); rank 1 sleeps in" in sure.text
+        "rank 0 waits in send to rank 1 (Cell In[3], line 6: dist.recv(t, 1)); rank 1 sleeps in"
+        in describe(sure)
     )
     assert (unsure.ranks, unsure.sure) == ((1,), False)
 
@@ -363,7 +369,7 @@ def test_one_line_that_calls_a_library_may_be_in_other_groups():
 
     found = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
 
-    assert found is None or "in one call" not in found.text
+    assert found is None or "in one call" not in describe(found)
 
 
 @pytest.mark.parametrize(("world", "named"), [(3, (2,)), (6, (0, 1, 2))])
@@ -375,4 +381,4 @@ def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(wor
     found = said(ended(0, 8), ended(1, 8), ended(2, 4000), world=world, over=True)
 
     assert (found.ranks, found.sure) == (named, True)
-    assert "rank 2 entered all_reduce" in found.text
+    assert "rank 2 entered all_reduce" in describe(found)

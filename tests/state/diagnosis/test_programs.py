@@ -15,6 +15,7 @@ from nbtorchjob.runtime.facts.samples import BUSY, ENDED, RUNS, STOPPED, Collect
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.text.hang import describe
 
 NOW = 1000.0
 CELL = "/tmp/ipykernel_1/1.py"
@@ -201,4 +202,4 @@ def test_the_one_that_diverged_is_named_or_the_diagnosis_is_unsure(case):
     if hangs:
         assert found is not None
         assert odd.number in found.ranks or not found.sure
-        assert found.sure == (not found.text.startswith("unsure"))
+        assert found.sure == (not describe(found).startswith("unsure"))

@@ -11,6 +11,7 @@ import pytest
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.text.hang import describe
 
 HERE = Path(__file__).parent / "samples"
 CASES = [
@@ -110,7 +111,7 @@ def test_real_hangs(name, ranks, text, code):
     found = of_samples(name)
 
     assert (found.ranks, found.sure) == (ranks, True)
-    assert text in found.text
+    assert text in describe(found)
     assert code in found.frame.line
     assert found.slow is (name == "straggler")
 
@@ -133,7 +134,7 @@ def test_real_hangs_are_told_by_stacks_alone_where_torch_records_no_calls(name, 
     found = of_samples(name, without_calls=True)
 
     assert (found.ranks, found.sure) == (ranks, True)
-    assert text in found.text
+    assert text in describe(found)
 
 
 def test_several_groups_leave_it_open_where_torch_records_no_calls():

@@ -42,7 +42,7 @@ def test_tells_of_ranks_at_one_place_together():
     assert found.diagnosis.ranks == (1,)
     assert text.split("\n") == (
         [
-            found.diagnosis.text,
+            found.cause,
             "",
             "ranks 0, 2:",
             "  waits in all_reduce #4 of the default group, float32[8], for 40 s",
