@@ -56,9 +56,13 @@ export function duration(seconds: number, trans: TranslationBundle): string {
     : trans.__('%1 d %2 h', Math.floor(hours / 24), hours % 24);
 }
 
+/** A job may take so many seconds to start without having waited, as its card and `list` have it. */
+const WAITED_S = 10;
+
 /** How long a job has run, of the seconds that have `elapsed`: those before it had its turn don't count. */
 export function ran({ created, started }: Job, elapsed: number): number {
-  return started === null ? elapsed : Math.max(0, elapsed - Math.max(0, started - created));
+  const waited = started === null ? 0 : started - created;
+  return waited < WAITED_S ? elapsed : Math.max(0, elapsed - waited);
 }
 
 /**

@@ -47,6 +47,7 @@ describe('what came of a job', () => {
     [of('CANCELLED', { status: 'STOPPED' }), 'fox was stopped early after 42 s'],
     [of('CANCELLED', { status: 'DELETED' }), 'fox was deleted after 42 s'],
     [of('SUCCEEDED', { started: 1_700_000_030 }), 'fox succeeded after 12 s'],
+    [of('SUCCEEDED', { started: 1_700_000_009 }), 'fox succeeded after 42 s'],
     [of('FAILED'), 'fox failed after 42 s'],
     [of('FAILED', { failure: 'ValueError: x' }), 'fox failed after 42 s: ValueError: x']
   ])('is told in a line', (job, line) => {
