@@ -168,15 +168,22 @@ def _by_node(pulses: Sequence[Pulse], usual: _Usual, state: JobState) -> str:
     per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
     rows = []
     for node, mine in shown:
-        odd = Counter(pulse.word for pulse in mine if pulse.word not in ("", "waiting"))
-        label = DOT.join([f"node {node.index}", *(f"{many} {word}" for word, many in odd.items())])
+        label = DOT.join([f"node {node.index}", *_unusual_words(mine)])
         cells = "".join(
             f'<b style="background-color:{_look(group, usual)[1]}"></b>' for group in _groups(mine, per)
         )
         row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
         rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
-    more = len(told) - len(shown)
-    return tag("div", "".join(rows), PLAIN) + text_line(f"{more} more nodes as usual" if more else "")
+    more = told[len(shown) :]
+    words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
+    text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
+    return tag("div", "".join(rows), PLAIN) + text_line(text)
+
+
+def _unusual_words(pulses: Sequence[Pulse]) -> list[str]:
+    """Return how many of these ranks stand out, by how they do: ``3 slow``."""
+    odd = Counter(pulse.word for pulse in pulses if pulse.word not in ("", "waiting"))
+    return [f"{many} {word}" for word, many in odd.items()]
 
 
 def _usually(pulses: Sequence[Pulse], usual: _Usual, unit: str) -> str:

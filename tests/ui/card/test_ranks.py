@@ -250,3 +250,15 @@ def test_the_table_has_a_row_for_each_of_16_nodes_and_counts_the_rest():
 
     assert len(ranks.rows(state)) == 17
     assert ranks.more(state) == "… and 24 more nodes"
+
+
+@pytest.mark.parametrize(
+    ("now", "rest"), [(1012.0, "60 more nodes · as usual"), (1060.0, "60 more nodes · 60 silent")]
+)
+def test_of_many_nodes_ten_have_a_row_and_the_rest_is_counted_by_what_is_odd(now, rest):
+    state = JobState(JobInfo("wide", created=990.0, nodes=(70, 70)))
+    for node in range(70):
+        started = ev.NodeStarted(995.0, node, "here"), ev.WorkersStarted(999.0, node, 0, 0, (node,), 70)
+        state = all_of(state, *started, *steps(node, 3 if node == 40 else 20))
+
+    assert rest in ranks.html(state, now)
