@@ -138,6 +138,8 @@ _UV_LISTENS: Version = (2, 9)
 # Without one of these two, groups meet in torch's way, in a store that ends with rank 0.
 MEET = Detail(_C10D, "rendezvous")
 BARRIER = Detail(_C10D, "_is_barrier_after_init")
+# Without it, a rank that raises once it has called ``training.save()`` waits for the others to save, too.
+DEFAULT_STORE = Detail(_C10D, "_get_default_store")
 # Without one of these three, collectives fail by their time-out while a rank is stopped in the debugger.
 NEW_GROUP = Detail(_C10D, "_new_process_group_helper")
 STORE_BARRIER = Detail(_C10D, "_store_based_barrier")

@@ -21,6 +21,7 @@ import io
 import os
 import re
 import shutil
+import time
 import uuid
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -28,12 +29,15 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import distributed
 
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.facts.emit import EVENTS, emit
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
 _METADATA = ".metadata"
 _NONE: Dict[str, Any] = {}
+_ALL = b"all"
+_PAUSE_S = 0.01
 _ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
 
 
@@ -60,6 +64,7 @@ class Checkpoints:
         self._sent: Optional[str] = None  # the newest that all nodes have sent
         self._sending: Optional[str] = None
         self._pending: Optional[Tuple[str, Any]] = None
+        self._meetings = 0
         if group is None:
             warnings.filterwarnings("ignore", message=_ALONE)
 
@@ -103,6 +108,31 @@ class Checkpoints:
 
         entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         return any(entry.rpartition(".")[2] == name for entry in entries)
+
+    def meet(self, step: int, within: float) -> bool:
+        """Wait up to ``within`` seconds for all ranks to be about to save this step; whether they are.
+
+        A rank that raises may be the only one here, and a save without the others would never end. The first
+        rank to give up decides for all, also for those that come later, and reports it.
+        """
+        default_store = torch_versions.DEFAULT_STORE.get()
+        if self._group is None or default_store is None:
+            return True
+        self._meetings += 1
+        prefix = "nbtorchjob/saves/%s/%d" % (self._life, self._meetings)
+        store = distributed.PrefixStore(prefix, default_store())
+        until, giving_up = time.monotonic() + within, b"rank %d" % distributed.get_rank()
+        same = store.compare_set("step", "", str(step)) == b"%d" % step
+        if same and store.add("ranks", 1) == distributed.get_world_size(self._group):
+            store.compare_set("decision", "", _ALL.decode())
+        # Not ``wait``, during which no other thread of this process can use the store.
+        while same and time.monotonic() < until and not store.check(["decision"]):
+            time.sleep(_PAUSE_S)
+        decision = store.compare_set("decision", "", giving_up.decode())
+        if decision == giving_up:
+            text = "the checkpoint of step %d wasn't saved: rank %d was to save it, and not all others were"
+            self._report(text % (step, distributed.get_rank()))
+        return bool(decision == _ALL)
 
     def save(self, step: int, state: Dict[str, Any], others: Mapping[str, Any] = _NONE) -> None:
         """Begin to save ``state``, once the save before it has ended; return once ``state`` may change.
@@ -270,8 +300,16 @@ def is_sharded(state: Any) -> bool:
 
 
 def _bytes(state: Any) -> bytes:
+    """Return a state in bytes, which are the same for equal states on different GPUs.
+
+    ``torch.save`` writes each tensor's device, so what is saved is first loaded to the host's memory.
+    """
     file = io.BytesIO()
     torch.save(state, file)
+    file.seek(0)
+    on_host = torch.load(file, map_location="cpu", weights_only=False)
+    file = io.BytesIO()
+    torch.save(on_host, file)
     return file.getvalue()
 
 

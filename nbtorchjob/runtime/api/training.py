@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.dcp import Checkpoints
 
 _FOLDER = "training"
+_LEAVING_S = 10.0  # for all ranks to leave a loop and save: a rank that raises is the only one that does
+_TOGETHER_S = 1800.0  # for all ranks to call ``save``, as torch waits in a collective operation
 # Where the loops are: outside of them, in an epoch ahead of its batches, in a step, or behind the batches.
 _OUTSIDE, _EPOCH, _STEP, _TAIL = range(4)
 
@@ -131,7 +133,7 @@ class ResumableTraining:
             except GeneratorExit:  # a break, or an exception
                 if self._saves_next and self._sampler.position == self._sampler.length:
                     self._sampler.set_epoch(self._sampler.epoch + 1)
-                self._leave()
+                self._leave(_LEAVING_S)
                 raise
             self._sampler.set_epoch(self._sampler.epoch + 1)
             self._leave()
@@ -165,7 +167,7 @@ class ResumableTraining:
                 if self._stepped:
                     self._count(share)
                 if self._saves_next:
-                    self._save_now()
+                    self._save_now(_LEAVING_S)
                 raise
             self._where = outside
             self._count(share)
@@ -176,24 +178,25 @@ class ResumableTraining:
         """Save the state, unless it is saved already, and wait for it.
 
         Within a step it does so once the step is over, and behind an epoch's batches once the epoch is: when
-        the next one is requested, or the loop is left. All ranks call it together.
+        the next one is requested, or the loop is left. All ranks call it together, and leave a loop within
+        10 s of each other: an exception of a single rank waits for the others that long, and saves nothing.
         """
         if self._where in (_STEP, _TAIL):
             self._saves_next = True
         else:
             self._save_now()
 
-    def _save_now(self) -> None:
+    def _save_now(self, within: float = _TOGETHER_S) -> None:
         self._saves_next = False
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._checkpoints.meet(self.step, within):
             self._begin_to_save()
             self._checkpoints.finish()
 
-    def _leave(self) -> None:
+    def _leave(self, within: float = _TOGETHER_S) -> None:
         """Go out of an epoch, and save what was to be saved behind its batches."""
         self._where = _OUTSIDE
         if self._saves_next:
-            self._save_now()
+            self._save_now(within)
 
     def _count(self, share: Share) -> None:
         if share.last:

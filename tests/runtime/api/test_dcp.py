@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.runtime.api import dcp
 from nbtorchjob.runtime.api.dcp import Checkpoints, is_whole
 from tests.patience import LIMIT
 
@@ -108,6 +109,17 @@ def test_a_state_may_change_as_soon_as_save_returns(folder):
 class Pair(NamedTuple):
     first: int
     second: torch.Tensor
+
+
+def test_equal_states_on_different_gpus_have_the_same_bytes(monkeypatch):
+    tag = torch.serialization.location_tag
+    first, second = {"w": [torch.ones(3)]}, {"w": [torch.ones(3)]}
+    places = {state["w"][0].data_ptr(): f"cuda:{gpu}" for gpu, state in enumerate((first, second))}
+    monkeypatch.setattr(
+        torch.serialization, "location_tag", lambda storage: places.get(storage.data_ptr()) or tag(storage)
+    )
+
+    assert dcp._bytes(first) == dcp._bytes(second)
 
 
 def test_a_state_may_have_tuples_with_names(folder):

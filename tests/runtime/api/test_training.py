@@ -342,6 +342,47 @@ def test_each_rank_gets_its_own_state_and_another_number_of_ranks_none(folder):
     assert "others['place'] was saved with another state on each of 2 ranks, and there are 1 now" in failure
 
 
+def break_then_raise(folder):
+    """Save and leave the loop on both ranks after a step; later save within one, and raise on rank 1."""
+    from torch import distributed
+
+    from nbtorchjob import GlobalBatchSampler, ResumableTraining
+    from nbtorchjob.runtime.api import training as module
+
+    module._LEAVING_S = 2.0
+    distributed.init_process_group("gloo")
+    rank, data = distributed.get_rank(), torch.ones(16, 1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer, sampler = torch.optim.SGD(model.parameters(), lr=0.1), GlobalBatchSampler(data, 4)
+    training = ResumableTraining(model, optimizer, sampler=sampler, every=None, folder=folder)
+    loader = DataLoader(data, batch_sampler=sampler)
+    for _ in training.epochs(1):
+        for x in training.batches(loader):
+            model(x).sum().backward()
+            optimizer.step()
+            training.save()
+            break
+        for x in training.batches(loader):
+            if training.step == 2:
+                training.save()
+                if rank == 1:
+                    raise ZeroDivisionError("on one rank")
+            model(x).sum().backward()
+            optimizer.step()
+
+
+def test_a_rank_that_raises_after_save_fails_alone_and_saves_nothing(folder):
+    job = submit(break_then_raise, str(folder / "own"), spec=Elastic(nproc_per_node=2))
+
+    assert "on one rank" in str(job.exception(LIMIT))
+    assert job.state.failure
+    assert job.state.failure.rank == 1
+    assert [name.name[:14] for name in (folder / "own").iterdir()] == ["step-000000001"]
+    assert [
+        note for note in job.state.notices if "rank 1 was to save it, and not all others were" in str(note)
+    ]
+
+
 @pytest.mark.parametrize("options", [{"every": 0}, {"keep": None}, {"keep": 1.5}])
 def test_numbers_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match="expected a number above 0"):
