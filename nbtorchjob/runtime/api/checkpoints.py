@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, Iterator, List, Set
 
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, STREAM, node_index
+from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, STREAM, node_index, run
 from nbtorchjob.runtime.facts.injected import attempt as injected_attempt
 from nbtorchjob.runtime.store.payload import PayloadError
 
@@ -113,11 +113,12 @@ def _folder() -> str:
 def beside(name: str) -> str:
     """Return a folder of that name among the checkpoints, which survives this node's pod; "" for none.
 
-    On the user's own machine a node's folder survives anyway.
+    It is this job's own, though jobs that resume each other may share their checkpoints. On the user's own
+    machine a node's folder survives anyway.
     """
     if not os.environ.get(CHECKPOINTS) or STREAM not in os.environ:
         return ""
-    return os.path.join(folder(), BESIDE + name)
+    return os.path.join(folder(), "%s%s-%s" % (BESIDE, name, run()))
 
 
 def fetched(name: str) -> str:

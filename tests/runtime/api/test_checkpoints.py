@@ -431,16 +431,17 @@ def test_a_name_in_the_store_that_leads_out_of_the_folder_is_refused(name, node,
 def test_swaps_of_earlier_attempts_are_fetched_without_the_checkpoints(node, store, monkeypatch):
     home = node("first")
     monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
+    monkeypatch.setenv("NBTORCHJOB_RUN", "1.5")
     os.makedirs(checkpoints.beside("swaps"))
-    (home / "checkpoints" / ".nbtorchjob-swaps" / "1.payload").write_text("a swap")
+    (home / "checkpoints" / ".nbtorchjob-swaps-1.5" / "1.payload").write_text("a swap")
     (home / "checkpoints" / "weights.pt").write_text("many gigabytes")
     with saving():
         pass
     home = node("second")
     monkeypatch.setenv("NBTORCHJOB_ATTEMPT", "2")
 
-    assert checkpoints.fetched("swaps") == str(home / "checkpoints" / ".nbtorchjob-swaps")
+    assert checkpoints.fetched("swaps") == str(home / "checkpoints" / ".nbtorchjob-swaps-1.5")
     assert [path.name for path in (home / "checkpoints").rglob("*") if path.is_file()] == ["1.payload"]
-    assert here() == {".nbtorchjob-swaps/1.payload": "a swap", "weights.pt": "many gigabytes"}
+    assert here() == {".nbtorchjob-swaps-1.5/1.payload": "a swap", "weights.pt": "many gigabytes"}
     # A job that was never swapped has no such folder there.
-    assert checkpoints.fetched("others") == str(home / "checkpoints" / ".nbtorchjob-others")
+    assert checkpoints.fetched("others") == str(home / "checkpoints" / ".nbtorchjob-others-1.5")

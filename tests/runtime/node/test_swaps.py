@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 
-from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api import checkpoints, points
 from nbtorchjob.runtime.api.points import POINT, Page
 from nbtorchjob.runtime.ask.answering import Question
 from nbtorchjob.runtime.node.kept import Kept
@@ -248,14 +249,32 @@ def test_nodes_that_share_a_folder_of_checkpoints_dont_meet_there(folder, monkey
     for node in nodes:
         node.join(LIMIT)
 
-    assert len(replay.earlier(str(folder / "checkpoints" / ".nbtorchjob-swaps"))) == 200
+    assert len(replay.earlier(checkpoints.beside("swaps"))) == 200
+
+
+def test_a_job_that_resumes_another_leaves_the_swaps_of_that_alone(folder, monkeypatch):
+    monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "checkpoints"))
+    monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
+    (folder / "source").write_bytes(pack("lr = 1"))
+
+    def agreed(run, attempt):
+        monkeypatch.setenv("NBTORCHJOB_RUN", run)
+        kept = Kept(0, str(folder / run / attempt), str(folder / "files"), KEY)
+        return kept, kept.agree(Store(), 0, 1, None)
+
+    old, _ = agreed("1.5", "first")
+    old.stage(str(folder / "source"))
+    old.keep()
+
+    assert agreed("2.5", "first")[1] == 0
+    assert agreed("1.5", "second")[1] == 1
 
 
 def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "checkpoints"))
     monkeypatch.setenv("NBTORCHJOB_STREAM", "x")
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
-    beside = folder / "checkpoints" / ".nbtorchjob-swaps"
+    beside = Path(checkpoints.beside("swaps"))
     beside.mkdir(parents=True)
     payloads = {number: pack(f"lr = {number}") for number in (1, 2, 3)}
     for number, data in payloads.items():
