@@ -124,14 +124,14 @@ class Api(ExtensionHandlerMixin, APIHandler):
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
 
-    async def ask(self, lane: str, work: Callable[[], T]) -> T:
-        """Run what blocks beside the event loop."""
+    async def ask(self, lane: str, work: Callable[[], T], once: str = "") -> T:
+        """Run what blocks beside the event loop; see :meth:`Lanes.run`."""
         lanes: Lanes = cast("Any", self.extensionapp).lanes
-        return await lanes.run(lane, lambda: installed(work))
+        return await lanes.run(lane, lambda: installed(work), once)
 
-    async def of(self, job: JobId, work: Callable[[Backend, str], T]) -> T:
+    async def of(self, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
         """Ask a job's backend about it."""
-        return await self.ask(job.lane, lambda: work(backend_of(job.backend, job.address), job.address))
+        return await self.ask(job.lane, lambda: work(backend_of(job.backend, job.address), job.address), once)
 
     def record(self, state: JobState) -> Record:
         """Return a job as JSON, with its notebook's path as this server serves it."""
@@ -171,40 +171,52 @@ class Lanes:
         self._width = width
         # A lane exists only while it is used: a URL may name any.
         self._room: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._under_way: dict[str, Future[Any]] = {}
 
-    async def run(self, lane: str, work: Callable[[], T]) -> T:
+    async def run(self, lane: str, work: Callable[[], T], once: str = "") -> T:
         """Return what ``work`` returns, or raise what it raises; ``NoAnswerError`` if it takes too long.
 
-        Work that gets no room in time is never begun; once begun, it keeps its room until it ends.
+        Work that gets no room in time is never begun; once begun, it keeps its room until it ends. While
+        work named ``once`` is under way, also if nobody waits for it any more, no other of that name
+        begins: this waits for that instead.
         """
         room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
         try:
-            return await asyncio.wait_for(self._run(room, work), self._patience)
+            return await asyncio.wait_for(self._run(room, work, once), self._patience)
         except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
             raise NoAnswerError(
                 f"{lane} didn't answer within {self._patience:g} s; the request may still take effect: "
                 "check again later"
             ) from None
 
-    async def _run(self, room: asyncio.Semaphore, work: Callable[[], T]) -> T:
-        await room.acquire()
-        loop, done = asyncio.get_running_loop(), _start(work)
+    async def _run(self, room: asyncio.Semaphore, work: Callable[[], T], once: str) -> T:
+        if once in self._under_way:
+            return cast("T", await asyncio.wrap_future(self._under_way[once]))
+        done: Future[T] = Future()
+        # Else a request that gives up would cancel it, and release the room that its thread still takes.
+        done.set_running_or_notify_cancel()
+        if once:
+            self._under_way[once] = done
+        try:
+            await room.acquire()
+        except BaseException:
+            self._under_way.pop(once, None)
+            done.set_exception(asyncio.TimeoutError())
+            raise
+        loop = asyncio.get_running_loop()
 
-        def leave(_: Future[T]) -> None:
+        def leave() -> None:
+            self._under_way.pop(once, None)
+            room.release()
+
+        def end(_: Future[T]) -> None:
             with suppress(RuntimeError):  # the server has stopped, and its loop is closed
-                loop.call_soon_threadsafe(room.release)
+                loop.call_soon_threadsafe(leave)
 
-        done.add_done_callback(leave)
+        done.add_done_callback(end)
+        # No ThreadPoolExecutor: Python waits for its threads at exit, and so for a cluster that hangs.
+        threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True).start()
         return await asyncio.wrap_future(done)
-
-
-def _start(work: Callable[[], T]) -> Future[T]:
-    done: Future[T] = Future()
-    # Else a request that gives up would cancel it, and release the room that its thread still takes.
-    done.set_running_or_notify_cancel()
-    # No ThreadPoolExecutor: Python waits for its threads at exit, and so for a cluster that hangs.
-    threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True).start()
-    return done
 
 
 def _finish(done: Future[T], work: Callable[[], T]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 
 import pytest
@@ -110,6 +111,21 @@ async def test_work_gives_its_value_and_raises_what_it_raises():
     with pytest.raises(SpecError, match="resume"):
         await lanes.run("local", fail)
     assert await lanes.run("local", lambda: 3) == 3
+
+
+async def test_work_of_a_name_is_under_way_once_though_nobody_waits_for_it_any_more(gate):
+    lanes, hanging = Lanes(1.0, 1), Hanging(gate)
+    begun = itertools.count(1)
+    with pytest.raises(NoAnswerError):
+        await lanes.run("local", hanging, "retry a")
+    again = asyncio.create_task(lanes.run("local", hanging, "retry a"))
+    beside = [asyncio.create_task(lanes.run("local", lambda: next(begun), "retry b")) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    gate.set()
+    assert await again == "late"
+    assert await asyncio.gather(*beside) == [1, 1]
+    assert await lanes.run("local", lambda: "anew", "retry a") == "anew"
 
 
 async def test_a_lane_that_hangs_holds_up_no_other(gate):

@@ -145,9 +145,16 @@ class RetryHandler(Api):
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
-        """Start it as a new job, a different one each time; return the new job's record."""
+        """Start it as a new job, a different one each time; return the new job's record.
+
+        A request that comes while the job is being started, also after another one's 504, gets that job.
+        """
+        verb = "continue" if self.resumes else "retry"
         info = await _change(
-            self, JobId.parse(id), lambda backend, name: backend.retry(name, resume=self.resumes)
+            self,
+            JobId.parse(id),
+            lambda backend, name: backend.retry(name, resume=self.resumes),
+            once=f"{verb} {id}",
         )
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
         self.set_status(HTTPStatus.CREATED)
@@ -166,10 +173,10 @@ def _watch(handler: Api) -> Watch:
     return watch
 
 
-async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T]) -> T:
+async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
     """Do something to a job, and make the outcome visible to everybody."""
     try:
-        return await handler.of(job, work)
+        return await handler.of(job, work, once)
     finally:
         _watch(handler).again(job)
 

@@ -4,11 +4,14 @@ import asyncio
 import json
 import pickle
 import sys
+import threading
 
 import cloudpickle
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.frontends.server.handlers import Lanes
 from tests.backends.kubernetes.stage import running, until
 from tests.frontends.server.conftest import error, jobs
 from tests.patience import LIMIT
@@ -62,6 +65,32 @@ async def test_a_job_is_resumed_from_its_checkpoint_unless_it_has_none(server):
     assert again.result() == "xx"
     code, message = error(await server.post(jobs(f"local:{bare.name}", "continue")))
     assert (code, "left no checkpoint" in message) == (409, True)
+
+
+async def test_a_second_click_gets_the_job_that_the_first_one_starts(server, monkeypatch):
+    job = api.submit(lambda: 1)
+    assert await asyncio.to_thread(job.wait, LIMIT)
+    both, clicks = threading.Event(), []
+
+    async def run(lanes, lane, work, once=""):
+        if once:
+            clicks.append(once)
+            if len(clicks) == 2:
+                both.set()
+        return await real_run(lanes, lane, work, once)
+
+    def retry(backend, name, *, resume):
+        assert both.wait(LIMIT)
+        return real_retry(backend, name, resume=resume)
+
+    real_run, real_retry = Lanes.run, LocalBackend.retry
+    monkeypatch.setattr(Lanes, "run", run)
+    monkeypatch.setattr(LocalBackend, "retry", retry)
+    answers = await asyncio.gather(*(server.post(jobs(f"local:{job.name}", "retry")) for _ in range(2)))
+
+    assert [answer.code for answer in answers] == [201, 201]
+    (id,) = {json.loads(answer.body)["id"] for answer in answers}
+    assert await asyncio.to_thread(api.attach(id.partition(":")[2]).wait, LIMIT)
 
 
 async def test_a_job_that_is_not_there_is_told(server):
