@@ -597,11 +597,13 @@ class Job(Generic[T]):
         self._backend.start(self.info.address)
 
     def retry(self, *, resume: bool = False) -> Job[T]:
-        """Run what this job ran once more, as a new job, which shares nothing but the payload with it.
+        """Run what this job ran once more, as a new job with a copy of its payload.
 
         With ``resume`` the new job finds this one's checkpoints in its ``checkpoint_dir()``, for code that
-        goes on from them, as ``ResumableTraining`` does. Raises ``SubmitError`` for a job that hasn't ended,
-        or whose payload is no longer kept, and where there are no checkpoints.
+        goes on from them, as ``ResumableTraining`` does. They are copied, unless the job has
+        ``--checkpoints PATH``: then both jobs use one folder, which only pods see. Raises ``SubmitError`` for
+        a job that hasn't ended, or whose payload is no longer kept; with ``resume`` also where there are no
+        checkpoints, or pods of the job still run.
         """
         new = self._backend.retry(self.info.address, resume=resume)
         return Job(self._backend, new, trust=self.trust)

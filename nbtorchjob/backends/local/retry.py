@@ -70,6 +70,7 @@ def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:
         shutil.copytree(
             old.checkpoints, new.checkpoints, symlinks=True, ignore=_on_their_way, copy_function=_cloned
         )
+        _redirect_links(os.path.realpath(old.checkpoints), os.path.realpath(new.checkpoints))
     with suppress(OSError):
         os.link(old.checkout, new.checkout)
     # Of those that are saved the oldest go first, and the two share a file.
@@ -81,6 +82,19 @@ def _on_their_way(folder: str, names: list[str]) -> list[str]:
     modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
     kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
     return [name for name, mode in modes.items() if is_partial(name) or not any(is_(mode) for is_ in kinds)]
+
+
+def _redirect_links(old: str, new: str) -> None:
+    """Have the links in a copied folder that lead into the old one lead to the same place in the copy."""
+    for folder, folders, files in os.walk(new):
+        for link in (os.path.join(folder, name) for name in (*folders, *files)):
+            if os.path.islink(link):
+                place, name = os.path.split(os.readlink(link))
+                origin = os.path.realpath(os.path.join(old, os.path.relpath(folder, new), place))
+                target = os.path.relpath(os.path.join(origin, name), old)
+                if target.split(os.sep)[0] != os.pardir:
+                    os.unlink(link)
+                    os.symlink(os.path.relpath(os.path.join(new, target), folder), link)
 
 
 def _cloned(source: str, target: str) -> None:

@@ -27,10 +27,11 @@ def counts():
     saved.write_text(str(count + 1))
     if count == 0:
         (folder / "newest").symlink_to("deep/count")
+        (folder / "deep" / "absolute").symlink_to(saved)
         os.mkfifo(folder / "pipe")
         (artifacts_dir() / "events.out.tfevents.1").touch()
         raise ValueError("half way")
-    return count, (folder / "newest").read_text(), attempt()
+    return count, *((folder / link).read_text() for link in ("newest", "deep/absolute")), attempt()
 
 
 def test_it_finds_a_copy_of_them_and_the_old_job_keeps_its_own(state_dir):
@@ -46,13 +47,13 @@ def test_it_finds_a_copy_of_them_and_the_old_job_keeps_its_own(state_dir):
         assert f"nbtorchjob:{verb}" in card
 
     again = job.retry(resume=True)
-    assert again.result(LIMIT) == (1, "2", 1)
-    assert job.retry(resume=True).result(LIMIT) == (1, "2", 1)  # nothing of the old one has changed
+    assert again.result(LIMIT) == (1, "2", "2", 1)
+    assert job.retry(resume=True).result(LIMIT) == (1, "2", "2", 1)  # nothing of the old one has changed
     anew = job.retry()
     with pytest.raises(JobFailedError, match="half way"):
         anew.result(LIMIT)
     job.delete()
-    assert again.retry(resume=True).result(LIMIT) == (2, "3", 1)
+    assert again.retry(resume=True).result(LIMIT) == (2, "3", "3", 1)
 
 
 def test_a_job_without_a_checkpoint_says_so_and_nothing_is_left(state_dir, monkeypatch):

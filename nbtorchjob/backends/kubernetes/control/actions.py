@@ -133,7 +133,6 @@ async def end(job: JobRef) -> None:
 
 
 _PODS_GONE_S = 60.0
-_ENDED = ("Succeeded", "Failed")
 
 
 async def cancel(job: JobRef, early: str = "") -> None:
@@ -265,7 +264,7 @@ def _suspended(job: JobRef) -> bool:
 
 def _lives(pod: Object) -> bool:
     # Pods that ended before the suspension stay (Indexed Job).
-    return reading.deleted(pod) is not None or reading.status(pod).get("phase") not in _ENDED
+    return reading.deleted(pod) is not None or not reading.ended(pod)
 
 
 async def _check_alive(job: JobRef, verb: str) -> None:

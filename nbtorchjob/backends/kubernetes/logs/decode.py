@@ -186,5 +186,5 @@ def life(pod: Object | None, container: str) -> Life:
     current = next((status for status in statuses if status.get("name") == container), {})
     never = (pod.get("spec") or {}).get("restartPolicy") == "Never"
     terminated = (current.get("state") or {}).get("terminated") is not None
-    over = status.get("phase") in ("Succeeded", "Failed")
-    return Life(int(current.get("restartCount") or 0), ended=over or (never and terminated))
+    ended = reading.ended(pod) or (never and terminated)
+    return Life(int(current.get("restartCount") or 0), ended=ended)

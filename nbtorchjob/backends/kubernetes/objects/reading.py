@@ -49,6 +49,11 @@ def deleted(obj: Object) -> float | None:
     return seconds(stamp) - (meta(obj).get("deletionGracePeriodSeconds") or 0) if stamp else None
 
 
+def ended(pod: Object) -> bool:
+    """Whether all containers of a pod have ended, and none begins again."""
+    return status(pod).get("phase") in ("Succeeded", "Failed")
+
+
 def index(text: object) -> int | None:
     """Return the number of a node, as an operator writes it; None for what others may write."""
     number = digits(text)

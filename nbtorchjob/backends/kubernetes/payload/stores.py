@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.runtime.api.checkpoints import BESIDE, is_partial
 from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
@@ -82,11 +83,13 @@ def checkpoints(spec: JobSpec, info: JobInfo) -> str:
     return inside(store, own) if store else ""
 
 
-def resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> JobInfo:
+def resumed(
+    spec: JobSpec, old: JobInfo, new: JobInfo, stopped: Callable[[], bool] = lambda: False
+) -> JobInfo:
     """Return the record of a job that goes on from an old one's checkpoints.
 
-    In a store it gets a copy. A folder that only pods see it shares: that is never removed. Raises
-    ``SubmitError``.
+    In a store it gets a copy, up to the file at which it is ``stopped``. A folder that only pods see it
+    shares: that is never removed. Raises ``SubmitError``.
     """
     saved = checkpoints(spec, old)
     if not saved:
@@ -98,12 +101,19 @@ def resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> JobInfo:
     with submit_errors(saved):
         files, path = reached(saved)
         _, to = reached(target)
-        left = files.find(path, detail=True) if files.exists(path) else {}
-        if not left:
+        stored = files.find(path, detail=True) if files.exists(path) else {}
+        # What a node keeps beside them is of the old job, and a partial file of a node that was killed.
+        sizes = {
+            name: int(details.get("size") or 0)
+            for name, details in stored.items()
+            if f"/{BESIDE}" not in name[len(path) :] and not is_partial(name)
+        }
+        if not sizes:
             raise SubmitError(f"{old.name} left no checkpoint at {saved} to resume from")
-        sizes = {name: int(told.get("size") or 0) for name, told in left.items()}
         with transfer("the checkpoints", sum(sizes.values())) as sent:
             for name, size in sizes.items():
+                if stopped():
+                    break
                 make_folder(files, to + name[len(path) :])
                 files.cp_file(name, to + name[len(path) :])
                 sent.done += size
@@ -144,10 +154,15 @@ def clear(info: JobInfo) -> None:
 
     Raises ``SubmitError``.
     """
-    spec = info.asked
-    storage, saved = spec.cluster.storage, checkpoints(spec, info)
+    storage = info.asked.cluster.storage
     if storage:
         remove(folder(storage, info))
+    clear_checkpoints(info)
+
+
+def clear_checkpoints(info: JobInfo) -> None:
+    """Remove a job's own checkpoints, unless only pods see them. Raises ``SubmitError``."""
+    saved = checkpoints(info.asked, info)
     # The record says whose they are, and others may write to it.
     if "://" in saved and saved.endswith(f"-{info.run}"):
         remove(saved)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
+from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
@@ -30,17 +34,39 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
     info = await job.whole_info()
     if not await over(job):
         raise SubmitError(f"{info.name} hasn't ended: cancel it first, {hint('cancel', info.name)}")
+    if resume and not all(reading.ended(pod) for _, pod in await job.pods()):
+        raise SubmitError(
+            f"{info.name} still has pods that run, and may save checkpoints: try again once they have ended"
+        )
     if not info.spec:  # somebody took the annotation away
         raise package.gone(info.name)
     site.admitted(info.asked)
     packed, made = await as_swapped(job, info, await packed_again(job, info))
     there = replace(where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again().swapped(made)
-    if resume:
-        again = await asyncio.to_thread(stores.resumed, there, info, again)
-    if there.cluster.storage:
-        await asyncio.to_thread(shared.use_again, there.cluster.storage, again.run, info.run)
-    return await Submitter(job.session, packed, there, again, anew=True).send()
+    async with _resumed(there, info, again) if resume else nullcontext(again) as new:
+        if there.cluster.storage:
+            await asyncio.to_thread(shared.use_again, there.cluster.storage, new.run, info.run)
+        return await Submitter(job.session, packed, there, new, anew=True).send()
+
+
+@asynccontextmanager
+async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[JobInfo]:
+    """Give the new job checkpoints of the old one; remove its copy again where the job can't be sent."""
+    stop = threading.Event()
+    copying = asyncio.ensure_future(asyncio.to_thread(stores.resumed, spec, old, new, stop.is_set))
+    try:
+        yield await asyncio.shield(copying)
+    except BaseException:
+        stop.set()
+        await asyncio.shield(_uncopied(copying, new))
+        raise
+
+
+async def _uncopied(copying: asyncio.Future[JobInfo], new: JobInfo) -> None:
+    await asyncio.wait([copying])  # in a thread, which only ends by itself
+    with suppress(SubmitError):  # what is raised says why there is no job
+        await asyncio.to_thread(stores.clear_checkpoints, new)
 
 
 async def as_swapped(

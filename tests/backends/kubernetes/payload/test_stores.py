@@ -70,10 +70,14 @@ def test_a_job_that_resumes_another_has_a_copy_in_a_store_and_shares_a_path_of_t
         stores.resumed(spec, old, new)
     (folder / "kept/train-7k2q-12.500000/deep").mkdir(parents=True)
     (folder / "kept/train-7k2q-12.500000/deep/step-1.pt").write_text("weights")
+    # A node keeps swaps there for later attempts of that job, and may have been killed as it sent a file.
+    filled(folder / "kept/train-7k2q-12.500000/.nbtorchjob-swaps-12.500000")
+    (folder / "kept/train-7k2q-12.500000/deep/step-2.pt.nbtorchjob-partial").write_text("wei")
 
     new = stores.resumed(spec, old, new)
     own = stores.checkpoints(spec, new).removeprefix("file://")
-    assert (folder / own / "deep/step-1.pt").read_text() == "weights"
+    files = [path for path in (folder / own).rglob("*") if path.is_file()]
+    assert [(path.name, path.read_text()) for path in files] == [("step-1.pt", "weights")]
     stores.clear(old)
     assert (folder / own / "deep/step-1.pt").exists()
     third = stores.resumed(spec, new, new.sent_again("other"))

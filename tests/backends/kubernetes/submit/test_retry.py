@@ -1,14 +1,18 @@
 """Ended jobs of a cluster, run once more: what travels again, under which name, and what refuses."""
 
+import errno
 import os
+import signal
+import threading
 
 import pytest
 import yaml
+from fsspec.implementations.local import LocalFileSystem
 
 from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import package
+from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.state import Origin
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
@@ -41,11 +45,11 @@ def payload(stage, job):
     return found
 
 
-def refused(stage, job, error=SubmitError):
+def refused(stage, job, error=SubmitError, *, resume=False):
     """Return the one line that refuses to run a job once more; nothing was made on the way."""
     before = set(stage.left())
     with pytest.raises(error) as caught:
-        job.retry()
+        job.retry(resume=resume)
     until(lambda: set(stage.left()) <= before)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -85,6 +89,68 @@ def test_a_job_that_resumes_begins_with_a_copy_of_the_checkpoints(stage, tmp_pat
 
     assert [job.retry(resume=True).result(LIMIT) for _ in range(2)] == [1, 1]
     assert job.retry().result(LIMIT) == 0
+
+
+def test_nothing_is_left_of_a_copy_of_checkpoints_whose_job_can_not_be_sent(stage, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    job = ended(stage, SAVES, checkpoints=f"file://{kept}")
+    before = [*kept.iterdir()]
+    (before[0] / "later").write_text("x")
+
+    def fails(files, source, target):
+        if source.endswith("later"):
+            assert len([*kept.glob("*/count")]) == 2
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(files, source, target)
+
+    copy = LocalFileSystem.cp_file
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "cp_file", fails)
+        assert "No space left" in refused(stage, job, resume=True)
+    assert [*kept.iterdir()] == before
+    stage.become(("create", "jobs"))
+    assert "may not create jobs.batch" in refused(stage, job, resume=True)
+    assert [*kept.iterdir()] == before
+
+
+def test_an_interrupt_ends_the_copying_of_checkpoints_and_nothing_is_left(stage, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    job = ended(stage, SAVES, checkpoints=f"file://{kept}")
+    before = [*kept.iterdir()]
+    (before[0] / "later").write_text("x")
+    stopped, copied = [], []
+
+    def resumed(spec, old, new, stops):
+        stopped.append(stops)
+        return resume(spec, old, new, stops)
+
+    def copies(files, source, target):
+        copied.append(source)
+        copy(files, source, target)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        until(stopped[0])
+
+    resume, copy = stores.resumed, LocalFileSystem.cp_file
+    monkeypatch.setattr(stores, "resumed", resumed)
+    monkeypatch.setattr(LocalFileSystem, "cp_file", copies)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted"):
+        job.retry(resume=True)
+    assert len(copied) == 1
+    assert [*kept.iterdir()] == before
+
+
+def test_a_job_resumes_only_once_no_pod_of_it_may_save_any_more(stage, tmp_path):
+    part = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SAVES.replace("value(", "wait('go'); value(")
+    spec = stage.spec(pod_patch=stage.acting(part, grace=60), checkpoints=f"file://{tmp_path}/kept")
+    job = running(submission.submit(capture.from_cell("1", {}), spec))
+    job.cancel()
+
+    assert refused(stage, job, resume=True) == (
+        f"{job.name} still has pods that run, and may save checkpoints: try again once they have ended"
+    )
+    stage.sign("go")
+    until(lambda: not stage.pods())
+    assert job.retry(resume=True).result(LIMIT) == 1
 
 
 def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
