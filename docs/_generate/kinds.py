@@ -9,8 +9,7 @@ from itertools import starmap
 from docs._generate.markdown import code, table
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.enforcement import ours, retry_owner
-from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check
+from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, ours, retry_owner
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Master, PyTorch, RestartPolicy, Worker

@@ -10,8 +10,7 @@ from docs._generate.markdown import table
 from nbtorchjob.backends.base import Enforced
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.kinds.enforcement import enforced, retry_owner
-from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check
+from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, enforced, retry_owner
 from nbtorchjob.backends.local.policies import POLICIES
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster

@@ -13,7 +13,7 @@ import pytest
 from nbtorchjob import ProfileError
 from nbtorchjob.backends import profiles, stacks, talk
 from nbtorchjob.backends.base import NodeAnswer
-from nbtorchjob.backends.kubernetes.api import remote
+from nbtorchjob.backends.kubernetes.api import connection
 from nbtorchjob.backends.kubernetes.jobs import asking
 from nbtorchjob.backends.talk import Conversation
 from nbtorchjob.runtime.ask.questions import OWN, RECORD_BYTES, Messages
@@ -155,7 +155,7 @@ def test_what_a_node_ends_with_is_one_short_line(said, trouble):
     ],
 )
 def test_an_end_that_no_command_has_is_none_that_can_be_read(status):
-    assert remote._end(status) == remote.End(None, "it says no end that can be read")
+    assert connection._end(status) == connection.End(None, "it says no end that can be read")
 
 
 def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):

@@ -53,7 +53,7 @@ AREAS = {
     "trainer's status": ("runtime/api/test_trainerstatus.py",),
     "objects' labels": ("backends/kubernetes/control/test_belonging.py",),
     "objects' names": ("backends/kubernetes/test_names.py",),
-    "admission policy": ("backends/kubernetes/objects/test_admission.py",),
+    "admission policy": ("backends/kubernetes/test_deployment.py",),
     "a tender's Role": ("backends/kubernetes/control/test_role.py",),
     "secrets": ("spec/test_secret_env.py", "backends/kubernetes/test_secret_env.py"),
     "repositories": ("environment/test_git.py",),

@@ -12,7 +12,7 @@ import yaml
 
 from docs._generate import kinds, permissions
 from nbtorchjob import api, capture, submission
-from nbtorchjob.backends.kubernetes.doctor import kinds as looked
+from nbtorchjob.backends.kubernetes.doctor import server as looked
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.spec.cluster import Cluster

@@ -33,7 +33,7 @@ from nbtorchjob.backends.kubernetes.control.service import Background, Service, 
 from nbtorchjob.backends.kubernetes.doctor import choices
 from nbtorchjob.backends.kubernetes.jobs import asking, find, results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
-from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.logs.decode import Fresh
 from nbtorchjob.backends.kubernetes.payload import package, shared
@@ -380,7 +380,7 @@ class KubernetesBackend(Backend):
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
             return {}
-        policies = enforcement.enforced(kind, info.asked, info.retry_owner)
+        policies = fit.enforced(kind, info.asked, info.retry_owner)
         return {field: str(said) for field, said in policies.items()}
 
     def tended(self, info: JobInfo) -> Tended | None:
@@ -388,7 +388,7 @@ class KubernetesBackend(Backend):
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None or info.unreadable:
             return None
-        if info.at_once is None and not enforcement.ours(kind, info.asked, info.retry_owner):
+        if info.at_once is None and not fit.ours(kind, info.asked, info.retry_owner):
             return None
         with suppress(ClusterError, JobNotFoundError):
             return loop.run(_act(info.address, tended))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.doctor import kinds
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.machine import loop
@@ -66,7 +66,7 @@ def test_without_permission_to_read_groups_each_pod_says_what_it_waits_for(stage
 def test_the_doctor_says_who_places_nodes_at_once(stage):
     def said(nnodes):
         async def look():
-            return await kinds.gang_findings(
+            return await server.gang_findings(
                 await session(None), KINDS["indexedjob"], stage.spec(Elastic(nnodes))
             )
 

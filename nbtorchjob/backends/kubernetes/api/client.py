@@ -24,11 +24,11 @@ from nbtorchjob.backends.kubernetes.api.connection import (
     Answer,
     Connection,
     RefusedError,
+    Remote,
     Request,
     delays,
 )
 from nbtorchjob.backends.kubernetes.api.errors import api_error
-from nbtorchjob.backends.kubernetes.api.remote import Remote
 from nbtorchjob.backends.kubernetes.objects.paths import REVIEWS, Api, Target
 from nbtorchjob.errors import (
     AlreadyExistsError,

@@ -14,7 +14,7 @@ from nbtorchjob.backends.kubernetes.control import actions, journal
 from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
-from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -198,7 +198,7 @@ def expires(job: JobRef, state: JobState) -> float | None:
         return None
     cancelled = state.cancelled is not None
     try:
-        left = enforcement.ours(job.kind, info.asked, info.retry_owner, cancelled=cancelled)
+        left = fit.ours(job.kind, info.asked, info.retry_owner, cancelled=cancelled)
     except (DamagedError, SpecError):  # who may change its object may write anything; it hides no other job
         return None
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None

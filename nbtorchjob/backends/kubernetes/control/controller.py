@@ -14,7 +14,7 @@ from functools import reduce
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import holding, journal
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned, of_object
-from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -63,7 +63,7 @@ class JobController:
         self._scope = scope
         self._kind = kind
         self._info = info
-        self._ours = enforcement.ours(kind, info.asked, info.retry_owner)
+        self._ours = fit.ours(kind, info.asked, info.retry_owner)
         self._stopped: set[int] = set()  # attempts
         self._seen: dict[tuple[str, int], float] = {}  # when, by our own clock, something was first seen
         self._not_before = 0.0

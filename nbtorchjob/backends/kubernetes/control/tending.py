@@ -23,7 +23,7 @@ from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller,
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.journal import LOG
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
-from nbtorchjob.backends.kubernetes.kinds import enforcement
+from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -327,7 +327,7 @@ def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
         return False
     if controller.marked_only(job.kind, state):
         return True
-    return "clean_pod_policy" in enforcement.ours(job.kind, job.info.asked, job.info.retry_owner)
+    return "clean_pod_policy" in fit.ours(job.kind, job.info.asked, job.info.retry_owner)
 
 
 def _all_run(state: JobState) -> bool:
@@ -346,5 +346,5 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
         return 0.0
     if info.start_within_s is not None and not state.suspended and not _all_run(state):
         return 0.0
-    ours = enforcement.ours(job.kind, info.asked, info.retry_owner)
+    ours = fit.ours(job.kind, info.asked, info.retry_owner)
     return state.deadline_at if "active_deadline_seconds" in ours else None

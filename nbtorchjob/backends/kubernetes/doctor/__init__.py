@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
-from nbtorchjob.backends.kubernetes.doctor import capacity, kinds, named, queues, rights, server
+from nbtorchjob.backends.kubernetes.doctor import capacity, named, rights, server
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.session import Session, session
@@ -52,11 +52,11 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     parts = await asyncio.gather(
         _with_error(rights.permission_findings(here.client, scope.namespace, kind, spec, user)),
         _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
-        _with_error(queues.look(here, scope.namespace, kind, spec)),
-        _with_error(kinds.gang_findings(here, kind, spec)),
+        _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
+        _with_error(server.gang_findings(here, kind, spec)),
         _with_error(capacity.quota_findings(here.client, scope.namespace, spec)),
         _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
-        _with_error(kinds.hosts(here.client, spec)),
+        _with_error(server.hosts(here.client, spec)),
         _with_error(capacity.room_findings(here.client, spec)),
     )
     return findings + [finding for part in parts for finding in part]
@@ -67,8 +67,8 @@ async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding
         served, minor = await here.soon()
     except ClusterError as exc:
         return None, [_refused(exc), _left_out("what only some kinds of job need")]
-    chosen, findings = kinds.chosen(served, minor, spec)
-    findings = [*kinds.per_kind(served, minor, spec, needed=chosen is None), *findings]
+    chosen, findings = server.chosen(served, minor, spec)
+    findings = [*server.per_kind(served, minor, spec, needed=chosen is None), *findings]
     return chosen, findings if chosen else [*findings, _left_out("what only some kinds of job need")]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
-from nbtorchjob.backends.kubernetes.api.kubeconfig import contexts
+from nbtorchjob.backends.kubernetes.api.login import contexts
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
     ACCOUNTS,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import session
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import paths
 from nbtorchjob.backends.kubernetes.objects.rights import Right, Use, grant
@@ -139,7 +139,7 @@ def needed(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
     """Return what a job can't do without; without ``spec`` one that asks for nothing."""
     if kind is None:
         return rights(ALWAYS)
-    ours = enforcement.ours(kind, spec, "") if spec else ()
+    ours = fit.ours(kind, spec, "") if spec else ()
     cleaning = CLEANING if "clean_pod_policy" in ours else ()
     isolating = ISOLATING if spec and spec.cluster.network_policy else ()
     return rights((*own(kind), *ALWAYS, *kind.uses, *cleaning, *isolating))

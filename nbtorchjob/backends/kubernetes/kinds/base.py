@@ -97,7 +97,7 @@ class Kind(FrozenDataclass):
     ``about`` describes it in one line of the documentation. ``operator`` is what it comes with, "" for
     Kubernetes itself, and ``install`` the project's own command to install the release that we support.
 
-    ``can`` is what the kind's own API can do: some of the rest we do in its place (``enforcement.py``),
+    ``can`` is what the kind's own API can do: some of the rest we do in its place (``fit.py``),
     the others are refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
     spec's budgets on a server of that version (``retry_owner.py``). ``notes`` state how run policies are met,
     or why they can't be. ``children`` are the objects that its operator makes for a job besides its pods, and

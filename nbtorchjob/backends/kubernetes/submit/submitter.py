@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.kinds import KINDS, enforcement, fit
+from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -205,7 +205,7 @@ class Submitter:
         where = {"context": scope.context, "namespace": scope.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
         info = replace(
-            self._info, name=name, cluster=where, retry_owner=enforcement.retry_owner(kind, self._spec, minor)
+            self._info, name=name, cluster=where, retry_owner=fit.retry_owner(kind, self._spec, minor)
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         own, *others = self._packed.secrets(info, labels, self._url(info))

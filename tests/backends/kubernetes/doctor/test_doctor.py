@@ -9,8 +9,8 @@ import yaml
 
 from nbtorchjob.backends.kubernetes import doctor
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.doctor import kinds
 from nbtorchjob.backends.kubernetes.doctor.rights import needed
+from nbtorchjob.backends.kubernetes.doctor.server import chosen
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
     CLAIMS,
@@ -385,7 +385,7 @@ def test_cautions_are_those_of_the_servers_version():
     served = {KINDS["indexedjob"].api[:3]}
     wanted = replace(spec(Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=60))), retry=Retry(3))
 
-    old, new = ([f.text for f in kinds.chosen(served, minor, wanted)[1]] for minor in (25, 36))
+    old, new = ([f.text for f in chosen(served, minor, wanted)[1]] for minor in (25, 36))
 
     assert any(
         text.startswith("mind: ttl_seconds_after_finished needs a session that follows") for text in old

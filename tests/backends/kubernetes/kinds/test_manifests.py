@@ -13,7 +13,7 @@ import yaml
 from kubernetes import client
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.kinds.enforcement import retry_owner
+from nbtorchjob.backends.kubernetes.kinds.fit import retry_owner
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects import submission as network_policy
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission

@@ -1,5 +1,7 @@
 """A plain Indexed Job with a headless Service: it needs no operator."""
 
+from __future__ import annotations
+
 from nbtorchjob.backends.kubernetes.kinds.base import Kind, Use
 from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
     API,
@@ -9,8 +11,28 @@ from nbtorchjob.backends.kubernetes.kinds.indexedjob.manifest import (
     manifests,
     owns_retries,
 )
-from nbtorchjob.backends.kubernetes.kinds.indexedjob.status import facts, node
+from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.paths import SERVICES
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.state import events as ev
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Return the facts that a Job's status reports.
+
+    FailureTarget and SuccessCriteriaMet announce an end that is reached once the pods have ended
+    (Kubernetes 1.31), so they are no verdict.
+    """
+    return reading.job_facts(obj, "Complete", "Failed")
+
+
+def node(pod: Object) -> int | None:
+    """Return which node a pod is: its completion index."""
+    # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
+    return reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
+
 
 __all__ = ["KIND"]
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.kinds.volcano.status import RETRIES
 from nbtorchjob.backends.kubernetes.objects.paths import COMMANDS
 from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.backends.kubernetes.pod.resources import replicas
@@ -23,6 +22,7 @@ from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 
+RETRIES = "volcano.sh/job-retry-count"  # an annotation of pods
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
 TASK = "node"
