@@ -149,17 +149,26 @@ def stored(storage: str, sha256: str) -> str:
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
-    return {"idle": spec.idle_s, "fresh": spec.fresh, "mounted": _mounted(spec), **_turn(call)}
+    return {"idle": spec.idle_s, "fresh": spec.fresh, "ground": _ground(spec), **_turn(call)}
 
 
-def _mounted(spec: JobSpec) -> list[str]:
-    """Return where the user has something mounted in pods."""
-    patched = (spec.cluster.patch.get("spec") or {}).get("containers") or []
-    volumes = [volume for container in patched for volume in container.get("volumeMounts") or ()]
-    return [
-        *(mount.dst for mount in spec.cluster.mounts),
-        *(volume["mountPath"] for volume in volumes if "mountPath" in volume),
-    ]
+def _ground(spec: JobSpec) -> dict[str, Any]:
+    """Return what a pool's node is told of its container's mounts (``runtime/pool/ground``)."""
+    pod = spec.cluster.patch.get("spec") or {}
+    own: list[dict[str, Any]] = []  # mounts
+    others: list[dict[str, Any]] = []
+    for container in (*(pod.get("containers") or ()), *(pod.get("initContainers") or ())):
+        (others if container.get("name") else own).extend(container.get("volumeMounts") or ())
+    alone = not any(container.get("name") for container in pod.get("containers") or ())
+    volumes = {volume.get("name") for volume in pod.get("volumes") or () if "emptyDir" in volume}
+    volumes -= {mount.get("name") for mount in others}
+    empty = [mount["mountPath"] for mount in own if mount.get("name") in volumes]
+    mounted = [mount["mountPath"] for mount in (*own, *others) if mount.get("name") not in volumes]
+    return {
+        "mounted": [*(mount.dst for mount in spec.cluster.mounts), *mounted],
+        "empty": [*empty, *(["/dev/shm"] if spec.own_shared_memory else [])],
+        "shared": bool(pod.get("hostIPC")) or not alone,
+    }
 
 
 def _pooled(call: Call, spec: JobSpec) -> dict[str, Any]:

@@ -224,6 +224,14 @@ class JobSpec:
         return PLACES[self.backend].has_pods
 
     @property
+    def own_shared_memory(self) -> bool:
+        """Whether pods have a ``/dev/shm`` of their own, rather than the container runtime's 64 MB."""
+        launch = self.launch
+        if self.cluster.shm is not None:
+            return self.cluster.shm != "0"
+        return launch.increase_shared_mem is not False and launch.max_nodes * launch.nproc_per_node > 1
+
+    @property
     def idle_s(self) -> float:
         """``idle`` as a number of seconds; 0 disables it."""
         assert not isinstance(self.idle, str)

@@ -7,7 +7,7 @@ clear of the 128 + signal codes (129-165) that shells and container runtimes giv
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Dict, Iterable
 
 OK = 0
 USER_ERROR = 1  # an exception or a sys.exit of the user's code, or a crash that nobody wants tried again
@@ -30,6 +30,13 @@ TOLD_LEFT = 214  # it has left, as its node, or another one, is about to end
 
 # What multiprocessing says of a rank whose template, its parent, was killed: nobody saw its end (3.11).
 UNSEEN = 255
+
+
+def untold(code: int) -> Dict[str, int]:
+    """Return how a rank ended, by a negative code of a signal; nothing where the rank has told why."""
+    if code in (TOLD, TOLD_RECOVERABLE, TOLD_LOST_PEER, TOLD_LEFT):
+        return {}
+    return {"signal": -code} if code < 0 else {"code": code}
 
 
 def of_ranks(codes: Iterable[int], *, retried: bool) -> int:

@@ -90,7 +90,7 @@ _BROUGHT = 64  # payloads that are there before the lead has named them
 _BROUGHT_S = 600.0
 _ROOM_S = 1.0  # between two looks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
-_ENDS = "the lab is ending"
+_ENDS = "it is ending"
 
 
 class Base(NamedTuple):
@@ -241,7 +241,7 @@ class Lab:
                     while isinstance(said, bytes):  # signs of life
                         said = asked.hear(HEAR_S)
                     if said is None:
-                        raise Refused("the cell wasn't brought to all nodes within %d s" % HEAR_S)
+                        raise Refused("the payload didn't arrive at all nodes within %d s" % HEAR_S)
                     relay.all_have(number, name_of(asked["id"]))
                 answer, new = self._standing.done(partial(self._take, asked, number, payload))
             except BaseException:
@@ -480,7 +480,7 @@ class Lab:
             self._here = _Here(round_, number, round_, set(here), [])
         try:
             if order["files"]:
-                Payload(path).extract(self._files_of(round_))
+                Payload(path).extract(self._files)
             self.agent.enter_turn(round_, here)
         except (OSError, PayloadError) as exc:
             if self._here is None:
@@ -494,10 +494,6 @@ class Lab:
             self._unlink(number)
         for rank in here:
             self._standing.tell(rank, {**order, "path": path})
-
-    def _files_of(self, round_: int) -> str:
-        """Return where the local modules go that a turn brings along."""
-        return self._files
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
         self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
@@ -605,7 +601,7 @@ class Lab:
             return known, False
         base = self._check(asked)
         if len(self._line) >= _WAITING:
-            raise Refused("%d turns wait already" % _WAITING)
+            raise Refused("%d others are waiting already" % _WAITING)
         ranks = self._ranks(base, asked)
         self.newest += 1
         ahead = _words(self._ahead())

@@ -112,7 +112,6 @@ _NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was 
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
 _PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
 _WHY = 300  # characters
-_TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER, exits.TOLD_LEFT)
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
@@ -488,10 +487,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _tell(self, codes: Dict[int, int]) -> None:
         for rank, code in codes.items():
-            if code < 0:
-                emit("RankExited", rank=rank, signal=-code, **self._where())
-            elif code not in _TOLD:
-                emit("RankExited", rank=rank, code=code, **self._where())
+            how = exits.untold(code)
+            if how:
+                emit("RankExited", rank=rank, **how, **self._where())
 
     def _where(self) -> Dict[str, int]:
         restart = int(self._worker_group.spec.max_restarts - self._remaining_restarts)

@@ -2,112 +2,184 @@
 
 A job may write anywhere in its container. A fresh pod would show none of that, so what a job has made is
 removed when its processes are gone. What it has changed or removed of the image can't be put back: the node
-says so and ends, and a fresh pod takes its place.
+says so and ends, and a fresh pod takes its place. The same goes for what can't be removed, and for a file
+system that the job has mounted.
 
-Only the container's own file systems are looked at: its root and those in memory. What is mounted there, such
-as a claim or a host's folder, outlives pods and is left alone. A node that isn't alone in its container, as
-where the pod's containers share their processes, looks only where jobs write most: at the temporary folder,
-the home and the working folder.
+Only the container's own file systems are looked at: its root, those in memory, and the pod's empty volumes.
+What else is mounted there, such as a claim or a host's folder, outlives pods and is left alone. Nothing
+behind a mount point is looked at, and paths are removed one by one, so nothing there is removed either.
+
+Where others write to the same places, their files can't be told from the job's. A node that isn't alone in
+its container, as where the pod's containers share their processes, looks only where jobs write most: at the
+temporary folder, the home and the working folder. Shared memory that isn't the container's own is left alone.
 
 Python itself replaces bytecode of the image that is out of date. That is removed: Python makes it again.
 
-A time of change (``st_ctime``) can't be set by a program, so it tells whether a file is still the image's.
+A time of change (``st_ctime``) can't be set by a program, so it tells whether a file is still the image's. Of
+a folder it changes with each file in it, so of folders the owner and the mode are compared.
 """
 
 from __future__ import annotations
 
+import ctypes
+import glob
 import os
-import shutil
+import re
 import stat
 import tempfile
 from contextlib import suppress
-from typing import Container, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Container, Dict, Iterator, List, Sequence, Set, Tuple
 
+_MOUNTS = "/proc/self/mountinfo"
 _PROGRAM = b"job.pyz"
-_IN_MEMORY = ("/dev/shm", "/tmp", "/var/tmp", "/run")
+_SHARED_MEMORY = ("/dev/shm", "/dev/mqueue")
+_IN_MEMORY = (*_SHARED_MEMORY, "/tmp", "/var/tmp", "/run")
+_KINDS_IN_MEMORY = ("tmpfs", "mqueue")
+_EMPTY = "/volumes/kubernetes.io~empty-dir/"  # in the path of one on its host (kubelet 1.36)
 _BYTECODE = "__pycache__"
-_OWN = ("compiled", "mp")  # folders of the node's own that ranks write to
-_NAMED = 20  # changed files
-_State = Tuple[int, int]  # of a file: its inode, and when it was changed; of a folder its inode alone
+# Below the node's own folder: what ranks write to, and what jobs read.
+_OWN = ("artifacts-*[0-9]", "compiled", "data", "data-of-*", "files", "mp", "packages", "tmp", "work")
+# Shared memory, semaphores and queues of System V: what removes one, with what it takes behind the number.
+_OF_SYSTEM_V = {"shm": ("shmctl", (0, None)), "sem": ("semctl", (0, 0)), "msg": ("msgctl", (0, None))}
+_State = Tuple[Any, ...]  # of a file or a folder; its mode comes first
 
 
 class Ground:
-    """The files of a node, but for those below ``own``, the node's own folder.
+    """The files of a node, but for most of those below ``own``, the node's own folder.
 
-    Nothing is looked at below ``mounted``, where the job's user has mounted something.
+    Nothing is looked at below ``mounted``, where the job's user has mounted something. ``empty`` are empty
+    volumes of the container's own. ``shared`` says that the container shares its memory with others.
     """
 
-    def __init__(self, own: str, mounted: Sequence[str] = ()) -> None:
+    def __init__(
+        self, own: str, mounted: Sequence[str] = (), empty: Sequence[str] = (), *, shared: bool = False
+    ) -> None:
         self._own = os.path.realpath(own)
         self._mounted = frozenset(map(os.path.realpath, mounted))
-        roots = [*_roots(), *(os.path.join(self._own, name) for name in _OWN)]
-        self._roots = list(dict.fromkeys(os.path.realpath(root) for root in roots))
-        self._known = dict(self._look())
+        self._empty = frozenset(map(os.path.realpath, empty))
+        self._shared = shared
+        self._alone = _alone()
+        self._mounts = _mounts()
+        roots = dict.fromkeys(map(os.path.realpath, [*self._places(), *empty]))
+        self._roots = [root for root in roots if self._goes_with_the_pod(root)]
+        self._of_system_v = self._look_at_system_v()
+        self._known: Dict[str, _State] = {}
+        self._known.update(self._look(self._mounts))
 
     def restore(self) -> List[str]:
-        """Remove what was made since; return what was changed, or is gone, and can't be put back."""
-        left, changed = dict(self._known), []
-        for path, state in list(self._look()):
-            known = left.pop(path, None)
-            if known == state:
-                continue
-            compiled = os.path.basename(os.path.dirname(path)) == _BYTECODE
-            if known is None or compiled or (known[1] == 0) != (state[1] == 0):
-                _remove(path)
-            if compiled:
-                self._known.pop(path, None)
-            elif known is not None:
-                changed.append(path)
-        gone = [path for path in left if os.path.basename(os.path.dirname(path)) != _BYTECODE]
-        return sorted([*changed, *gone])[:_NAMED]
-
-    def _look(self) -> Iterator[Tuple[str, _State]]:
+        """Remove what was made since; return what was changed, is gone or stays, and can't be put back."""
         mounts = _mounts()
-        skipped = {self._own, *self._mounted, *mounts}
+        mounted = [*self._mounted_since(mounts)]
+        now = dict(self._look(mounts, opens=True))
+        changed = {
+            path
+            for path, state in self._known.items()
+            if now.get(path) != state and not any(_is_below(path, mount) for mount in mounted)
+        }
+        compiled = {path for path in changed if os.path.basename(os.path.dirname(path)) == _BYTECODE}
+        for path in compiled:
+            del self._known[path]
+        made = [path for path in now if path not in self._known]
+        for path in reversed(made):  # what is in a folder comes behind it
+            with suppress(OSError):
+                if stat.S_ISDIR(now[path][0]):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+        left = filter(os.path.lexists, made)
+        return sorted({*mounted, *(changed - compiled), *left, *self._remove_from_system_v()})
+
+    def _places(self) -> Iterator[str]:
+        if self._alone:
+            yield "/"
+            yield from _IN_MEMORY
+        yield tempfile.gettempdir()
+        yield os.path.expanduser("~")
+        yield os.getcwd()
+
+    def _goes_with_the_pod(self, path: str) -> bool:
+        place = _place(path, {*self._mounts, *self._mounted})
+        kind, source = self._mounts.get(place, ("", ""))[:2]
+        if place in self._empty or (place == "/" and "/" not in self._mounted):
+            return True
+        if place in self._mounted or (self._shared and place in _SHARED_MEMORY):
+            return False
+        return kind in _KINDS_IN_MEMORY or _EMPTY in source
+
+    def _look(self, mounts: Dict[str, _State], *, opens: bool = False) -> Iterator[Tuple[str, _State]]:
+        """Yield all paths with their states, a folder's before what is in it.
+
+        With ``opens`` folders that weren't there before are made such that they can be read and emptied.
+        """
         seen: Set[str] = set()
-        for root in self._roots:
-            if self._is_ours(root, mounts):
-                yield from _below(root, skipped, seen)
+        closed = {self._own, *self._mounted, *self._mounts, *mounts}
+        own = [path for name in _OWN for path in glob.glob(os.path.join(glob.escape(self._own), name))]
+        for root in [*self._roots, *sorted(own)]:
+            # Not behind a link or a mount that is there since.
+            place, before = (_place(root, places) for places in (mounts, self._mounts))
+            if os.path.realpath(root) == root and mounts.get(place) == self._mounts.get(before):
+                with suppress(OSError):
+                    status = os.lstat(root)
+                    yield root, _state(status)
+                    if stat.S_ISDIR(status.st_mode):
+                        self._open(root, status, opens)
+                        yield from self._below(root, seen, closed, opens)
 
-    def _is_ours(self, path: str, mounts: Mapping[str, str]) -> bool:
-        """Whether a folder goes with the container: it is on its root, or in memory."""
-        while path not in mounts and path not in self._mounted and path != "/":
-            path = os.path.dirname(path)
-        return path not in self._mounted and (path == "/" or mounts.get(path) == "tmpfs")
-
-
-def _below(root: str, skipped: Container[str], seen: Set[str]) -> Iterator[Tuple[str, _State]]:
-    folders = [root]
-    while folders:
-        folder = folders.pop()
-        if folder in seen:
-            continue
-        seen.add(folder)
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:  # not for this user, who so can't write there either; or just gone
-            continue
-        for entry in entries:
-            if entry.path in skipped:
+    def _below(
+        self, root: str, seen: Set[str], closed: Container[str], opens: bool
+    ) -> Iterator[Tuple[str, _State]]:
+        folders = [root]
+        while folders:
+            folder = folders.pop()
+            if folder in seen:
                 continue
+            seen.add(folder)
             try:
-                status = entry.stat(follow_symlinks=False)
-            except OSError:
+                entries = list(os.scandir(folder))
+            except OSError:  # not for this user, who so can't write there either; or just gone
                 continue
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(entry.path)
-                yield entry.path, (status.st_ino, 0)
-            else:
-                yield entry.path, (status.st_ino, status.st_ctime_ns)
+            for entry in entries:
+                if entry.path in closed:
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                yield entry.path, _state(status)
+                if stat.S_ISDIR(status.st_mode):
+                    self._open(entry.path, status, opens)
+                    folders.append(entry.path)
+
+    def _open(self, folder: str, status: os.stat_result, opens: bool) -> None:
+        if opens and folder not in self._known and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            with suppress(OSError):
+                os.chmod(folder, stat.S_IRWXU)
+
+    def _mounted_since(self, mounts: Dict[str, _State]) -> Iterator[str]:
+        """Yield where something is mounted now, or no longer, in the file systems that are looked at."""
+        for path in sorted({*self._mounts, *mounts}):
+            changed = mounts.get(path) != self._mounts.get(path)
+            looked_at = any(_is_below(path, root) for root in self._roots)
+            if changed and looked_at and self._goes_with_the_pod(os.path.dirname(path)):
+                yield path
+
+    def _look_at_system_v(self) -> Set[Tuple[str, int]]:
+        if self._shared or not self._alone:
+            return set()
+        return {(table, number) for table in _OF_SYSTEM_V for number in _numbers(table)}
+
+    def _remove_from_system_v(self) -> Iterator[str]:
+        """Remove what was made since; yield what stays."""
+        libc = ctypes.CDLL(None)
+        for table, number in sorted(self._look_at_system_v() - self._of_system_v):
+            remove, more = _OF_SYSTEM_V[table]
+            if getattr(libc, remove)(number, *more) != 0:
+                yield "System V %s %d" % (table, number)
 
 
-def _roots() -> Iterator[str]:
-    if _alone():
-        yield "/"
-        yield from _IN_MEMORY
-    yield tempfile.gettempdir()
-    yield os.path.expanduser("~")
-    yield os.getcwd()
+def _state(status: os.stat_result) -> _State:
+    owner = status.st_mode, status.st_uid, status.st_gid
+    return owner if stat.S_ISDIR(status.st_mode) else (*owner, status.st_ino, status.st_ctime_ns)
 
 
 def _alone() -> bool:
@@ -117,19 +189,31 @@ def _alone() -> bool:
     return False
 
 
-def _mounts() -> Dict[str, str]:
-    """Return where something is mounted, and what kind of file system it is."""
-    try:
-        with open("/proc/self/mounts") as file:
-            fields = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {where.encode().decode("unicode_escape"): kind for _, where, kind, *_ in fields}
+def _mounts() -> Dict[str, _State]:
+    """Return what is mounted where: the kind of its file system, its folder there, and its number."""
+    mounts: Dict[str, _State] = {}
+    with suppress(OSError), open(_MOUNTS, errors="surrogateescape") as file:
+        for line in file:
+            mount, _, system = line.partition(" - ")
+            number, _, device, source, where = mount.split()[:5]
+            where = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), where)
+            mounts[where] = (system.split()[0], source, device, number)
+    return mounts
 
 
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+def _place(path: str, places: Container[str]) -> str:
+    """Return which of these places a path is in, or the root."""
+    while path not in places and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _numbers(table: str) -> List[int]:
+    """Return the numbers in a table of what there is of System V: its second column."""
+    with suppress(OSError), open("/proc/sysvipc/%s" % table) as file:
+        return [int(line.split()[1]) for line in file.readlines()[1:]]
+    return []

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.lab.keeper import Keeper
 from nbtorchjob.runtime.node.agent import NodeAgent
 from nbtorchjob.runtime.node.meter import EVERY
+from nbtorchjob.runtime.pool.ground import Ground
 from nbtorchjob.runtime.pool.pool import Pool
 from nbtorchjob.runtime.pool.zygote import stand
 from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.store.payload import Payload
+
+_NAMED = 20  # changed files
 
 
 def keeper(
@@ -19,19 +27,50 @@ def keeper(
 ) -> Tuple[Callable[..., NodeAgent], Callable[..., None], Callable[[worker.Rank], None]]:
     """Return the same for a pool's node as ``lab/keeper`` does for a lab's."""
     pool = Pool(payload.header, payload.path, key, folder, files, node)
-    return partial(PoolKeeper, lab=pool), stand, worker.call_once
+    ground = partial(Ground, folder, **payload.header["lab"]["ground"])
+    return partial(PoolKeeper, lab=pool, ground=ground), stand, worker.call_once
 
 
 class Worn(Exception):
-    """A job has changed files of the image, which only a fresh pod has as they were."""
+    """A job left what only a fresh pod is free of, such as a changed file of the image."""
 
 
 class PoolKeeper(Keeper):
     """The agent of one node of a pool."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, ground: Callable[[], Ground], **options: Any) -> None:
         super().__init__(*args, **options)
         self._worn = ""
+        self._look_at_ground = ground
+        self._ground: Optional[Ground] = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
+        if self._ground is not None:  # what a job had left when they ended nobody has cleared
+            raise Worn("the processes of its jobs have ended")
+        self._ground = self._look_at_ground()
+        return super()._start_workers(worker_group)
+
+    def restore(self, then: Callable[[], None]) -> None:
+        """Put the node's files back, and call ``then``, unless that takes a fresh pod; in another thread."""
+
+        def act() -> None:
+            assert self._ground is not None
+            try:
+                changed = self._ground.restore()
+            except Exception as exc:  # whatever it is, the pool would wait for this node for ever
+                changed = [repr(exc)]
+            if not changed:
+                then()
+                return
+            more = " and %d more" % len(changed[_NAMED:]) if changed[_NAMED:] else ""
+            text = "a job left what can't be put back: %s%s" % (", ".join(changed[:_NAMED]), more)
+            with suppress(OSError):  # a full disk
+                emit("Notice", text="node %d is being replaced: %s" % (self._node, text))
+            self._lab.broken()
+            self._worn = text
+            self.wake()
+
+        threading.Thread(target=act, daemon=True, name="ground").start()
 
     def look_after(self, round_: int, pids: Dict[int, int]) -> None:
         """Take in the processes of a job's ranks on this node, by rank; called in the thread of the lab."""
@@ -49,11 +88,6 @@ class PoolKeeper(Keeper):
         self._lookout.enter(self._round, self._folder_of(self._round), {}, self._peers)
         self._meter.begin(self._round, {})
         super().leave_turn()
-
-    def wear(self, text: str) -> None:
-        """End this node, for that reason; called in any thread."""
-        self._worn = text
-        self.wake()
 
     def _wait_for_an_end(self, seconds: float) -> bool:
         if self._worn:

@@ -21,7 +21,7 @@ When all ranks of a node are through with a turn, it is cleared; once each node 
     -----------  --------------------------  ---------------------------------------------------------------
     round        its ranks are through       zygotes end what is left of the job
     clear-R      all zygotes have done so    one of them sends the job's artifacts
-    send-R       it has                      ``TurnEnded``; it puts the files back
+    send-R       it has                      ``TurnEnded``; the agent puts the files back (``ground.py``)
     restore-R    it has                      ``_end_here``: the lead hears that this node is through
 
 A node where a rank has failed has the others stop, by the nodes' store ("stop" in ``relay.py``): in a
@@ -30,19 +30,19 @@ collective their ranks would wait for ever.
 
 from __future__ import annotations
 
-import threading
+import time
 from functools import partial
 from typing import Any, Dict, Optional, Sequence, Set
 
 from nbtorchjob.runtime.ask.answering import Refused
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.lab.lab import Base, Lab, _Here
-from nbtorchjob.runtime.pool.zygote import CLEAR, FILES, RESTORE, SEND
+from nbtorchjob.runtime.pool.zygote import CLEAR, SEND
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.store.payload import Payload
 
+_RESTORE = "restore-%d"
 _MODULES = "modules"  # as in ``start/modules.py``, which is another module in a payload
-_TOLD = (exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER)
 _OTHER = "it runs another version of nbtorchjob: end it, and start a new one"
 
 
@@ -50,12 +50,12 @@ class Pool(Lab):
     """A node's part of a pool."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._program = Payload(self._path).checksums().get(_MODULES)
         self._processes: Dict[int, int] = {}  # of the job's ranks here
+        self._began = 0.0  # when the job did
         self._cancelled: Set[int] = set()  # rounds whose end somebody asked for
-        self._exceeded: Dict[int, int] = {}  # the deadlines of such that took longer
-        self._deadlines: Dict[int, int] = {}  # in seconds, by the number of a payload
+        self._exceeded: Dict[int, int] = {}  # the deadlines of such that took longer, in seconds
+        super().__init__(*args)  # whose thread uses these
+        self._program = Payload(self._path).checksums().get(_MODULES)
 
     def _begin(self, base: Base) -> None:
         super()._begin(base._replace(first=False))  # the pool's own call does nothing
@@ -63,35 +63,30 @@ class Pool(Lab):
     def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
         if payload.checksums().get(_MODULES) != self._program:
             raise Refused(_OTHER)
-        if payload.header["deadline"]:
-            self._deadlines[number] = int(payload.header["deadline"])
-        return super()._take(asked, number, payload)
-
-    def _unlink(self, number: int) -> None:
-        self._deadlines.pop(number, None)
-        super()._unlink(number)
-
-    def _files_of(self, round_: int) -> str:
-        return "%s/round-%d/%s" % (self._folder, round_, FILES)
+        answer, new = super()._take(asked, number, payload)
+        if new:
+            self._line[-1].order["deadline"] = payload.header["deadline"]
+        return answer, new
 
     def _run_here(self, number: int, ranks: Sequence[int], order: Dict[str, Any]) -> None:
-        round_ = order["round"]
         self._processes = {}
+        self._began = time.monotonic()
         if self._relay is not None:
-            stopped = partial(self._interrupt_here, round_)
-            self._relay.watch(round_, partial(self._standing.post, stopped))
-        if number in self._deadlines:  # on the lead
-            seconds = self._deadlines[number]
-            over = partial(self._standing.post, partial(self._expire, round_, seconds))
-            timer = threading.Timer(seconds, over)
-            timer.daemon = True
-            timer.start()
+            stopped = partial(self._interrupt_here, order["round"])
+            self._relay.watch(order["round"], partial(self._standing.post, stopped))
         super()._run_here(number, ranks, order)
 
-    def _expire(self, round_: int, seconds: int) -> None:
-        if self._running is not None and self._running.round == round_:
-            self._exceeded[round_] = seconds
-            self._stop(round_)
+    def _due(self) -> Optional[float]:
+        due, turn = super()._due(), self._running
+        seconds = turn.order.get("deadline") if turn is not None else None
+        if turn is None or not seconds or turn.round in self._exceeded:
+            return due
+        left = self._began + float(seconds) - time.monotonic()
+        if left > 0:
+            return left if due is None else min(left, due)
+        self._exceeded[turn.round] = int(seconds)
+        self._stop(turn.round)
+        return due
 
     def _heard(self, rank: int, record: Dict[str, Any]) -> None:
         here = self._here
@@ -100,25 +95,13 @@ class Pool(Lab):
             if self._processes.keys() >= here.left:
                 self.agent.look_after(here.round, self._processes)
         if here is not None and record["done"] == here.done and rank in here.left:
-            if record.get("failed"):
-                self._tell_exit(rank, here.round, record.get("code"), record.get("signal"))
-            if record.get("changed"):
-                self._wear(here.round, record["changed"])
+            how = exits.untold(record["code"]) if "code" in record else {}
+            if how:
+                where = {"node": self._node, "rank": rank, "restart": 0, "round": here.round}
+                self._tell("RankExited", **where, **how, stays=True)
         super()._heard(rank, record)
         if here is not None and record.get("failed") and record["done"] == here.round:
             self._stop(here.round)
-
-    def _tell_exit(self, rank: int, round_: int, code: Optional[int], signal: Optional[int]) -> None:
-        if signal is not None or (code is not None and code not in _TOLD):
-            how = {"code": code} if signal is None else {"signal": signal}
-            self._tell("RankExited", node=self._node, rank=rank, restart=0, round=round_, stays=True, **how)
-
-    def _wear(self, round_: int, changed: Sequence[str]) -> None:
-        text = "the job of round %d changed files that only a fresh pod has as they were: %s" % (
-            *(round_, ", ".join(changed)),
-        )
-        self._tell("Notice", text="node %d ends, as %s" % (self._node, text))
-        self.agent.wear(text)
 
     def _over_here(self, here: _Here) -> None:
         assert self._base is not None
@@ -130,11 +113,15 @@ class Pool(Lab):
             self._order(here, SEND % here.round, [min(zygotes)])
         elif here.done == SEND % here.round:
             self._tell_over(here)
-            self._order(here, RESTORE % here.round, [min(zygotes)])
-        elif here.done:
-            self._end_here(here)
+            self._here = here._replace(done=_RESTORE % here.round)
+            self.agent.restore(partial(self._standing.post, partial(self._restored, self._here)))
         else:
             super()._over_here(here)
+
+    def _restored(self, here: _Here) -> None:
+        if self._here is here:  # its ranks haven't begun anew since
+            self._here = None
+            self._end_here(here)
 
     def _order(self, here: _Here, what: str, zygotes: Sequence[int]) -> None:
         """Have these zygotes do something more before the turn is through here."""

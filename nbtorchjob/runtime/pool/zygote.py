@@ -4,10 +4,9 @@ torch's agent starts a zygote for each rank, as it starts the ranks of a job. A 
 nothing of a user's. What it says to its node is what a lab's rank says (``lab/turns.py``), and beside that:
 
     zygote  {…, "rank pid": 43}                 it has forked the rank of a job
-    zygote  {…, "done": 7, "failed": true, …}   that has returned, or ended: then with its "code" or "signal"
+    zygote  {…, "done": 7, "failed": true, …}   that has returned, or ended: then with its "code"
     node    {"round": "clear-7"}                all ranks of this node are through: end whatever is left
     node    {"round": "send-7"}                 then, to one zygote: send the artifacts
-    node    {"round": "restore-7"}              and put the files back (``ground.py``)
 
 A rank that has returned stays until it is cleared, as in any job: others may still be talking to it. A zygote
 adopts the orphans of its rank, so clearing it ends whatever that has started.
@@ -18,15 +17,15 @@ lab's turns are interrupted.
 
 from __future__ import annotations
 
+import importlib
 import os
 import selectors
-import shutil
 import signal
 import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, NoReturn, Optional
 
 from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.api.checkpoints import CHECKPOINTS
@@ -34,12 +33,11 @@ from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import adopt_orphans, die_with_parent, kill_children
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.lab import turns
-from nbtorchjob.runtime.pool.ground import Ground
 from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.store.payload import Payload
 
-CLEAR, SEND, RESTORE = "clear-%d", "send-%d", "restore-%d"
-FILES = "files"  # in a round's folder: the local modules that the job brought along
+_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, turns.SIGNAL)
+CLEAR, SEND = "clear-%d", "send-%d"
 ENV = "env"  # of a job's header: its variables
 
 
@@ -59,7 +57,7 @@ def stand(
     """
     die_with_parent()
     adopt_orphans()
-    _Zygote(folder, key, base, meeting, act, Payload(path).header["lab"]["mounted"]).run()
+    _Zygote(folder, key, base, meeting, act).run()
 
 
 class _Zygote:
@@ -70,7 +68,6 @@ class _Zygote:
         base: int,
         meeting: str,
         act: Callable[[worker.Rank], None],
-        mounted: Sequence[str],
     ) -> None:
         self._rank = int(os.environ["RANK"])
         self._home = os.path.dirname(folder)
@@ -84,7 +81,6 @@ class _Zygote:
         self._over = True  # whether the node knows how that ended
         self._kill_at: Optional[float] = None
         self._ends = False  # whether this process was told to end
-        self._ground = Ground(self._home, mounted) if os.environ["LOCAL_RANK"] == "0" else None
         self._line = turns.Line(self._home, {"rank": self._rank, "base": base, "pid": os.getpid()})
         self._done: Any = 0
 
@@ -94,7 +90,7 @@ class _Zygote:
         self._signals_r, self._signals_w = os.pipe()
         for fd in (self._signals_r, self._signals_w, self._returned_r):
             os.set_blocking(fd, False)
-        for number in (signal.SIGTERM, signal.SIGCHLD, turns.SIGNAL):
+        for number in _SIGNALS:
             signal.signal(number, _noted)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the template does
         signal.set_wakeup_fd(self._signals_w, warn_on_full_buffer=False)
@@ -131,14 +127,6 @@ class _Zygote:
         elif order["round"] == SEND % self._round:
             artifacts.send(self._home, self._key)
             self._say(order["round"])
-        elif order["round"] == RESTORE % self._round:
-            for name in (
-                os.path.join("round-%d" % self._round, FILES),
-                "artifacts-%d" % artifacts.of_round(self._round),
-            ):
-                shutil.rmtree(os.path.join(self._home, name), ignore_errors=True)
-            changed = self._ground.restore() if self._ground is not None else []
-            self._say(order["round"], changed=changed)
         elif isinstance(order["round"], int) and order["round"] > self._round:
             self._begin(order)
         return False
@@ -153,29 +141,34 @@ class _Zygote:
         if self._page[turns.ROUND] == self._round:
             self._through(failed=True)
             return
+        # Until the rank has handlers of its own, what it is sent would come by this process's pipe.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            self._pid = os.fork()
+            pid = os.fork()
+            if not pid:
+                self._become(order)
         except OSError as exc:
             sys.stderr.write("nbtorchjob: rank %d can't be started: %s\n" % (self._rank, exc))
             sys.stderr.flush()
             self._through(failed=True, code=exits.USER_ERROR)
-            return
-        if self._pid == 0:
-            self._become(order)
-        self._line.say({"done": self._done, "rank pid": self._pid})
+        else:
+            self._pid = pid
+            self._line.say({"done": self._done, "rank pid": pid})
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def _become(self, order: Dict[str, Any]) -> NoReturn:
         """Be the job's rank, as if torch's agent had started this process."""
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, turns.SIGNAL):
+            for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._line.close()
             for fd in (self._signals_r, self._signals_w, self._returned_r):
                 os.close(fd)
             folder = os.path.join(self._home, "round-%d" % self._round)
-            modules, own = os.path.join(self._home, "files"), os.path.join(folder, FILES)
-            sys.path[:] = [own if entry == modules else entry for entry in sys.path]
+            importlib.invalidate_caches()  # the job's local modules are there only now
             _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"])
             worker.run_rank(order["path"], folder, self._key, self._round, self._meeting, 1, self._act)
             os.write(self._returned_w, b"\0")
@@ -189,7 +182,7 @@ class _Zygote:
 
     def _returned(self) -> None:
         # What the code has started may hold the pipe, too: only a rank that is there has returned.
-        if os.read(self._returned_r, 4096) and not self._over and self._pid:
+        if _drained(self._returned_r) and not self._over and self._pid:
             self._through(failed=False)
 
     def _through(self, *, failed: bool, **how: Any) -> None:
@@ -197,7 +190,7 @@ class _Zygote:
         self._say(self._round, failed=failed, **how)
 
     def _signalled(self) -> None:
-        numbers = set(os.read(self._signals_r, 4096))
+        numbers = set(_drained(self._signals_r))
         if signal.SIGTERM in numbers:
             self._ends = True
             if not self._pid:
@@ -222,26 +215,22 @@ class _Zygote:
                 if not pid:
                     return
                 if pid == self._pid:
+                    self._returned()
                     self._pid, self._kill_at = 0, None
                     self._ended(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
     def _ended(self, code: int) -> None:
-        with suppress(BlockingIOError):
-            if os.read(self._returned_r, 4096) and not self._over:
-                self._through(failed=False)
         if self._ends or code == exits.TOLD_LEFT:
             self._leave(code)
         if not self._over:
             stopped = self._page[turns.ROUND] == self._round
-            how = {} if stopped else {"signal": -code} if code < 0 else {"code": code}
-            self._through(failed=True, **how)
+            self._through(failed=True, **({} if stopped else {"code": code}))
 
     def _clear(self) -> None:
         self._send(signal.SIGKILL)
         self._pid, self._kill_at = 0, None
         kill_children()
-        with suppress(BlockingIOError):
-            os.read(self._returned_r, 4096)
+        _drained(self._returned_r)
 
     def _leave(self, code: int) -> NoReturn:
         """End as the rank has ended: this process is what the node's agent sees of it."""
@@ -252,6 +241,14 @@ class _Zygote:
         os._exit(code & 0xFF)
 
 
+def _drained(fd: int) -> bytes:
+    """Return what has come by a pipe, which may be nothing by now."""
+    try:
+        return os.read(fd, 4096)
+    except BlockingIOError:
+        return b""
+
+
 def _noted(number: int, frame: Any) -> None:
     """Stand in for a handler: the number comes by the wake-up file."""
 
@@ -259,6 +256,7 @@ def _noted(number: int, frame: Any) -> None:
 def _own_variables(env: Dict[str, str], round_: int, id_: str) -> None:
     """Give this process the variables of a job: its own, and those that name the job rather than its pool."""
     os.environ.update(env)
+    time.tzset()
     os.environ[artifacts.NUMBER] = str(artifacts.of_round(round_))
     if os.environ.get(injected.JOB):
         os.environ[injected.JOB] += "-" + id_

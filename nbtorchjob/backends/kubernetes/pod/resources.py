@@ -48,10 +48,8 @@ def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     where memory has no limit. What lies there counts as the pod's memory.
     """
     asked, launch = spec.cluster.shm, spec.launch
-    if asked is not None:
-        return None if asked == "0" else asked
-    if launch.increase_shared_mem is False or launch.max_nodes * launch.nproc_per_node == 1:
-        return None
+    if asked is not None or not spec.own_shared_memory:
+        return asked if spec.own_shared_memory else None
     if "memory" in limits:
         return f"{int(amount(limits['memory'])) // 2 // 2**20}Mi"
     return f"{launch.nproc_per_node}Gi"

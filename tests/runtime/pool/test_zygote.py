@@ -1,0 +1,91 @@
+"""The process that forks a pool's ranks: it outlives them, however and whenever they end."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from nbtorchjob import JobSpec, capture
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime.api.points import Page
+from nbtorchjob.runtime.lab.turns import SOCKET
+from tests.backends.kubernetes.nodes import KEY
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+ROUND = 7
+PROGRAM = """
+import os, signal, sys
+from nbtorchjob.runtime.pool import zygote
+home, key = sys.argv[1], bytes.fromhex(sys.argv[2])
+{first}
+zygote.stand("", os.path.join(home, "round-1"), key, 1, "127.0.0.1:1", 1, lambda rank: None)
+"""
+A_SIGNAL_IN_THE_FORK = "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))"
+# The rank is gone before the zygote looks, which so finds both that it has returned and that it has ended.
+A_RANK_THAT_IS_FASTER = """
+signal.pause = lambda: os.kill(os.getpid(), signal.SIGKILL)
+begin = zygote._Zygote._begin
+def begin_and_wait(self, order):
+    begin(self, order)
+    os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+zygote._Zygote._begin = begin_and_wait
+"""
+
+
+@pytest.fixture
+def spoken(tmp_path):
+    """Return what starts a zygote and speaks with it as its node does."""
+    started: list[subprocess.Popen[bytes]] = []
+    opened = ExitStack()
+
+    def start(first):
+        """Return what it says of a job, and then of clearing that."""
+        (tmp_path / f"round-{ROUND}").mkdir()
+        (tmp_path / "round-1").mkdir()
+        Page.create(str(tmp_path / f"round-{ROUND}"), 1)
+        with open(tmp_path / "job", "wb") as file:
+            archive.write(file, capture.from_cell("1", {}), JobSpec(pool="warm"), KEY)
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen()
+        env = {"RANK": "0", "LOCAL_RANK": "0", "NBTORCHJOB_NODE": "0", "NBTORCHJOB_FOLDER": str(tmp_path)}
+        command = [sys.executable, "-c", PROGRAM.format(first=first), str(tmp_path), KEY.hex()]
+        started.append(subprocess.Popen(command, env={**os.environ, **env}))
+        listener.settimeout(LIMIT)
+        node, _ = listener.accept()
+        node.settimeout(LIMIT)
+        said: list[dict[str, Any]] = []
+        with node, node.makefile("rw") as lines:
+            for order in ({"round": ROUND, "id": "a", "path": str(tmp_path / "job")}, {"round": "clear-7"}):
+                lines.write(json.dumps(order) + "\n")
+                lines.flush()
+                while not said or said[-1]["done"] != order["round"]:
+                    said.append(json.loads(lines.readline()))
+        return said
+
+    with opened:
+        yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_that_is_ended_in_the_fork_is_a_failure_of_its_job_alone(spoken):
+    *_, ended, cleared = spoken(A_SIGNAL_IN_THE_FORK)
+
+    assert (ended["failed"], ended["code"]) == (True, -15)
+    assert cleared["done"] == "clear-7"
+
+
+def test_a_rank_that_ends_as_soon_as_it_has_returned_has_returned(spoken):
+    *_, ended, cleared = spoken(A_RANK_THAT_IS_FASTER)
+
+    assert (ended["done"], ended["failed"], ended.get("code")) == (ROUND, False, None)
+    assert cleared["done"] == "clear-7"
