@@ -123,13 +123,11 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
     Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
     """
-    from nbtorchjob.job import newest_run
-    from nbtorchjob.labs import Lab  # late, as above
+    from nbtorchjob.labs import Lab, newest  # late, as above
 
     job = attach(name, trust=trust)
-    chosen, info = backend(job.info.backend), job.info
-    if info.name == _spelled(name) and (info.lab is None or Lab(chosen, info).state.phase.terminal):
-        info = chosen.info(newest_run(chosen, info.name).info.address)
+    chosen = backend(job.info.backend)
+    info = newest(chosen, job.info, _spelled(name))
     if info.lab is None:
         raise SpecError("on", name, "a lab, started with --keep NAME; this is an ordinary job")
     return Lab(chosen, info, trust=trust)
@@ -315,7 +313,7 @@ def map(
     """
     largest = (largest,) if isinstance(largest, str) else tuple(largest)
     early = Early(stop_when=stop_when, halve=halve, by=by, factor=factor, at_least=at_least, largest=largest)
-    plan = submission.check(JobSpec.of(spec))
+    plan = submission.check(JobSpec.of(spec), runs=True)
     rows = submission.checked_rows(parameters, at_once)
     with interrupts.message(interrupts.NOTHING):
         call = capture.from_function(fn, root=working(), given=rows[0])

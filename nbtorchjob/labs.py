@@ -31,7 +31,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.job import Job
+from nbtorchjob.job import Job, newest_run
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
@@ -372,6 +372,11 @@ class Lab:
                 _shipped[self.info.run, name] = id(namespace[name])
 
     @property
+    def _what(self) -> str:
+        """What people call what is run there: a cell, or a job."""
+        return turns.what_of(self.info)
+
+    @property
     def _spec(self) -> JobSpec:
         return self.info.asked
 
@@ -392,14 +397,15 @@ class Lab:
                     return state, answer
             except TimeoutError as exc:
                 if last:
-                    raise SubmitError(f"{self.name} didn't accept the cell within {_TAKEN_S:.0f} s") from exc
+                    problem = f"didn't accept the {self._what} within {_TAKEN_S:.0f} s"
+                    raise SubmitError(f"{self.name} {problem}") from exc
             except AskError as exc:
                 if question["base"] is not None and _anew(exc):
-                    problem = "restarted while the cell was sent: run it again"
+                    problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
                 if last or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
-        raise SubmitError(f"{self.name} didn't accept the cell")
+        raise SubmitError(f"{self.name} didn't accept the {self._what}")
 
     def _bring(self, nodes: Iterable[int], talk: Talk, question: Mapping[str, Any], data: memoryview) -> None:
         """Bring a turn's payload to the nodes beside the lead: by no way that others could listen to."""
@@ -484,7 +490,7 @@ class Lab:
             raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
         if state.lab_ends is not None and state.lab_ends.time > _began(state):
             why = labs.WHY.get(state.lab_ends.why, "")
-            raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more cells")
+            raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
 
     def _check_ranks(self, state: JobState, ranks: Sequence[int]) -> None:
         there = turns.ranks(state)
@@ -521,6 +527,13 @@ class Lab:
         state = self.state
         doing = labs.doing(state, time.time()) or facts.status(state, time.time()).lower()
         return f"<Lab {self.name} {doing} on {self.info.backend}>"
+
+
+def newest(backend: Backend, info: JobInfo, name: str) -> JobInfo:
+    """Return the record of a lab or pool: where that of its name has ended, of the run that goes on."""
+    if info.name == name and (info.lab is None or Lab(backend, info).state.phase.terminal):
+        return backend.info(newest_run(backend, name).info.address)
+    return info
 
 
 def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from typing import Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import JobEndedError, JobNotFoundError, Shape, SpecError
-from nbtorchjob.job import newest_run
-from nbtorchjob.labs import Lab
+from nbtorchjob.labs import Lab, newest
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.spec import options, overlay
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.overlay import SPEC, value_at
 from nbtorchjob.spec.policies import Retry, RunPolicy
@@ -32,8 +33,7 @@ _OF_JOBS = frozenset(
     ]
 )
 _DEADLINE = "active-deadline-seconds"
-# What libraries read as they are loaded, which in a pool was before the job.
-_AT_LOAD = ("TORCH_", "LD_", "MKL_", "KMP_", "GOMP_", "OMP_", "PYTHON", "CUDA_", "OPENBLAS_", "MALLOC_")
+_RESTARTS = "max-restarts"
 _BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
 
 
@@ -66,21 +66,29 @@ def requested(spec: JobSpec) -> JobSpec:
     launch, policy = spec.launch, spec.launch.run_policy
     if policy is not None:
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=None, leave_before=None))
+    if isinstance(launch, Elastic):
+        launch = replace(launch, max_restarts=0)  # what a job wears out is replaced, rather than restarted
     return replace(spec, lab=True, fresh=True, retry=spec.retry or _BUDGETS, launch=launch)
 
 
 def find(name: str) -> Lab:
     """Take hold of a pool by its name; raises ``JobNotFoundError``, and ``SpecError`` where it is none."""
     there = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
-    info = there.info(name)
-    if info.name == name and (not info.is_pool or Lab(there, info).state.phase.terminal):
-        info = newest_run(there, name).info
+    info = newest(there, there.info(name), name)
     if not info.is_pool:
         what = "a lab: --on NAME runs a cell there" if info.lab is not None else "an ordinary job"
         raise SpecError("pool", name, f"a pool ({hint('pool', 'NAME')} starts one); this is {what}")
     if not there.mine(info.address):
         raise SpecError("pool", name, "one of yours; this is another user's")
     return Lab(there, info)
+
+
+def apart(spec: JobSpec) -> JobSpec:
+    """Return the spec of a job with pods of its own, as runs of a group are; without ``or_own`` refuse it."""
+    if not spec.or_own:
+        single = "for runs of a group, which have pods of their own; --or-own allows that"
+        raise SpecError("pool", spec.pool, single, Shape.CONFLICT)
+    return replace(spec, pool=None, or_own=False)
 
 
 def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
@@ -90,7 +98,6 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
     of a job with pods of its own.
     """
     assert spec.pool is not None
-    own = replace(spec, pool=None, or_own=False)
     try:
         pool = find(spec.pool)
         if pool.state.phase.terminal:
@@ -99,7 +106,7 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
     except (JobNotFoundError, JobEndedError, SpecError):
         if not spec.or_own:
             raise
-        return own, None
+        return apart(spec), None
 
 
 def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
@@ -115,10 +122,8 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     chosen: dict[str, Any] = {
         o.name: value_at(o, spec) for o in options.TABLE if o.home == SPEC and o.key in _OF_JOBS
     }
-    chosen["env"] = {**theirs.env, **spec.env}
-    chosen["secret_env"] = [name for name in spec.secret_env if name not in theirs.secret_env]
-    chosen["hidden"] = {name: text for name, text in spec.hidden.items() if name in chosen["secret_env"]}
-    return replace(own, **chosen)
+    chosen["env"] = {n: text for n, text in {**theirs.env, **spec.env}.items() if n not in spec.secret_env}
+    return replace(own, hidden=spec.hidden, **chosen)
 
 
 def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
@@ -133,12 +138,12 @@ def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
         flag = o.flags[-1]
         if o.key == "name":
             yield f"{flag} {value}: jobs in a pool are called {theirs.name}{MARK}1, 2, …"
-        elif o.home in (overlay.RETRY, overlay.POLICY):
+        elif o.home in (overlay.RETRY, overlay.POLICY) or o.key == _RESTARTS:
             yield f"{flag} {value}: a job in a pool is tried once, and goes with its pool"
         else:
             yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
     for name in (*spec.env, *spec.secret_env):
-        if name.startswith(_AT_LOAD) and spec.env.get(name) != theirs.env.get(name, ""):
+        if fresh.too_late(name) and (name not in spec.env or spec.env[name] != theirs.env.get(name)):
             yield f"--env {name} is read as libraries are loaded, which was before: give it to the pool"
 
 

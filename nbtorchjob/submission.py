@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, Shape, SpecError
+from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
@@ -74,16 +74,17 @@ class Submission(FrozenDataclass):
         return self.plan.cautions
 
 
-def check(spec: JobSpec) -> Plan:
+def check(spec: JobSpec, *, runs: bool = False) -> Plan:
     """Check a spec against the site's settings and its backend, before anything is captured.
 
-    Raises ``SpecError`` for what the site has locked or limited, and for what the backend can't honour.
+    ``runs`` says that it is for the runs of a group. Raises ``SpecError`` for what the site has locked or
+    limited, and for what the backend can't honour.
     """
     pool: Lab | None = None
     if spec.pool is not None:
         from nbtorchjob import pools
 
-        spec, pool = pools.placed(spec)
+        spec, pool = (pools.apart(spec), None) if runs else pools.placed(spec)
     spec = site.admitted(spec)
     if spec.package or spec.requirements:
         from nbtorchjob.capture import packages
@@ -194,11 +195,6 @@ def send_runs(
     from nbtorchjob.runs import Runs
 
     spec, chosen = sub.plan.spec, sub.plan.backend
-    if sub.plan.pool is not None:
-        if not spec.or_own:
-            single = "for runs of a group, which have pods of their own; --or-own allows that"
-            raise SpecError("pool", spec.pool, single, Shape.CONFLICT)
-        spec = dataclasses.replace(spec, pool=None, or_own=False)
     with interrupts.message(interrupts.NOTHING):
         call = _provided(sub.call, spec)
         sourced = call.sourced and spec.remote
@@ -302,9 +298,9 @@ def describe(call: Call, spec: JobSpec, origin: Origin | None = None) -> JobInfo
     )
 
 
-def dry_run(call: Call, spec: JobSpec) -> str:
-    """Describe what :func:`send` would send and start, and send nothing."""
-    plan = check(spec)
+def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
+    """Describe what :func:`send` would send and start, or one of several runs, and send nothing."""
+    plan = check(spec, runs=runs)
     call = _provided(_with_files(call, plan), plan.spec)
     if plan.pool is not None:
         return f"# {call.label}\non the pool {plan.pool.name}: {words.ranks(turns.ranks(plan.pool.state))}"

@@ -114,7 +114,7 @@ def attach(args: ParsedArgs, front: Front) -> Any:
         turn = turns.newest(state)
         if turn is not None and turn.over and not state.phase.terminal:
             newest, doing = f"{lab.name}{MARK}{turn.number}", labs.doing(state, time.time())
-            front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest cell")
+            front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest {turn.what}")
             return None
         job = lab.newest
     return _hold(job, options, front)

@@ -47,7 +47,7 @@ def submit(request: RunRequest, front: Front) -> Any:
         if options.dry_run:
             front.show(Answer(_dry_run(request)))
             return None
-        sub = submission.prepare(request.call, submission.check(request.spec))
+        sub = submission.prepare(request.call, submission.check(request.spec, runs=True))
         for note in dict.fromkeys((*sub.cautions, *sub.notes)):
             front.say(f"Note: {note}")
         with front.sending(request) as output:
@@ -103,6 +103,9 @@ def _dry_run(request: RunRequest) -> str:
 
     shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
     more = len(request.rows) - len(shown)
-    lines = [f"# {words.count(len(request.rows), 'run')} of:", submission.dry_run(request.call, request.spec)]
+    lines = [
+        f"# {words.count(len(request.rows), 'run')} of:",
+        submission.dry_run(request.call, request.spec, runs=True),
+    ]
     lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
     return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])

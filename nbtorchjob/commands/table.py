@@ -520,7 +520,7 @@ _ROWS = (
     Verb(
         "end",
         "NAME...",
-        "end labs, after the cells already sent",
+        "end labs and pools, after what was already sent",
         answers=labs.end,
         change=labs.ended,
         offer=Offer(

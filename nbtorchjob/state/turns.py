@@ -37,8 +37,8 @@ UNREAD = "EndedBefore"
 ENDED = "the lab ended before it was over"
 GONE = "the lab's ranks began anew before it was over: what they held is gone"
 POOL_ENDED = "its pool ended before it was over"
-POOL_GONE = "its pool lost a node, or its ranks there, before it was over: run it again"
-POOL_GONE_BEFORE = "its pool lost a node, or its ranks there, before it began: run it again"
+POOL_GONE = "the pool lost a node, or the ranks on one, before the job ended: run it again"
+POOL_GONE_BEFORE = "the pool lost a node, or the ranks on one, before the job began: run it again"
 
 # What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
 _OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)

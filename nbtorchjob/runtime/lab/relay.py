@@ -229,7 +229,7 @@ class Follower(_Waits):
         try:
             os.replace(brought(self._folder, name), path_of(self._folder, number))
         except FileNotFoundError:
-            return "the cell hasn't come"
+            return "the payload didn't arrive"
         except OSError as exc:
             return str(exc)
         return ""

@@ -19,7 +19,7 @@ def received(asked: Question, path: str, key: bytes) -> Payload:
         while left > 0:
             said = asked.hear(HEAR_S)
             if not isinstance(said, bytes):
-                raise Refused("the cell didn't come: nothing was said for %d s" % HEAR_S)
+                raise Refused("the payload didn't arrive: nothing came for %d s" % HEAR_S)
             left -= len(said)
             file.write(said)
     try:

@@ -24,9 +24,27 @@ from typing import Any
 
 from nbtorchjob.runtime.facts.injected import FOLDER
 
+# What Python and libraries read as they are loaded, which was in the process that a rank was forked from.
+_READ_AT_IMPORT = (
+    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
+    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
+    "THP_",
+)
+# Not as they are loaded. torch sets the first when a kernel makes an optimizer, scikit-learn's threadpools
+# the next two; ``use_threads`` sees to OMP_NUM_THREADS, and PYTHONUNBUFFERED counts as streams are made.
+_READ_LATER = (
+    *("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
+    *("PYTHONUNBUFFERED", "TORCHELASTIC_"),
+)
+
 # CPython keeps no name for it: this is the class of the process that imports this first, the agent, or a
 # rank that hasn't been told yet what it is.
 _MAIN: Any = type(multiprocessing.current_process())
+
+
+def too_late(name: str) -> bool:
+    """Whether a variable has no effect, or only some, in a rank that was forked before it was set."""
+    return name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
 
 
 def start() -> None:

@@ -49,7 +49,9 @@ def place(cluster, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pool(place):
     """Yield a pool of two nodes, as plain Jobs."""
-    spec = JobSpec(TWO, "kubernetes", cluster=Cluster(**place, kind="indexedjob"), env={"OF_POOL": "1"})
+    env = {"OF_POOL": "1", "THE_TOKEN": "of the pool"}
+    launch = Elastic(nnodes=2, max_restarts=3)  # as a profile may have it
+    spec = JobSpec(launch, "kubernetes", cluster=Cluster(**place, kind="indexedjob"), env=env)
     pool = api.pool(spec, name="warm")
     yield pool
     pool.job.delete()
@@ -169,17 +171,24 @@ def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place):
     there = looked(pool="warm")
     fresh = looked(backend="kubernetes", cluster=cluster, launch=TWO, name="own")
     assert there.pop("OF_POOL")
+    assert there.pop("THE_TOKEN")
     names = there.keys() | fresh.keys()
     assert {n: (there.get(n), fresh.get(n)) for n in names if there.get(n) != fresh.get(n)} == {}
 
 
 def test_variables_of_the_job_are_laid_over_the_pools(pool):
-    cell = "import os\n[os.environ.get(n) for n in ('OF_POOL', 'OWN', 'A_TOKEN')]"
-    job = run(cell, env={"OWN": "2", "A_TOKEN": "hidden"})
+    cell = "import os\n[os.environ.get(n) for n in ('OF_POOL', 'OWN', 'THE_TOKEN')]"
+    job = run(cell, env={"OWN": "2", "THE_TOKEN": "hidden"})
 
     assert job.result(LIMIT) == ["1", "2", "hidden"]
-    assert run(cell).result(LIMIT) == ["1", None, None]
+    assert run(cell).result(LIMIT) == ["1", None, "of the pool"]
     assert "hidden" not in json.dumps(job.info.spec)
+
+
+def test_variables_take_effect_that_a_fork_can_take_over(pool):
+    cell = "import time, torch\n[time.tzname[0], torch.get_num_threads()]"
+
+    assert run(cell, env={"TZ": "ABC-3", "OMP_NUM_THREADS": "1"}).result(LIMIT) == ["ABC", 1]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +198,9 @@ def test_variables_of_the_job_are_laid_over_the_pools(pool):
         ({"cluster": Cluster(image="other:1")}, "--image is other:1, and the pool's localhost/torch:1"),
         ({"cluster": Cluster(memory="9Gi")}, "--memory is 9Gi, and the pool's 1500Mi"),
         ({"package": ["einops"]}, "--package is einops, and the pool's not set"),
-        ({"env": {"OMP_NUM_THREADS": "3"}}, "--env OMP_NUM_THREADS is read as libraries are loaded"),
+        ({"env": {"MKL_NUM_THREADS": "3"}}, "--env MKL_NUM_THREADS is read as libraries are loaded"),
+        ({"env": {"PYTHONPATH": "/mine"}}, "--env PYTHONPATH is read as libraries are loaded"),
+        ({"launch": Elastic(max_restarts=3)}, "--max-restarts 3: a job in a pool is tried once"),
         ({"retry": Retry(retries=2)}, "--retries 2: a job in a pool is tried once"),
         ({"name": "mine"}, "--name mine: jobs in a pool are called warm#1, 2, …"),
     ],
@@ -206,6 +217,14 @@ def test_a_job_that_does_not_fit_may_have_pods_of_its_own(pool, place):
         assert (job.result(LIMIT), job.info.of_lab) == (42, "")
     finally:
         job.delete()
+
+
+def test_runs_of_a_group_have_pods_of_their_own_and_their_own_options(pool):
+    with pytest.raises(SpecError, match="for runs of a group, which have pods of their own"):
+        submission.check(JobSpec(pool="warm"), runs=True)
+    plan = submission.check(JobSpec(pool="warm", or_own=True, hang_after=7), runs=True)
+
+    assert (plan.spec.backend, plan.spec.env, plan.pool) == ("local", {}, None)
 
 
 def test_this_machine_needs_no_pool():
@@ -271,6 +290,36 @@ def test_a_job_that_another_version_packed_is_refused(pool, monkeypatch):
         run("1")
 
 
+STEPS = """
+import time
+from nbtorchjob import report, swap_point
+import rates_of_job
+def loss(): return rates_of_job.rate
+step, most = 0, 1 << 60
+while step < most:
+    report(loss=loss(), step=step)
+    step += 1
+    time.sleep(0.02)
+    swap_point()
+loss()
+"""
+
+
+def test_local_modules_come_with_a_job_and_with_a_swap_and_go_with_the_job(pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in (("rates_of_job", "rate = 1.0"), ("rates_of_swap", "rate = 2.0")):
+        (tmp_path / f"{name}.py").write_text(text)
+    job = submission.submit(capture.from_cell(STEPS, {}, root=tmp_path), JobSpec(pool="warm"))
+    seen(job, lambda state: {0, 1} <= state.series.keys())
+    job.swap("import rates_of_swap\ndef loss(): return rates_of_swap.rate")
+    job.swap(most=1)
+
+    assert job.result(LIMIT) == 2.0
+    cell = "from importlib.util import find_spec\n[find_spec(f'rates_of_{name}') for name in ('job', 'swap')]"
+    assert run(cell).result(LIMIT) == [None, None]
+
+
 PARENT = "import os\nint(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
 
 
@@ -294,7 +343,7 @@ for folder in glob.glob(tempfile.gettempdir() + "/torchinductor_*"):
 
 def test_a_node_whose_image_a_job_has_changed_is_replaced(pool):
     run(SPOIL).wait(LIMIT)
-    seen(pool.job, lambda state: any("ends, as the job" in notice.text for notice in state.notices))
+    seen(pool.job, lambda state: any("is being replaced" in notice.text for notice in state.notices))
 
     assert run("2 + 2").result(LIMIT) == 4
     assert pool.state.phase is Phase.RUNNING

@@ -278,7 +278,7 @@ def test_a_lab_ends_when_it_is_asked_to_once_what_was_taken_is_done():
         lab.take(lab.cell(f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"))
         last = lab.take(lab.cell("7"))["round"]
         assert lab.ask("end") == {"ends": True}
-        with pytest.raises(AskError, match="the lab is ending"):
+        with pytest.raises(AskError, match="it is ending"):
             lab.take(lab.cell("8"))
         go.touch()
 

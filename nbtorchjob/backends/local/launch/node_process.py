@@ -21,25 +21,13 @@ from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import die_with_parent
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
+from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
 
 # Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel
 # then takes back 128 pages at a rank's end, not 65,536, for which whoever waits for a value waits, too.
 PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-# Read by Python and by libraries as they are loaded, which in the pool was before the job's values came.
-_READ_AT_IMPORT = (
-    *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
-    *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
-    "THP_",
-)
-# Not as they are loaded. torch sets the first when a kernel makes an optimizer,
-# scikit-learn's threadpools the next two; OMP_NUM_THREADS is set for each rank (``runtime/rank/fresh.py``),
-# PYTHONUNBUFFERED is seen to where their streams are made, and of PYTHONPATH the request's path has what it
-# says.
-_READ_LATER = (
-    *("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
-    *("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_"),
-)
+_OF_PATH = "PYTHONPATH"  # what it says the request's path has
 
 
 # What a payload's program consists of, and the CRC-32 of each of its members, which is imported here.
@@ -98,8 +86,8 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
 
 
 def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
-    names = {name for name in (*env, *os.environ) if name.startswith(_READ_AT_IMPORT)}
-    return any(env.get(name) != os.environ.get(name) for name in names if not name.startswith(_READ_LATER))
+    names = {name for name in (*env, *os.environ) if fresh.too_late(name)} - {_OF_PATH}
+    return any(env.get(name) != os.environ.get(name) for name in names)
 
 
 def _program(payload: Path, path: list[str]) -> str:
