@@ -36,7 +36,8 @@ _TEND = Verb(
         option("--everyone", "include other users' jobs"),
         option("--listen AT", "HOST:PORT or socket of /healthz and /metrics"),
         option("--manifests", "print manifests that run it in the cluster"),
-        option("--image IMAGE", "the image for --manifests"),
+        option("--kustomize FOLDER", "write these manifests as a kustomize base"),
+        option("--image IMAGE", "the image for --manifests and --kustomize"),
     ),
 )
 _MCP = Verb("mcp", "", "offer verbs to agents, as an MCP server on stdin and stdout")

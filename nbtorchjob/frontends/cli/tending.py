@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends import tended
@@ -18,12 +20,17 @@ from nbtorchjob.frontends.cli import output
 from nbtorchjob.machine.folders import state_dir
 
 LOG = "nbtorchjob.tending"
+_BASE, _OURS = "kustomization.yaml", "# Written by nbtorchjob tend --kustomize\n"
 
 
 def tend(options: Mapping[str, Any]) -> None:
-    """Look after jobs until SIGTERM or Ctrl-C; or print what has a cluster do it."""
-    if "manifests" in options:
-        output.answer(tended().tenders(options.get("namespace", ()), options.get("image")))
+    """Look after jobs until SIGTERM or Ctrl-C; or print or write what has a cluster do it."""
+    if "manifests" in options or "kustomize" in options:
+        manifests = tended().tenders(options.get("namespace", ()), options.get("image"))
+        if "kustomize" in options:
+            _write_base(Path(options["kustomize"]), manifests)
+        else:
+            output.answer(manifests)
         return
     listen = _address(options.get("listen"))
     stopped = threading.Event()
@@ -37,6 +44,39 @@ def tend(options: Mapping[str, Any]) -> None:
     stopped.wait()
     if tending is not None:
         tending.stop()
+
+
+def _write_base(folder: Path, manifests: str) -> None:
+    """Write a kustomization and a file for each object; the folder's own files from before are replaced.
+
+    Raises ``LineError`` for a folder of anything else, or one that can't be written.
+    Source: kustomize 5.5, ``kustomize.config.k8s.io/v1beta1``.
+    """
+    import yaml  # late: the tender's pod has no need of it
+
+    files = {}
+    for text in manifests.split("---\n"):
+        body = yaml.safe_load(text)
+        name = f"{body['kind']}-{body['metadata'].get('namespace', '')}-{body['metadata']['name']}"
+        files[f"{re.sub('[^a-z0-9]+', '-', name.lower())}.yaml"] = text
+    listed = "".join(f"  - {name}\n" for name in files)
+    kind = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        base = folder / _BASE
+        before = base.read_text() if base.exists() else ""
+        if not before.startswith(_OURS) and any(folder.iterdir()):
+            raise LineError(
+                f"nbtorchjob tend: --kustomize expects an empty folder or one of its own, got {folder}"
+            )
+        for name in re.findall(r"^  - ([a-z0-9-]+\.yaml)$", before, re.MULTILINE):
+            (folder / name).unlink(missing_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        base.write_text(f"{_OURS}{kind}resources:\n{listed}")
+    except OSError as exc:
+        raise LineError(f"nbtorchjob tend: --kustomize can't write {folder}: {exc.strerror}") from exc
+    output.answer(f"{base} and {len(files)} objects; kubectl apply --server-side -k {folder}")
 
 
 def _address(listen: str | None) -> str:
