@@ -103,9 +103,30 @@ def _anonymous() -> Iterator[tuple[int, int]]:
 
 
 def of_this_process() -> dict[str, list[int]]:
-    """Return this process's resource limits by name, each as soft and hard limit."""
+    """Return this process's resource limits by name, each as soft and hard limit, as its user set them."""
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
-    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
+    limits = {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
+    return {**limits, **_raised}
+
+
+_raised: dict[str, list[int]] = {}  # what limits were before they were raised here
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may at all: the soft limit is there for ``select``.
+
+    For a program of ours, never for a user's: what it starts, jobs apart, has the limit as well.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        _raised.setdefault("RLIMIT_NOFILE", [soft, hard])
+        with suppress(ValueError, OSError):  # a hard limit beyond the system's own (fs.nr_open)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_open_files() -> int:
+    """Return how many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def take(limits: Mapping[str, Sequence[int]]) -> None:

@@ -18,6 +18,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.frontends.cli import completion, output
 from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
+from nbtorchjob.machine import processes
 from nbtorchjob.text import hints
 
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbtorchjob run --help")
@@ -38,6 +39,8 @@ _CODES: Mapping[type[NBTorchJobError], int] = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own), and return the exit code."""
+    if words is None:
+        processes.raise_open_files()
     with hints.worded(_COMMAND):
         return _answered(list(sys.argv[1:] if words is None else words))
 

@@ -17,6 +17,7 @@ from typing import Any
 from nbtorchjob.backends import tended
 from nbtorchjob.errors import LineError
 from nbtorchjob.frontends.cli import output
+from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import state_dir
 
 LOG = "nbtorchjob.tending"
@@ -32,6 +33,7 @@ def tend(options: Mapping[str, Any]) -> None:
         else:
             output.answer(manifests)
         return
+    processes.raise_open_files()  # here, too: a tender's pod has no other part of the command
     listen = _address(options.get("listen"))
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,7 @@ import functools
 import inspect
 import json
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +102,13 @@ class Server:
         await _settled()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve() -> None:
+            while True:
+                await self._answer(await _read(reader), writer)
+
+        await self._held(serve(), writer)
+
+    async def _held(self, serving: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -109,16 +116,19 @@ class Server:
         # A task that ends as cancelled would be reported as an error by asyncio's server.
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                while True:
-                    await self._answer(await _read(reader), writer)
+                await serving
         finally:
             writer.transport.abort()
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    def reply(self, asked: Asked) -> Reply | Stream:
+        """Note what is asked; return what comes for it."""
         self.asked.append(asked)
         replies = self.replies.get(asked.path) or [Reply(404, b"404 page not found\n")]
         given = replies.pop(0) if len(replies) > 1 else replies[0]
-        reply = given(asked) if callable(given) else given
+        return given(asked) if callable(given) else given
+
+    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        reply = self.reply(asked)
         if isinstance(reply, Stream):
             await _stream(reply, writer)
             return

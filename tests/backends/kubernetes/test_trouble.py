@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.api import connection
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import JobCancelledError, ResultError
-from nbtorchjob.machine import folders
+from nbtorchjob.machine import folders, processes
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.ui.card import render
@@ -153,6 +155,19 @@ def test_what_a_rotated_log_lost_is_said(stage, tmp_path, monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_NAMESPACE", stage.namespace)
     lost = f"[{len('before') + 1} bytes are gone: the container's log was rotated]\n"
     assert api.attach(job.name).logs(0) == f"{lost}after\n"
+
+
+def test_logs_that_a_process_may_not_open_are_said_and_read_once_others_have_ended(stage, monkeypatch):
+    monkeypatch.setattr(connection, "_APART", 1)
+    monkeypatch.setattr(processes, "most_open_files", lambda: 2)
+    job = stage.submit(
+        "begin(2); log(f'of {NODE}\\n'); NODE or wait('go'); log('end\\n'); value(NODE)", launch=Elastic(2)
+    )
+    until(lambda: "this process may have 2 files open: raise that (ulimit -n)" in card(job))
+    stage.sign("go")
+
+    assert job.result(LIMIT) == 0
+    assert [job.logs(rank) for rank in (0, 1)] == ["of 0\nend\n", "of 1\nend\n"]
 
 
 def test_a_job_that_somebody_deletes_was_cancelled(stage):

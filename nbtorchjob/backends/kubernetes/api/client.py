@@ -233,13 +233,14 @@ class Client:
 
     @asynccontextmanager
     async def stream(
-        self, verb: str, target: Target, query: Mapping[str, str], *, silence: float
+        self, verb: str, target: Target, query: Mapping[str, str], *, silence: float, many: bool = False
     ) -> AsyncIterator[Answer]:
         """Open a stream; its chunks end with the body, or raise ``UnreachableError`` when cut or silent.
 
-        It isn't tried again here: who reads it knows from where to go on.
+        It isn't tried again here: who reads it knows from where to go on. ``many`` such streams share a few
+        connections, where the server can do that; else ``OpenFilesError`` is raised for one too many.
         """
-        request = Request("GET", target.path, query, silence=silence, whole=None)
+        request = Request("GET", target.path, query, silence=silence, whole=None, many=many)
         async with self._connection.exchange(request) as answer:
             if answer.status >= 400:
                 raise api_error(verb, target, answer.status, await answer.read())

@@ -12,21 +12,25 @@ import json
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from nbtorchjob.backends.kubernetes.api.login import Login, log_in
-from nbtorchjob.errors import AnswerTooLargeError, UnreachableError
+from nbtorchjob.errors import AnswerTooLargeError, ClusterError, UnreachableError
+from nbtorchjob.machine import processes
 from nbtorchjob.text.words import size
 
 if TYPE_CHECKING:
     import aiohttp
 
+    from nbtorchjob.backends.kubernetes.api.multiplex import Multiplexer
 
 # v5, which Kubernetes serves from 1.30 on, can end stdin as well; nothing here needs that.
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -110,12 +114,17 @@ CONNECT_SECONDS = 3.5
 WHOLE_SECONDS = 60.0
 # A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
 OBJECT_BYTES = 8 << 20
+# Of the answers that there may be many of, so many have a connection of their own: C parses these faster.
+_APART = 16
 _REFUSAL_BYTES = 1 << 16
 _AGREES_S = 5.0  # by which this machine's clock may differ from a cluster's
 
 
 class Request(NamedTuple):
-    """One HTTP request; the server may say nothing for ``silence`` seconds, and take ``whole`` in all."""
+    """One HTTP request; the server may say nothing for ``silence`` seconds, and take ``whole`` in all.
+
+    One of ``many`` may share its connection: its answer stays open for as long as a job runs.
+    """
 
     method: str
     path: str
@@ -123,8 +132,17 @@ class Request(NamedTuple):
     body: Any = None
     content: str = JSON
     accept: str = ACCEPT
+    many: bool = False
     silence: float = 60.0
     whole: float | None = WHOLE_SECONDS
+
+
+class OpenFilesError(ClusterError):
+    """This process may not open another connection."""
+
+    def __init__(self) -> None:
+        most = processes.most_open_files()
+        super().__init__(f"this process may have {most:,} files open: raise that (ulimit -n)")
 
 
 class RefusedError(Exception):
@@ -139,10 +157,12 @@ class RefusedError(Exception):
 class Answer:
     """What came back. Reading raises ``UnreachableError`` when it breaks off or stays silent for too long."""
 
-    def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self._response = response
+    def __init__(
+        self, status: int, headers: Mapping[str, str], part: Callable[[], Awaitable[bytes]], server: str
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._part = part
         self._server = server
 
     async def read(self, most: int = OBJECT_BYTES) -> bytes:
@@ -161,7 +181,7 @@ class Answer:
         """Yield the body as it arrives; no more is read ahead than a slow taker may leave lying."""
         while True:
             with _broken(self._server):
-                chunk = await self._response.content.readany()
+                chunk = await self._part()
             if not chunk:
                 return
             yield chunk
@@ -200,6 +220,8 @@ class Connection:
         self._context = context
         self._logins: list[Login] = []
         self._lock = asyncio.Lock()
+        self._apart = 0  # of the many answers, those that have a connection of their own
+        self._multiplexers: dict[Login, Multiplexer] = {}
 
     async def namespace(self) -> str:
         """Return the context's namespace."""
@@ -212,16 +234,26 @@ class Connection:
         Raises ``UnreachableError`` without an answer, ``ClusterError`` where the kubeconfig can't be used.
         """
         login = await self._login()
+        async with AsyncExitStack() as stack:
+            answer = await self._answer(stack, login, request)
+            if answer.status == HTTPStatus.UNAUTHORIZED:
+                await stack.aclose()
+                answer = await self._answer(stack, await self._login(refused=login), request)
+            yield answer
+
+    async def _answer(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer:
+        if request.many and self._apart >= _APART and (answer := await self._shared(stack, login, request)):
+            return answer
+        if request.many:
+            # The other half is for what else this process does: it may be a user's kernel.
+            if self._apart >= max(_APART, processes.most_open_files() // 2):
+                raise OpenFilesError
+            self._apart += 1
+            stack.callback(self._apart_ended)
         response = await self._send(login, request)
-        if response.status == 401:
-            response.release()
-            login = await self._login(refused=login)
-            response = await self._send(login, request)
-        try:
-            yield Answer(response, login.server)
-        finally:
-            # Gives the connection back where the body has been read, and cuts it where it hasn't.
-            response.release()
+        # Gives the connection back where the body has been read, and cuts it where it hasn't.
+        stack.callback(response.release)
+        return Answer(response.status, response.headers, response.content.readany, login.server)
 
     @asynccontextmanager
     async def channels(self, path: str, query: Sequence[tuple[str, str]]) -> AsyncIterator[Remote]:
@@ -237,6 +269,38 @@ class Connection:
                 websocket = await self._upgraded(stack, login, path, query)
             with _broken(login.server):
                 yield Remote(websocket, login.server)
+
+    def _apart_ended(self) -> None:
+        self._apart -= 1
+
+    async def _shared(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer | None:
+        """Return an answer that shares its connection; None where the server or a proxy has no such."""
+        try:
+            from nbtorchjob.backends.kubernetes.api import multiplex
+        except ImportError:  # a tender's pod has few libraries
+            return None
+        if login not in self._multiplexers:
+            name = login.api.configuration.tls_server_name
+            self._multiplexers[login] = multiplex.Multiplexer(login.server, login.tls, name, CONNECT_SECONDS)
+        multiplexer = self._multiplexers[login]
+        host = urlsplit(login.server).hostname or ""
+        proxied = login.api.rest_client.proxy or ("https" in getproxies() and not proxy_bypass(host))
+        if proxied or not multiplexer.spoken:
+            return None
+        headers = {"accept": request.accept}
+        await login.api.update_params_for_auth(
+            headers, [], ["BearerToken"], request.path, request.method, None
+        )
+        path = request.path + ("?" + urlencode(request.query) if request.query else "")
+        self.requests += 1
+        try:
+            with _broken(login.server):
+                stream = await stack.enter_async_context(multiplexer.get(path, headers, request.silence))
+        except multiplex.UnspokenError:
+            return None
+        self.answered = True
+        self.clock.hear(stream.headers.get("date", ""))
+        return Answer(stream.status, stream.headers, partial(stream.part, request.silence), login.server)
 
     async def _upgraded(
         self, stack: AsyncExitStack, login: Login, path: str, query: Sequence[tuple[str, str]]
@@ -276,6 +340,9 @@ class Connection:
         for login in self._logins:
             await login.api.close()
         self._logins.clear()
+        for multiplexer in self._multiplexers.values():
+            multiplexer.close()
+        self._multiplexers.clear()
 
     async def _login(self, refused: Login | None = None) -> Login:
         async with self._lock:
@@ -324,6 +391,8 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
         yield
     # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        if getattr(getattr(error, "os_error", error), "errno", 0) == errno.EMFILE:
+            raise OpenFilesError from error
         why = _reason(error)
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:

@@ -223,10 +223,15 @@ class Account:
     def __init__(self, folder: Path, unread: int) -> None:
         """Raise ``OSError`` where there is no such account."""
         self._token = folder / "token"
+        self._authority = folder / "ca.crt"
         self._unread = unread
         self._read: tuple[float, str] = (time.monotonic(), self._token.read_text().strip())
-        self.ssl_context = ssl.create_default_context(cafile=folder / "ca.crt")
+        self.ssl_context = self.tls()
         self._session: aiohttp.ClientSession | None = None
+
+    def tls(self) -> ssl.SSLContext:
+        """Make what connections are encrypted with."""
+        return ssl.create_default_context(cafile=self._authority)
 
     @property
     def rest_client(self) -> Account:
@@ -283,6 +288,13 @@ class Login(NamedTuple):
     api: Any
     server: str
     namespace: str
+
+    def tls(self) -> ssl.SSLContext:
+        """Make an SSL context like the one of its connections, which must not come to speak HTTP/2."""
+        if isinstance(self.api, Account):
+            return self.api.tls()
+        made: ssl.SSLContext = type(self.api.rest_client)(self.api.configuration).ssl_context
+        return made
 
 
 async def log_in(context: str | None) -> Login:

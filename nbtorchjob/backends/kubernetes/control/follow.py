@@ -39,7 +39,7 @@ from itertools import chain
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.api.connection import delays
+from nbtorchjob.backends.kubernetes.api.connection import OpenFilesError, delays
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.hosts import Hosts
@@ -49,6 +49,7 @@ from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_p
 from nbtorchjob.backends.kubernetes.logs import follow
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
+from nbtorchjob.backends.kubernetes.logs.lines import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle, waiting
@@ -68,6 +69,7 @@ _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
 _FAILURE_GRACE_S = 5.0
 _MOST_STRAYS = 1024
 _LONGEST_WAIT = 30.0  # between two tries to learn what the cluster serves
+_FILES_LOOK_S = 2.0  # between two tries to open a log that there are too many of
 _QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happens there
 # What says nothing about the end.
 _TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
@@ -114,6 +116,7 @@ class Follower:
         self._groups: set[str] = set()  # names of the PodGroups that its pods are in
         self._waits: list[asyncio.Task[None]] = []  # what follows those
         self._stirred = asyncio.Event()  # something has changed among the Workloads
+        self._said_files = False  # whether it was told that too many files are open
         self._visit = visit
         self._gone = gone
         self._failed: Exception | None = None
@@ -361,16 +364,30 @@ class Follower:
         async def known() -> follow.Life:
             return life(self._troubles.pod(name, uid), container)
 
+        client, namespace, seen = self._session.client, self._scope.namespace, Seen()
         try:
-            client, namespace = self._session.client, self._scope.namespace
-            async with aclosing(follow.follow(client, namespace, name, container, ended=known)) as batches:
-                async for lines in batches:
-                    self._cache.add(log, lines)
-                    await self._queue.put(reader.events(lines))
+            while True:
+                batches = follow.follow(client, namespace, name, container, ended=known, seen=seen)
+                try:
+                    async with aclosing(batches):
+                        async for lines in batches:
+                            self._cache.add(log, lines)
+                            await self._queue.put(reader.events(lines))
+                    break
+                except OpenFilesError as exc:
+                    await self._wait_for_files(node, exc)
         except ClusterError as exc:
             text = f"the rest of node {node}'s log can't be had: {exc}"
             await self._queue.put([ev.Notice(self._session.client.now(), text)])
         await self._queue.put([])  # to look whether that was all
+
+    async def _wait_for_files(self, node: int, exc: OpenFilesError) -> None:
+        """Say, once, that some logs wait for others to end, and let one of these wait."""
+        if not self._said_files:
+            self._said_files = True
+            text = f"the logs of node {node} and others are read once those of others have ended: {exc}"
+            await self._queue.put([ev.Notice(self._session.client.now(), text)])
+        await asyncio.sleep(_FILES_LOOK_S)
 
     async def _tend(self) -> list[ev.Event]:
         # What is known of a job before all is listed says nothing of what it needs.

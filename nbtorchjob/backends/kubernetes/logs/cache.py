@@ -46,7 +46,7 @@ class JobCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: int | None = None
-        self._open: dict[Pod, _Spool] = {}
+        self._spools: dict[Pod, _Spool] = {}
         self._noted: set[bytes] = set()
 
     def claim(self, info: JobInfo) -> bool:
@@ -79,10 +79,8 @@ class JobCache:
         return None
 
     def release(self) -> None:
-        """Close everything."""
-        for spool in self._open.values():
-            spool.close()
-        self._open.clear()
+        """Let somebody else be the writer."""
+        self._spools.clear()
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
@@ -164,9 +162,9 @@ class JobCache:
         if self._lock is None:
             return
         with suppress(OSError, DamagedError):
-            if pod not in self._open:
-                self._open[pod] = _Spool(self.log(pod), self.lines(pod))
-            self._open[pod].add(lines)
+            if pod not in self._spools:
+                self._spools[pod] = _Spool(self.log(pod), self.lines(pod))
+            self._spools[pod].add(lines)
 
     def pods(self) -> list[Pod]:
         """Return the pods whose logs are cached."""
@@ -224,12 +222,12 @@ def _locked(lock: int, how: int) -> bool:
 
 
 class _Spool:
-    """The cached log of one pod, open for more."""
+    """The cached log of one pod, to which lines are added; between two it is closed, as there are many."""
 
     def __init__(self, path: Path, known: Iterable[Lines]) -> None:
         # Lines written close together on stdout and stderr may swap places when a log is read again.
         self._recent = deque(chain.from_iterable(lines.stamps for lines in known), _RECENT)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
 
     def add(self, lines: Lines) -> None:
         """Add the lines that aren't there yet."""
@@ -237,12 +235,12 @@ class _Spool:
             known = set(self._recent)
             lines = Lines.of(line for line in lines if line[0] > self._recent[0] and line[0] not in known)
         if lines:
-            os.write(self._fd, lines.raw)
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, lines.raw)
+            finally:
+                os.close(fd)
             self._recent.extend(lines.stamps[-_RECENT:])
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
 
 
 class Parts:

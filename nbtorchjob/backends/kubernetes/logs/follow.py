@@ -141,7 +141,9 @@ class _Log:
 
     async def _answer(self, query: dict[str, str], *, whole: bool) -> AsyncGenerator[Lines, None]:
         splitter = Splitter()
-        request = self._client.stream("get", self._target, {**self._query, **query}, silence=self._silence)
+        request = self._client.stream(
+            "get", self._target, {**self._query, **query}, silence=self._silence, many=True
+        )
         async with request as answer:
             async for chunk in answer.chunks():
                 yield splitter.feed(chunk)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from operator import methodcaller
@@ -109,20 +110,33 @@ class Seen:
     """Which lines were given already, so that a log can be asked for again."""
 
     def __init__(self) -> None:
-        self._recent: deque[Sequence[bytes]] = deque()
+        self._recent: deque[tuple[Sequence[bytes], bytes]] = deque()  # with the latest of each
         self._count = 0
         self._before = b""  # all that is stamped up to here was given
         self._latest = b""
+        self._again = b""  # the second from which lines come again
 
     def add(self, stamps: Sequence[bytes]) -> None:
         """Note that lines with these stamps were given."""
-        self._latest = max(self._latest, max(stamps))  # its second is right without ``_order``, too
-        self._recent.append(stamps)
+        latest = max(stamps)  # its second is right without ``_order``, too
+        if latest[:_SECOND] > self._latest[:_SECOND]:
+            with suppress(ValueError):  # what has no time in front of it
+                self._again = earlier(latest)[:_SECOND].encode()
+        self._latest = max(self._latest, latest)
+        if stamps[0][:_SECOND] < self._again:  # as where a log is caught up with
+            over = [stamp for stamp in stamps if stamp[:_SECOND] < self._again]
+            stamps = [stamp for stamp in stamps if stamp[:_SECOND] >= self._again]
+            self._before = max(self._before, _order(_latest(over)))
+        self._recent.append((stamps, latest))
         self._count += len(stamps)
-        while self._count - len(self._recent[0]) >= _REMEMBERED:
-            old = self._recent.popleft()
+        # A thousand logs are followed at once: what won't come again isn't remembered.
+        while len(self._recent) > 1 and (
+            self._count - len(self._recent[0][0]) >= _REMEMBERED or self._recent[0][1][:_SECOND] < self._again
+        ):
+            old, _ = self._recent.popleft()
             self._count -= len(old)
-            self._before = max(self._before, _order(_latest(old)))
+            if old:
+                self._before = max(self._before, _order(_latest(old)))
 
     @property
     def since(self) -> str:
@@ -134,7 +148,8 @@ class Seen:
 
     def repeats(self) -> Repeats:
         """Return what a new answer will repeat."""
-        return Repeats(Counter(chain.from_iterable(self._recent)), self._before, self._latest)
+        given = chain.from_iterable(stamps for stamps, _ in self._recent)
+        return Repeats(Counter(given), self._before, self._latest)
 
 
 class Repeats:

@@ -4,10 +4,7 @@ import asyncio
 import base64
 import os
 import re
-import shutil
-import ssl
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -196,20 +193,6 @@ async def test_a_dead_proxy_is_named_with_where_it_is_set(server, client, tmp_pa
     with pytest.raises(UnreachableError) as refusal:
         await client.get(POD)
     assert f"the proxy 127.0.0.1:9 ({where}) to the cluster at https://10.1.2.3:6443" in str(refusal.value)
-
-
-@pytest.fixture
-def tls(tmp_path):
-    """Return a server's TLS, whose certificate authority lies in ``ca.crt``."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
-    about = ["-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"]
-    made = ["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", key, "-out", certificate]
-    subprocess.run(["openssl", *made, *about], check=True, capture_output=True)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    return context
 
 
 @scripted

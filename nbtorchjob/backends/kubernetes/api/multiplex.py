@@ -1,0 +1,299 @@
+"""Many long answers over few connections: HTTP/2, where the server speaks it, as kubectl has it.
+
+aiohttp speaks HTTP/1.1 alone (3.14), where each log that is followed holds a connection of its own: a
+thousand pods take a thousand descriptors. Here a pump for each connection reads what arrives and files it by
+stream; the protocol itself is the library h2's.
+
+A stream that nobody reads holds up itself and no other: the server may send ``_WINDOW`` bytes ahead of its
+reader, and the window of the connection has room for all of its streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+
+_WINDOW = (1 << 16) - 1  # bytes of one stream that wait for their reader
+_STREAMS = 100  # of one connection, as Kubernetes' own limit is since 1.29
+_ROOM = _WINDOW * (_STREAMS + 1)
+_READ = 1 << 18
+# As client-go has it: a connection that is silent for so long is asked for a sign of life, in so many more.
+_SILENT_S, _PONG_S = 30.0, 15.0
+_PING = b"follower"
+# RFC 9113: a frame's head is its length, in three bytes, its type and five more.
+_HEAD, _GOAWAY, _LAST = 9, 7, (1 << 31) - 1
+
+
+class UnspokenError(Exception):
+    """The server doesn't speak HTTP/2."""
+
+
+class Stream:
+    """One answer: its head has come, its body comes."""
+
+    def __init__(self, link: _Link, number: int) -> None:
+        self.number = number
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self._link = link
+        self._body = bytearray()
+        self._unread = 0  # bytes that the server's window of this stream lacks
+        self._over = False
+        self._trouble: OSError | None = None
+        self._stirred = asyncio.Event()
+
+    async def head(self, seconds: float) -> None:
+        """Wait for status and headers. Raises ``OSError``."""
+        while not self.status:
+            await self._news(seconds)
+
+    async def part(self, seconds: float) -> bytes:
+        """Return what has come since the last part; b"" at the end.
+
+        Raises ``OSError`` where it breaks off, ``asyncio.TimeoutError`` where nothing comes for ``seconds``.
+        """
+        while not self._body and not self._over:
+            await self._news(seconds)
+        part = bytes(self._body)
+        self._body.clear()
+        if self._unread > _WINDOW // 4 and not self._over:
+            self._link.make_room(self.number, self._unread)
+            self._unread = 0
+        return part
+
+    async def _news(self, seconds: float) -> None:
+        if self._trouble is not None:
+            raise self._trouble
+        self._stirred.clear()
+        await asyncio.wait_for(self._stirred.wait(), seconds)
+
+    def hear_head(self, headers: Mapping[str, str]) -> None:
+        """Take status and headers."""
+        self.status, self.headers = int(headers[":status"]), headers
+        self._stirred.set()
+
+    def hear(self, data: bytes, size: int) -> None:
+        """Take a part of the body; ``size`` counts its padding, too."""
+        self._body += data
+        self._unread += size
+        self._stirred.set()
+
+    def end(self, trouble: OSError | None = None) -> None:
+        """Nothing more comes, because of ``trouble`` if it isn't whole."""
+        self._over = trouble is None
+        self._trouble = trouble
+        self._stirred.set()
+
+
+class _Link:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._streams: dict[int, Stream] = {}
+        self._came = bytearray()  # of a frame that isn't whole yet
+        self._owed = 0  # bytes that the server's window of the connection lacks
+        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        wanted = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
+        self._h2.local_settings = Settings(client=True, initial_values=wanted)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_ROOM)
+        self._leaves = False  # whether the server wants no more requests here
+        self._known = asyncio.Event()  # the server's own settings
+        self._flush()
+        self._pump = asyncio.ensure_future(self._run())
+
+    async def known(self, seconds: float) -> None:
+        """Wait until it is known how many streams the server allows. Raises ``OSError``."""
+        await asyncio.wait_for(self._known.wait(), seconds)
+        if self._pump.done():
+            raise ConnectionResetError
+
+    @property
+    def room(self) -> int:
+        """How many more streams it can carry."""
+        if self._leaves or self._pump.done():
+            return 0
+        return min(_STREAMS, self._h2.remote_settings.max_concurrent_streams) - len(self._streams)
+
+    def open(self, headers: list[tuple[str, str]]) -> Stream:
+        """Send a request without a body."""
+        number = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(number, headers, end_stream=True)
+        self._flush()
+        stream = self._streams[number] = Stream(self, number)
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """Hear no more of a stream; without streams the connection is closed."""
+        if self._streams.pop(stream.number, None) is not None:
+            with suppress(ProtocolError):
+                self._h2.reset_stream(stream.number, ErrorCodes.CANCEL)
+                self._flush()
+        if not self._streams:
+            self.close()
+
+    def make_room(self, number: int, size: int) -> None:
+        """Let the server send so many bytes more of a stream."""
+        if number in self._streams:
+            self._h2.increment_flow_control_window(size, number)
+            self._flush()
+
+    def close(self) -> None:
+        """Cut it."""
+        self._pump.cancel()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        data = self._h2.data_to_send()
+        if data and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def _run(self) -> None:
+        trouble: OSError = ConnectionResetError()
+        try:
+            while data := await self._arrived():
+                for frames in self._frames(data):
+                    for event in self._h2.receive_data(frames):
+                        self._take(event)
+                if self._owed > _ROOM // 4:
+                    self._h2.increment_flow_control_window(self._owed)
+                    self._owed = 0
+                self._flush()
+        except OSError as exc:
+            trouble = exc
+        except (ProtocolError, asyncio.TimeoutError):
+            pass
+        finally:
+            self._leaves = True
+            self._known.set()
+            for stream in self._streams.values():
+                stream.end(trouble)
+            self._streams.clear()
+            self._writer.close()
+
+    async def _arrived(self) -> bytes:
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self._reader.read(_READ), _SILENT_S)
+        self._h2.ping(_PING)
+        self._flush()
+        return await asyncio.wait_for(self._reader.read(_READ), _PONG_S)
+
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.DataReceived):
+            self._owed += event.flow_controlled_length
+        if isinstance(event, events.RemoteSettingsChanged):
+            self._known.set()
+        elif (stream := self._streams.get(getattr(event, "stream_id", None) or 0)) is None:
+            pass  # of one that nobody reads any more, or of none
+        elif isinstance(event, events.ResponseReceived):
+            stream.hear_head({str(name): str(value) for name, value in event.headers})
+        elif isinstance(event, events.DataReceived):
+            stream.hear(event.data, event.flow_controlled_length)
+        elif isinstance(event, events.StreamEnded):
+            del self._streams[stream.number]
+            stream.end()
+        elif isinstance(event, events.StreamReset):
+            del self._streams[stream.number]
+            stream.end(ConnectionResetError())
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        """Yield whole frames, GOAWAY apart: h2 takes what comes after that for an error (4.4).
+
+        A server that shuts down says so, takes no more streams, and goes on with those that it has.
+        """
+        self._came += data
+        came, start, at = bytes(self._came), 0, 0
+        while at + _HEAD <= len(came):
+            size = int.from_bytes(came[at : at + 3], "big")
+            end = at + _HEAD + size
+            if end > len(came) and size <= self._h2.max_inbound_frame_size:  # else h2 says what is wrong
+                break
+            if came[at + 3] == _GOAWAY:
+                yield came[start:at]
+                start = end
+                self._leaves = True
+                last = int.from_bytes(came[at + _HEAD : at + _HEAD + 4], "big") & _LAST
+                for number in [number for number in self._streams if number > last]:
+                    self._streams.pop(number).end(ConnectionResetError())
+            at = end
+        yield came[start:at]
+        del self._came[:at]
+
+
+class Multiplexer:
+    """The shared connections to one server; ``tls`` makes what they are encrypted with."""
+
+    def __init__(self, server: str, tls: Callable[[], ssl.SSLContext], name: str | None, wait: float) -> None:
+        parts = urlsplit(server)
+        self._authority = parts.netloc
+        self._host, self._port, self._name = parts.hostname or "", parts.port or 443, name
+        self._tls = tls
+        self._wait = wait
+        self._links: list[_Link] = []
+        self._connecting: asyncio.Future[None] | None = None
+        self.spoken = parts.scheme == "https"  # as far as is known
+
+    @asynccontextmanager
+    async def get(self, path: str, headers: Mapping[str, str], seconds: float) -> AsyncIterator[Stream]:
+        """Open an answer, whose head may take so many seconds.
+
+        Raises ``UnspokenError`` (``spoken`` says so from then on), ``OSError`` and ``asyncio.TimeoutError``.
+        """
+        link = await self._with_room()
+        own = {":method": "GET", ":scheme": "https", ":authority": self._authority, ":path": path}
+        stream = link.open([*own.items(), *((name.lower(), value) for name, value in headers.items())])
+        try:
+            await stream.head(seconds)
+            yield stream
+        finally:
+            link.leave(stream)
+
+    async def _with_room(self) -> _Link:
+        while True:
+            for link in self._links:
+                if link.room > 0:
+                    return link
+            # All who wait share one try: a server that is away is waited for once, not once for each of them.
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect())
+                self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
+            await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
+        tls = self._tls()
+        tls.set_alpn_protocols(["h2", "http/1.1"])
+        opening = asyncio.open_connection(
+            self._host, self._port, ssl=tls, server_hostname=self._name or self._host, limit=_READ
+        )
+        reader, writer = await asyncio.wait_for(opening, self._wait)
+        if writer.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
+            self.spoken = False
+            writer.close()
+            raise UnspokenError
+        link = _Link(reader, writer)
+        try:
+            await link.known(self._wait)
+        except BaseException:
+            link.close()
+            raise
+        self._links = [*(link for link in self._links if link.room), link]
+
+    def close(self) -> None:
+        """Cut every connection."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for link in self._links:
+            link.close()
+        self._links.clear()
