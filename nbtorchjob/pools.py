@@ -6,7 +6,7 @@ fits where it requests nothing else of them. An option that a job leaves at its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from nbtorchjob.text.hints import hint
 _OF_JOBS = frozenset(
     [
         *("pool", "or-own", "idle", "env", "secret-env", "all-ranks", "carry-settings", "strict"),
-        *("no-locals", "no-autolog", "hold", "debug-wait"),
+        *("no-locals", "no-autolog", "hold", "debug-wait", "ship"),
     ]
 )
 _DEADLINE = "active-deadline-seconds"
@@ -60,9 +60,6 @@ def requested(spec: JobSpec) -> JobSpec:
         raise SpecError("nnodes", f"{spec.launch.min_nodes}:{spec.launch.max_nodes}", "one number for a pool")
     if "://" in (spec.cluster.checkpoints or ""):
         raise SpecError("checkpoints", spec.cluster.checkpoints, "a path below a --mount, for a pool")
-    for name in ("ship", "data"):
-        if value := getattr(spec, name):
-            raise SpecError(name, value, "for a pool: put it on a --mount", Shape.CONFLICT)
     launch, policy = spec.launch, spec.launch.run_policy
     if policy is not None:
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=None, leave_before=None))
@@ -148,6 +145,8 @@ def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = tuple(f"{name}={text}" for name, text in value.items())
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
     return "not set" if value in (None, "", False) else "set" if value is True else f"{value}"

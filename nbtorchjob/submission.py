@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
 
 _TRIES = 5
+_MOST_TO_POOLS = 1 << 26  # bytes of shipped files
 
 
 class Plan(FrozenDataclass):
@@ -116,7 +117,9 @@ def prepare(call: Call, plan: Plan) -> Submission:
     # Where each image has this Python its bytecode is enough.
     same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
     call = dataclasses.replace(call, sourced=not same)
-    return Submission(call, plan, (*call.notes, *differences, *missing_files(call, plan.spec)))
+    shipped = (*plan.spec.ship, *(plan.pool.info.asked.ship if plan.pool is not None else ()))
+    missing = missing_files(call, dataclasses.replace(plan.spec, ship=shipped))
+    return Submission(call, plan, (*call.notes, *differences, *missing))
 
 
 def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
@@ -386,7 +389,7 @@ def _differences(call: Call, plan: Plan) -> list[str]:
 def _with_files(call: Call, plan: Plan) -> Call:
     """Return a call with the files and data that its spec names; one that has them already stays as it is."""
     spec = plan.spec
-    if spec.data and not call.data:
+    if spec.data and not call.data and plan.pool is None:  # which has its data already
         from nbtorchjob.capture import data
 
         data.check(spec, working())
@@ -395,8 +398,9 @@ def _with_files(call: Call, plan: Plan) -> Call:
         return call
     from nbtorchjob.capture import shipped
 
-    limit, remote = plan.backend.most_shipped(spec), spec.remote
-    return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=remote))
+    # What goes to a pool is sent to its nodes, and by no store.
+    limit = plan.backend.most_shipped(spec) if plan.pool is None else _MOST_TO_POOLS
+    return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=spec.remote))
 
 
 def missing_files(call: Call, spec: JobSpec) -> tuple[str, ...]:

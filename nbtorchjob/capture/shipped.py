@@ -177,7 +177,8 @@ def _check_size(selection: _Selection, limit: int | None) -> None:
     if limit is None:
         raise CaptureError(f"{many} of small ones can go along: ship an archive of them")
     raise CaptureError(
-        f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, --storage URL"
+        f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, --storage URL, "
+        "or on a --mount"
     )
 
 

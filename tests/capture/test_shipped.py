@@ -168,7 +168,7 @@ def test_too_many_and_too_much_is_refused_before_it_is_read(tree, monkeypatch):
     assert said == (
         "the shipped files are 16 B, but at most 10 B can be sent through the API; the biggest: "
         "configs/deep/run.sh (9 B), configs/a.yaml (5 B), tokenizer.json (2 B): have them lie in a store, "
-        "--storage URL"
+        "--storage URL, or on a --mount"
     )
     deep = tree / "deep" / "/".join("d" * 150)
     deep.mkdir(parents=True)

@@ -39,8 +39,8 @@ class _File(NamedTuple):
     at: Any
 
 
-def lay(payload: Payload, folder: str) -> None:
-    """Lay a payload's files into the working folder, or go to one below ``folder`` where they are.
+def lay(payload: Payload, folder: str) -> str:
+    """Lay a payload's files into the working folder, or one below ``folder``; return which.
 
     Raises ``PayloadError`` where that can't be done.
     """
@@ -51,7 +51,7 @@ def lay(payload: Payload, folder: str) -> None:
     except OSError as exc:  # whatever its file system has against it
         why = "they can't be laid into %s (%s)" % (here, exc.strerror)
     if not why:
-        return
+        return here
     into = os.path.join(folder, "work")
     try:
         shutil.rmtree(into, ignore_errors=True)  # an earlier attempt's
@@ -60,9 +60,9 @@ def lay(payload: Payload, folder: str) -> None:
             _write(file, content, here, into)
     except OSError as exc:
         raise PayloadError("the shipped files can't be laid into %s: %s" % (into, exc)) from exc
-    os.chdir(into)
     if node_index() == 0:  # one of many who found the same
         emit("Notice", text="ranks work in %s: %s" % (into, why))
+    return into
 
 
 def _tree(files: List[_File]) -> Dict[str, Any]:

@@ -38,7 +38,18 @@ _KINDS_IN_MEMORY = ("tmpfs", "mqueue")
 _EMPTY = "/volumes/kubernetes.io~empty-dir/"  # in the path of one on its host (kubelet 1.36)
 _BYTECODE = "__pycache__"
 # Below the node's own folder: what ranks write to, and what jobs read.
-_OWN = ("artifacts-*[0-9]", "compiled", "data", "data-of-*", "files", "mp", "packages", "tmp", "work")
+_OWN = (
+    "artifacts-*[0-9]",
+    "compiled",
+    "data",
+    "data-of-*",
+    "files",
+    "mp",
+    "packages",
+    "round-*/work",
+    "tmp",
+    "work",
+)
 # Shared memory, semaphores and queues of System V: what removes one, with what it takes behind the number.
 _OF_SYSTEM_V = {"shm": ("shmctl", (0, None)), "sem": ("semctl", (0, 0)), "msg": ("msgctl", (0, None))}
 _State = Tuple[Any, ...]  # of a file or a folder; its mode comes first

@@ -15,7 +15,7 @@ from nbtorchjob.runtime.node.agent import NodeAgent
 from nbtorchjob.runtime.node.meter import EVERY
 from nbtorchjob.runtime.pool.ground import Ground
 from nbtorchjob.runtime.pool.pool import Pool
-from nbtorchjob.runtime.pool.zygote import stand
+from nbtorchjob.runtime.pool.zygote import call_with_files, stand
 from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.store.payload import Payload
 
@@ -28,7 +28,7 @@ def keeper(
     """Return the same for a pool's node as ``lab/keeper`` does for a lab's."""
     pool = Pool(payload.header, payload.path, key, folder, files, node)
     ground = partial(Ground, folder, **payload.header["lab"]["ground"])
-    return partial(PoolKeeper, lab=pool, ground=ground), stand, worker.call_once
+    return partial(PoolKeeper, lab=pool, ground=ground), stand, call_with_files
 
 
 class Worn(Exception):

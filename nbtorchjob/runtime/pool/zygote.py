@@ -32,10 +32,12 @@ from nbtorchjob.runtime.api.checkpoints import CHECKPOINTS
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import adopt_orphans, die_with_parent, kill_children
 from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.install import shipped
 from nbtorchjob.runtime.lab import turns
 from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.store.payload import Payload
 
+_LOOK_S = 0.01
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD, turns.SIGNAL)
 CLEAR, SEND = "clear-%d", "send-%d"
 ENV = "env"  # of a job's header: its variables
@@ -247,6 +249,24 @@ def _drained(fd: int) -> bytes:
         return os.read(fd, 4096)
     except BlockingIOError:
         return b""
+
+
+def call_with_files(rank: worker.Rank) -> None:
+    """Do what a pool's rank does: run its job's call, where the files are that the job has shipped."""
+    if rank.header["ship"]:
+        _go_to_files(rank)
+    worker.call_once(rank)
+
+
+def _go_to_files(rank: worker.Rank) -> None:
+    """Go to where shipped files lie, which the first of a node's ranks lays."""
+    place = os.path.join(rank.folder, "shipped")
+    if os.environ["LOCAL_RANK"] == "0":
+        where = shipped.lay(Payload(rank.path), rank.folder)
+        os.symlink(where, place)
+    while not os.path.islink(place):  # if it can't be laid, that is the end of the other ranks
+        time.sleep(_LOOK_S)
+    os.chdir(os.readlink(place))
 
 
 def _noted(number: int, frame: Any) -> None:

@@ -149,7 +149,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     if payload.header["ship"]:
         from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
 
-        shipped.lay(payload, folder)
+        os.chdir(shipped.lay(payload, folder))
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec

@@ -320,6 +320,45 @@ def test_local_modules_come_with_a_job_and_with_a_swap_and_go_with_the_job(pool,
     assert run(cell).result(LIMIT) == [None, None]
 
 
+READ = """
+from pathlib import Path
+from nbtorchjob import data_dir
+files = sorted(path for path in Path().rglob("*.y*") if path.is_file())
+[{str(path): path.read_text() for path in files}, (data_dir("words") / "en").read_text()]
+"""
+
+
+def test_a_pool_has_files_and_data_and_a_job_files_of_its_own(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, text in (("configs/a.yaml", "first"), ("words/en", "a b")):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    cluster = Cluster(**place, kind="indexedjob", storage=f"file://{tmp_path}/store")
+    launch = Elastic(nproc_per_node=2)
+    spec = JobSpec(launch, "kubernetes", cluster=cluster, ship=["configs"], data={"words": "./words"})
+    stocked = api.pool(spec, name="stocked")
+
+    def read(*ship):
+        spec = JobSpec(pool="stocked", ship=ship, all_ranks=True)
+        one, other = submission.submit(capture.from_cell(READ, {}), spec).results(LIMIT)
+        assert one == other
+        return one
+
+    try:
+        assert read() == [{"configs/a.yaml": "first"}, "a b"]
+        (tmp_path / "configs/a.yaml").write_text("second")
+        (tmp_path / "own.yml").write_text("of the job")
+        assert read("own.yml") == [{"configs/a.yaml": "first", "own.yml": "of the job"}, "a b"]
+        assert read("configs") == [{"configs/a.yaml": "second"}, "a b"]
+        assert read() == [{"configs/a.yaml": "first"}, "a b"]
+        differs = "--data is more=./words, and the pool's words=./words"
+        with pytest.raises(SpecError, match=re.escape(differs)):
+            submission.check(JobSpec(pool="stocked", data={"more": "./words"}))
+        assert stocked.state.tries == 1
+    finally:
+        stocked.job.delete()
+
+
 PARENT = "import os\nint(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
 
 

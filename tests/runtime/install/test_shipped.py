@@ -39,7 +39,7 @@ def lay(node, *rows, content=b""):
         archive.writestr(HEADER, "{}")
         archive.writestr(SHIPPED, json.dumps(rows))
         archive.writestr(CONTENT, content)
-    shipped.lay(Payload(str(node.parent / "job.pyz")), str(node))
+    os.chdir(shipped.lay(Payload(str(node.parent / "job.pyz")), str(node)))
 
 
 def notices(node):
