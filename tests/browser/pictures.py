@@ -34,7 +34,8 @@ class Camera:
         self._notebook.command("application:toggle-left-area")
         self._notebook.command("notebook:run-all-cells")
         for index in range(1, len(cells)):
-            self._card(index).wait_for()
+            # Before it has read the job's facts, a card says that it was submitted.
+            self._notebook.output(index).locator(".nbt-state:not(:text-is('Submitted'))").first.wait_for()
         self._notebook.idle()
 
     def _card(self, index: int):

@@ -81,7 +81,7 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_can_be_run(opened):
 
     fill(notebook, "max-restarts", "2")
     wrong.wait_for(state="detached")
-    assert panel(notebook).get_by_role("button", name="Run", exact=True).is_enabled()
+    panel(notebook).get_by_role("button", name="Run", exact=True, disabled=False).wait_for()
 
 
 def test_the_fields_change_with_the_launch(opened):
