@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
@@ -73,6 +73,16 @@ class Tending(Protocol):
 
     def stop(self) -> None:
         """End it, and wait until it has given back what it held."""
+
+
+class SwapKeeper(Protocol):
+    """Keeps swaps of a job's code for attempts whose nodes are all new."""
+
+    def keep(self, number: int, payload: bytes, earlier: Collection[int]) -> None:
+        """Keep the payload of the swap of that number, which is behind the ``earlier`` ones.
+
+        Raises ``SwapError`` where there is no room for it, or an earlier one isn't kept.
+        """
 
 
 class Backend(ABC):
@@ -331,6 +341,10 @@ class Backend(ABC):
         ``JobEndedError``.
         """
         self._refuse("talk", name)
+
+    def swap_keeper(self, name: str) -> SwapKeeper | None:
+        """Return what is to keep a job's next swap, before that is sent; None where its nodes do."""
+        return None
 
     def key(self, name: str) -> bytes:
         """Return the key that signs what a job runs; raises ``AskError`` if it is unavailable."""

@@ -153,7 +153,8 @@ def _swapped(
 
 def _answer(answer: SwapAnswer) -> Answer:
     data = {"name": answer.job, "names": dict(answer.names), "call": answer.call, "point": answer.point}
-    return Answer(str(answer), {**data, "step": answer.step, "compiled": answer.compiled})
+    more = {"step": answer.step, "compiled": answer.compiled, "unkept": answer.unkept}
+    return Answer(str(answer), {**data, **more})
 
 
 def within(text: str | None) -> float:

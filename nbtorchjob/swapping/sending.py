@@ -21,7 +21,7 @@ from typing import Any
 
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, SwapKeeper
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.capture import Theirs, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
@@ -33,6 +33,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
 from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.info import MARK
+from nbtorchjob.state.text.swaps import as_swapped
 from nbtorchjob.state.text.tracebacks import frames_text, summary
 from nbtorchjob.swapping import code
 from nbtorchjob.text import words
@@ -73,6 +74,7 @@ class SwapAnswer(FrozenDataclass):
     call: int
     step: float | None = None
     compiled: bool = False
+    unkept: str = ""  # why an attempt that begins with new nodes begins without it
 
     def __str__(self) -> str:
         at = f" (step {words.number(self.step)})" if self.step is not None else ""
@@ -81,7 +83,8 @@ class SwapAnswer(FrozenDataclass):
         anew = (
             ["  What torch.compile has compiled is compiled anew at its next call."] if self.compiled else []
         )
-        return "\n".join([head, *rows, *anew])
+        lost = [f"  An attempt on new nodes begins without it: {self.unkept}"] if self.unkept else []
+        return "\n".join([head, *rows, *anew, *lost])
 
 
 def swap(
@@ -192,6 +195,7 @@ class _Sender:
         spec: JobSpec = self._state.info.asked
         archive.write_swap(file, call, self._backend.key(self._address), {**said, "id": id_}, far=spec.remote)
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
+        keeper, unkept = self._keeper()
         pool = ThreadPoolExecutor(len(self._nodes), "swap")  # each answers once all have the payload
         try:
             under_way = [pool.submit(self._to, node, question, file.getbuffer()) for node in self._nodes]
@@ -208,7 +212,21 @@ class _Sender:
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return self._together(id_, answers, trouble)
+        answer = self._together(id_, answers, trouble)
+        if keeper is not None and answer.get("outcome") == "swapped":
+            earlier = {made.number for made in as_swapped(self._state) if made.number < answer["number"]}
+            try:
+                keeper.keep(answer["number"], file.getvalue(), earlier)
+            except NBTorchJobError as exc:
+                unkept = str(exc)
+        return {**answer, "unkept": unkept}
+
+    def _keeper(self) -> tuple[SwapKeeper | None, str]:
+        """Return what keeps the swap apart from its nodes, if anything does, and why it can't."""
+        try:
+            return self._backend.swap_keeper(self._address), ""
+        except NBTorchJobError as exc:
+            return None, str(exc)
 
     def _to(self, node: int, question: Mapping[str, Any], data: memoryview) -> dict[str, Any]:
         talk = self._backend.talk(self._address, node, question, _ASKED_S)
@@ -274,6 +292,7 @@ def _as_answer(fact: Swapped) -> dict[str, Any]:
     outcome = "back" if fact.back else "swapped"
     return {
         "outcome": outcome,
+        "number": fact.number,
         "names": dict(fact.names),
         "point": fact.point,
         "call": fact.call,
@@ -287,7 +306,8 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
     if answer.get("outcome") == "swapped":
         step = answer.get("metrics", {}).get("step")
         compiled = answer.get("compiled", False)
-        return SwapAnswer(name, answer["names"], answer["point"], answer["call"], step, compiled)
+        names, point, call = answer["names"], answer["point"], answer["call"]
+        return SwapAnswer(name, names, point, call, step, compiled, answer["unkept"])
     back = answer.get("outcome") == "back"
     nothing = f"{name}: the old code was put back on all ranks" if back else f"{name}: nothing was swapped"
     for failed in answer.get("errors", ()):

@@ -24,7 +24,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, Tended
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, SwapKeeper, Tended
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup
@@ -40,7 +40,7 @@ from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submit import export, retry
+from nbtorchjob.backends.kubernetes.submit import export, retry, swaps
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
 from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
@@ -269,6 +269,10 @@ class KubernetesBackend(Backend):
         except JobNotFoundError:
             info, _ = find.gone(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
+
+    def swap_keeper(self, name: str) -> SwapKeeper | None:
+        """Return the job's Secret for swaps, unless its nodes keep them with its checkpoints."""
+        return loop.run(_act(name, swaps.keeper))
 
     def key(self, name: str) -> bytes:
         """Read it from the job's Secret, or this machine's cache."""

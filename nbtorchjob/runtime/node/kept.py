@@ -1,7 +1,8 @@
 """The swaps that stay, as a node keeps them for later attempts: payloads by number, in the node's folder.
 
-Where that goes with the node's pod, they are kept beside the job's checkpoints, too. Others may write there,
-so what comes from there is copied first, and checked then.
+Where that goes with the node's pod, they are kept beside the job's checkpoints, too; a job without a place
+for these has them in a Secret, where whoever swaps writes them. Others may write there, so what comes from
+there is copied first, and checked then.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Callable, Iterable, List, Optional
 
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.swapping import KEPT
+from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rank import replay, swapped
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload
@@ -79,9 +81,12 @@ class Kept:
         os.replace(partial.name, self._path(number))
 
     def _recover(self) -> None:
-        """Take what earlier attempts have left in a place that survives pods, as far as it is signed."""
+        """Take what was kept of earlier attempts in a place that survives pods, as far as it is signed."""
         try:
-            for path in replay.earlier(checkpoints.fetched(KEPT)):
+            for path in [
+                *replay.earlier(checkpoints.fetched(KEPT)),
+                *replay.earlier(os.environ.get(injected.SWAPS, "")),
+            ]:
                 target = self._path(self.count() + 1)
                 if os.path.basename(path) == os.path.basename(target):
                     os.makedirs(self.place, exist_ok=True)

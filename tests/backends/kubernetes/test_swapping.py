@@ -26,12 +26,13 @@ import time
 import torch
 from torch import distributed
 from nbtorchjob import attempt, report, swap_point
-rate, most = 1.0, 1 << 60
+rate, left = 1.0, 1 << 60
 def loss():
     return rate
 distributed.init_process_group("gloo")
 values, step = [], 0
-while len(values) < most:
+while left:
+    left -= 1
     value = torch.tensor([loss()])
     distributed.all_reduce(value)
     values.append(value.item())
@@ -43,13 +44,14 @@ attempt(), [value for at, value in enumerate(values) if at == 0 or value != valu
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_path, kind):
-    place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m", "kind": kind}
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [*((kind, "a Secret") for kind in KINDS), ("trainjob", "a store"), ("indexedjob", "a claim")],
+)
+def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_path, kind, place):
     retry = Retry(preemptions=1, backoff=0)
-    # A store, or a folder of a claim that both pods write to.
-    kept: dict[str, Any] = {"checkpoints": f"file://{tmp_path}/checkpoints"}
-    if kind == "indexedjob":
+    kept: dict[str, Any] = {"checkpoints": f"file://{tmp_path}/checkpoints"} if place == "a store" else {}
+    if place == "a claim":  # whose folder both pods write to
         body = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -58,7 +60,8 @@ def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_
         }
         stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/persistentvolumeclaims", body)
         kept = {"checkpoints": f"{tmp_path}/c", "mount": [f"type=volume,src=shared,dst={tmp_path}"]}
-    spec = stage.spec(Elastic(2), retry=retry, **place, **kept)
+    images = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
+    spec = stage.spec(Elastic(2), retry=retry, kind=kind, **images, **kept)
     job = submission.submit(capture.from_cell(CELL, {}), replace(spec, grace=45))
 
     def stepped(state):
@@ -67,22 +70,33 @@ def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_
 
     until(lambda: stepped(job.state))
     answer = job.swap("def loss():\n    return rate * 10", rate=3.0)
-    assert answer.names == {"loss": "replaced", "rate": "replaced"}
+    assert (answer.names, answer.unkept) == ({"loss": "replaced", "rate": "replaced"}, "")
     first = job.state.round
+    before = {node.life.pod for node in job.state.nodes.values()}
     evict(stage, job, 1)
     until(lambda: job.wait(0) or (job.state.round > first and stepped(job.state)))
-    job.swap(most=1)
+    # Of a job of fixed size: its other node's pod ends as well, with all that it has kept.
+    assert not before & {node.life.pod for node in job.state.nodes.values()}
+    job.swap(left=20)  # some more steps, so that there are nodes to say that they have it
 
     assert job.result(LIMIT) == (2, [60.0])
     assert [swap.number for swap in job.state.swapped] == [1, 2]
+    assert "begin with the code as it was swapped" in " ".join(note.text for note in job.state.notices)
+    held = [
+        [*secret["data"]]
+        for secret in stage.objects("api/v1/{}/secrets")
+        if "-swaps-" in secret["metadata"]["name"]
+    ]
+    assert held == ([["1.payload", "2.payload"]] if place == "a Secret" else [])
 
 
-def test_a_job_that_is_retried_or_exported_runs_the_code_as_swapped(stage, tmp_path):
+def test_a_job_that_is_retried_or_exported_runs_the_code_as_swapped(stage, tmp_path, monkeypatch):
     spec = stage.spec(Elastic(1), image="localhost/torch:1", memory="1500Mi", cpu="400m")
     job = submission.submit(capture.from_cell(CELL, {}), spec)
     until(lambda: job.wait(0) or job.state.series)
     job.swap("def loss():\n    return rate * by", namespace={"by": 10}, rate=3.0)
-    job.swap(most=2)
+    monkeypatch.setattr(package, "SECRET_BYTES", 1000)
+    assert "An attempt on new nodes begins without it: all swaps together take" in str(job.swap(left=20))
     job.result(LIMIT)
 
     again = job.retry()

@@ -12,14 +12,17 @@ import types
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from nbtorchjob.runtime.api import checkpoints, points
 from nbtorchjob.runtime.api.points import POINT, Page
 from nbtorchjob.runtime.ask.answering import Question
+from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.node.kept import Kept
 from nbtorchjob.runtime.node.swaps import Swaps
 from nbtorchjob.runtime.rank import replay, swapped, swapping
 from nbtorchjob.runtime.rendezvous.alone import Alone
+from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.runtime.store.payload import Payload
 from tests.patience import LIMIT
 from tests.runtime.swaps import KEY, packed
@@ -268,6 +271,40 @@ def test_a_job_that_resumes_another_leaves_the_swaps_of_that_alone(folder, monke
 
     assert agreed("2.5", "first")[1] == 0
     assert agreed("1.5", "second")[1] == 1
+
+
+def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_same_swaps(
+    folder, monkeypatch
+):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for node, numbers in (("0", [1]), ("1", [1, 2])):
+        (folder / node / "mounted").mkdir(parents=True)
+        for number in numbers:
+            (folder / node / "mounted" / f"{number}.payload").write_bytes(pack(f"lr = {number}"))
+    (folder / "1" / "mounted" / "3.payload").write_bytes(b"signed by nobody")
+    monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
+    earlier = replay.earlier
+    # Nodes are processes, each with a folder of its own.
+    monkeypatch.setattr(replay, "earlier", lambda path: earlier(path.format(threading.current_thread().name)))
+    monkeypatch.setenv(injected.SWAPS, str(folder / "{}" / "mounted"))
+
+    def begin(node):
+        kept = Kept(node, str(folder / str(node) / "swaps"), str(folder / "files"), KEY)
+        kept.agree(connect(), node, 2, connect)
+
+    def connect():
+        return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
+
+    nodes = [threading.Thread(target=begin, args=[node], name=str(node)) for node in (0, 1)]
+    for thread in nodes:
+        thread.start()
+    for thread in nodes:
+        thread.join(LIMIT)
+    for node in ("0", "1"):
+        payloads = [
+            Payload(path).header["swap"]["text"] for path in replay.earlier(str(folder / node / "swaps"))
+        ]
+        assert payloads == ["lr = 1", "lr = 2"]
 
 
 def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, monkeypatch):

@@ -21,8 +21,8 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 # For jobs of any kind.
 ALWAYS = (
-    Use("create patch", paths.SECRETS, "the payload and the job's key; the job is made their owner"),
-    Use("get list", paths.SECRETS, "the key of a value, a further attempt, `retry`, `export`, `gc`"),
+    Use("create patch", paths.SECRETS, "the payload and the job's key; the job is made their owner; `swap`"),
+    Use("get list", paths.SECRETS, "the key of a value, a further attempt, `retry`, `export`, `swap`, `gc`"),
     Use("delete", paths.SECRETS, "cleaning up a failed submission, `gc`"),
     Use("list watch", paths.PODS, "status, `list`"),
     Use("get", paths.PODS, "logs, metrics, values", "log"),

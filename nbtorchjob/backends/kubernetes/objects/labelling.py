@@ -66,6 +66,12 @@ def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None)
     return {**(more or {}), MANAGED_BY: MANAGER, JOB: info.name, RUN: info.run, **who}
 
 
+def shared(obj: Mapping[str, Any]) -> dict[str, str]:
+    """Return those labels of a job's object that all of its objects have."""
+    own = obj["metadata"].get("labels") or {}
+    return {key: own[key] for key in (MANAGED_BY, JOB, RUN, USER) if key in own}
+
+
 def of_group(info: JobInfo, user: str) -> dict[str, str]:
     """Return the labels of what the runs of ``info``'s group share."""
     of_one = labels(info, user)

@@ -12,6 +12,9 @@ so a later one of the same name isn't read (Kubernetes 1.36). So the names of Se
 all else, so that of two jobs of one name, whatever their kinds, the second is refused before it sends
 anything. No pod refers to it, so no host keeps it. The job owns the claim, which owns the Secrets.
 
+A job whose code is swapped gets one more Secret (:func:`swaps`), which changes, and so isn't immutable. Pods
+mount it where it is there as they start.
+
 What the runs of a group share is in Secrets of the group, which all of the runs own: each run's own Secret
 names them, and holds no payload.
 """
@@ -149,6 +152,23 @@ def gone(name: str) -> SubmitError:
 def claim_name(name: str) -> str:
     """Return the name of the Secret that only one job of a name can have."""
     return f"{name}-claim"
+
+
+def swaps(name: str, labels: Mapping[str, str], owner: Mapping[str, str]) -> dict[str, Any]:
+    """Return the empty Secret for the payloads of a job's swaps, which goes when its ``owner`` goes."""
+    secret = _secret(name, labels, {})
+    metadata = {**secret["metadata"], "ownerReferences": [dict(owner)]}
+    return {**{key: value for key, value in secret.items() if key != "immutable"}, "metadata": metadata}
+
+
+def swaps_name(spec: JobSpec, info: JobInfo) -> str:
+    """Return the name of the Secret for a job's swaps.
+
+    "" where nodes keep them beside the job's checkpoints, and of a lab, which no attempt begins with.
+    """
+    if stores.checkpoints(spec, info) or info.lab is not None:
+        return ""
+    return labelling.run_name(f"{info.name}-swaps", info)
 
 
 def first_name(info: JobInfo) -> str:

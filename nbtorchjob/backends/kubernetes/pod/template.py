@@ -27,6 +27,7 @@ from nbtorchjob.spec.data import CLAIMS, where
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PAYLOAD = "/etc/nbtorchjob"
+SWAPS = "/etc/nbtorchjob-swaps"
 # Every volume's name begins with this, as a TrainJob's are merged with its runtime's by name.
 _PREFIX = "nbtorchjob-"
 
@@ -46,6 +47,16 @@ def payload(secrets: Sequence[str]) -> Volume:
         PAYLOAD,
         readonly=True,
     )
+
+
+def _swaps(sub: Submission) -> list[Volume]:
+    """Return the volume of the Secret that there is once the job's code was swapped.
+
+    It is one of its own, as a host writes all of a volume anew where one of its Secrets has changed.
+    """
+    name = package.swaps_name(sub.spec, sub.info)
+    source = {"secret": {"secretName": name, "optional": True}}
+    return [_volume("swaps", source, SWAPS, readonly=True)] if name else []
 
 
 def mounted(part: Any) -> list[str]:
@@ -122,7 +133,15 @@ RESERVED = frozenset(
     [
         *_OURS,
         *(f"NBTORCHJOB_{name}" for name in ("NODE", "DOMAIN", "STORAGE", "CHECKPOINTS", "JOB", "RUN")),
-        *(GIVEN, injected.GRACE, injected.ATTEMPT, injected.FAILURES, injected.IGNORED, injected.RESTARTS),
+        *(
+            GIVEN,
+            injected.SWAPS,
+            injected.GRACE,
+            injected.ATTEMPT,
+            injected.FAILURES,
+            injected.IGNORED,
+            injected.RESTARTS,
+        ),
         *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
         *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_MAX_RESTARTS", "PET_STANDALONE"),
     ]
@@ -204,6 +223,7 @@ def _container(
     shm = shared_memory(sub.spec, amounts.get("limits", {}))
     volumes = [
         payload(sub.secrets),
+        *_swaps(sub),
         *([shared_memory_mount(shm)] if shm else []),
         *asked(cluster.mounts),
         *_data(sub.spec.data),
@@ -248,6 +268,7 @@ def _variables(sub: Submission) -> dict[str, str]:
     variables = {
         "NBTORCHJOB_STORAGE": stores.folder(storage, sub.info) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
+        injected.SWAPS: SWAPS if package.swaps_name(sub.spec, sub.info) else "",
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
         injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,
