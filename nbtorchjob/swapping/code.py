@@ -24,6 +24,7 @@ from nbtorchjob.runtime.rank.replay import set_by
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.text.hints import hint
 
+AS_SUBMITTED = "as submitted"
 PLAIN = (bool, int, float, str)
 _MOST_TEXT = 80  # characters of a text that is offered
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -118,7 +119,7 @@ class JobCode:
             label, statement, _ = self.definitions.get(name, ("", None, ""))
             literal = _assigned(statement, name) if statement is not None else None
             if literal is not None:
-                texts = [literal] if label.startswith("swap ") else [*texts, literal]
+                texts = [literal] if _is_swap(label) else [*texts, literal]
             elif statement is not None:
                 continue
             values = [_plain(text) for text in texts]
@@ -126,6 +127,18 @@ class JobCode:
             if values and values[0] is not None and values.count(values[0]) == len(values):
                 known[name] = values[0]
         return {name: value for name, value in known.items() if not (is_secret(name) and str(value) == value)}
+
+    @property
+    def swapped(self) -> list[str]:
+        """The names that a swap has defined last."""
+        return [name for name, (label, *_) in self.definitions.items() if _is_swap(label)]
+
+    def defined(self, name: str) -> tuple[str, str]:
+        """Return the text that defines a name, and the same in a few words; "" for what is unknown."""
+        label, statement, text = self.definitions.get(name, ("", None, ""))
+        if statement is None:
+            return (self._captured.get(name, ""),) * 2
+        return text, _assigned(statement, name) or (label if _is_swap(label) else AS_SUBMITTED)
 
     def definitions_in(self, text: str, job: str, *, edited: bool = False) -> str:
         """Return what a cell defines otherwise than this code, on the lines where it stands in the cell.
@@ -249,8 +262,8 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
     left = dict.fromkeys(definition for *_, definition in new.values())
     try:
         body = ast.parse(text).body
-    except SyntaxError:  # which nothing was swapped in
-        return text
+    except SyntaxError:  # a magic, a line for the shell: what stands where can't be told
+        return "\n".join([text, *left])
     head = ast.get_docstring(ast.Module(body, [])) is not None
     for statement in reversed(body):
         names = set_by(statement) & new.keys()
@@ -263,6 +276,10 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
     at = body[head - 1].end_lineno if head else 0
     lines[at:at] = left
     return "\n".join(lines)
+
+
+def _is_swap(label: str) -> bool:
+    return label.startswith("swap ")
 
 
 def _optimizers(name: str, job: str) -> str:

@@ -36,6 +36,7 @@ _MOST_NAMES = 6
 _DIGITS = 8  # of a digest
 _NONE = "–"
 _MAX_WHAT = 80
+_SETTING = re.compile(r"# (\w+\.\w+) = (.+)")
 
 
 class Aspect(FrozenDataclass):
@@ -231,16 +232,50 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     calls = tuple(state.info.label for state in states)
     return replace(
         made,
-        rows={"call": calls} if _differ(calls) else {},
+        rows={**({"call": calls} if _differ(calls) else {}), **_swapped(states)},
         changes=tuple(changes),
         unknown=f"The code of {_some(list(dict.fromkeys(unknown)))} isn't known here." if unknown else "",
     )
 
 
 def _text(state: JobState) -> str:
-    """Return a job's code, and below it what was swapped in."""
-    later = [f"# swap {swap.number}\n{swap.text.strip()}\n" for swap in swaps.as_swapped(state)]
-    return "\n".join([*(text for _, text in cells(state)), *later])
+    """Return a job's code with what was swapped in."""
+    from nbtorchjob.swapping import code  # late, as it is slow to import
+
+    labels = {label for label, _ in swaps.begun_with(state.info)}
+    own = "\n".join(text for label, text in cells(state) if label not in labels)
+    return code.as_swapped(own, _made(state)) if own else ""
+
+
+def _made(state: JobState) -> list[str]:
+    """Return the texts of the swaps that a job's code is the outcome of."""
+    begun_with = [text for _, text in swaps.begun_with(state.info)]
+    return [*begun_with, *(swap.text for swap in swaps.as_swapped(state))]
+
+
+def _swapped(states: Sequence[JobState]) -> dict[str, tuple[str, ...]]:
+    """Return what each job has of the names that were swapped in one of them, where that differs."""
+    from nbtorchjob.swapping import code  # late, as above
+
+    jobs = [code.of(state) for state in states]
+    names = dict.fromkeys(name for job in jobs for name in job.swapped)
+    rows = {name: [job.defined(name) for job in jobs] for name in names}
+    settings = [_settings(state) for state in states]
+    for path in dict.fromkeys(path for values in settings for path in values):
+        rows[path] = [(values.get(path, ""), values.get(path, code.AS_SUBMITTED)) for values in settings]
+    differ = {name: row for name, row in rows.items() if _differ([text for text, _ in row])}
+    return {name: tuple(words for _, words in row) for name, row in differ.items()}
+
+
+def _settings(state: JobState) -> dict[str, str]:
+    """Return the values of optimizers that were set, from the comments below a swap's text."""
+    values: dict[str, str] = {}
+    for text in _made(state):
+        for words in reversed(text.split("\n")):
+            if (match := _SETTING.fullmatch(words)) is None:
+                break
+            values[match[1]] = match[2]
+    return values
 
 
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from nbtorchjob.runtime.api.swapping import SAME
 from nbtorchjob.state import JobState
 from nbtorchjob.state.events import Swapped
-from nbtorchjob.state.info import API_BYTES
+from nbtorchjob.state.info import API_BYTES, JobInfo
 from nbtorchjob.text.words import LINE, clock, count, line, number
 
 HEAD = ("swap", "at", "when", "whose", "names", "outcome")
@@ -25,6 +25,13 @@ def as_swapped(state: JobState) -> tuple[Swapped, ...]:
 def texts(swaps: Sequence[Swapped], name: str) -> list[tuple[str, str]]:
     """Return the labels and texts of swaps of the job of that name, for one that begins with them."""
     return [(f"swap {swap.number} of {name}", swap.text) for swap in swaps]
+
+
+def begun_with(info: JobInfo) -> list[tuple[str, str]]:
+    """Return the labels and texts of the swaps of an earlier job that a job's own code begins with."""
+    return [
+        pair for file, pair in info.sources.items() if file == f"<{pair[0]}>" and pair[0].startswith("swap ")
+    ]
 
 
 def carried(state: JobState) -> tuple[Swapped, ...]:

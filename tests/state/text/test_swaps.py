@@ -9,9 +9,16 @@ from nbtorchjob.state.text import facts, swaps
 from nbtorchjob.ui import comparison, record
 from nbtorchjob.ui.card import describe, metrics
 
+CELL = "lr = 1\ndef loss():\n    return 1"
+
 
 def swapped(time=2.5, number=1, *, back="", **fields):
-    known = {"metrics": {"step": 3.0}, "names": {"lr": "replaced", "math": "same"}, **fields}
+    known = {
+        "metrics": {"step": 3.0},
+        "names": {"lr": "replaced", "math": "same"},
+        "text": "lr = 2",
+        **fields,
+    }
     return ev.Swapped(
         time,
         0,
@@ -19,8 +26,7 @@ def swapped(time=2.5, number=1, *, back="", **fields):
         number,
         f"s{time}",
         "ada, a.ipynb",
-        "lr = 2",
-        "-lr = 1\n+lr = 2",
+        diff="-lr = 1\n+lr = 2",
         back=back,
         point="report()",
         call=4,
@@ -34,9 +40,7 @@ def state(*events):
         ev.WorkersStarted(1.0, 0, 0, 0, (0,), 1),
         *(ev.Reported(1.0 + step, 0, 0, step, {"step": step, "loss": 9.0 - step}) for step in range(3)),
     ]
-    return reduce(
-        apply, [*started, *events], JobState(JobInfo("job", sources={"a": ("Cell In[1]", "lr = 1")}))
-    )
+    return reduce(apply, [*started, *events], JobState(JobInfo("job", sources={"a": ("Cell In[1]", CELL)})))
 
 
 TWICE = state(swapped(), swapped(2.8, 2, back="rank 1: ValueError: no"), swapped(2.9, 2, metrics={}))
@@ -65,7 +69,29 @@ def test_a_description_has_all_swaps_and_what_they_changed():
 
 
 def test_jobs_are_compared_as_they_were_swapped():
-    code = next(aspect for aspect in comparison.aspects([state(), TWICE], ["a", "b"]) if aspect.key == "code")
+    loss = swapped(2.6, 2, text="def loss():\n    return 2\nby = 3\n# optimizer.lr = 0.5")
+    code = compared(state(), state(swapped(), loss))
 
-    assert code.differs
-    assert "+# swap 1" in code.changes[0]
+    assert dict(code.rows) == {
+        "lr": ("1", "2"),
+        "loss": ("as submitted", "swap 2"),
+        "by": ("", "3"),
+        "optimizer.lr": ("as submitted", "0.5"),
+    }
+    assert code.changes[0][3:6] == ("-lr = 1", "+by = 3", "+lr = 2")
+    assert code.changes[0][6:] == (" def loss():", "-    return 1", "+    return 2")
+    assert compared(state(), state(swapped(back="no"))).differs is False
+
+
+def test_a_job_is_like_one_that_it_was_retried_from_as_swapped():
+    job = state(swapped(), swapped(2.6, 2, text="# optimizer.lr = 0.5"))
+    info = job.info.swapped(swaps.texts(swaps.as_swapped(job), "job"))
+    again = JobState(info)
+
+    assert compared(job, again).differs is False
+    assert set(compared(state(), again).rows) == {"lr", "optimizer.lr"}
+
+
+def compared(*states):
+    """Return in which respect the code of two jobs differs."""
+    return next(aspect for aspect in comparison.aspects(states, ["a", "b"]) if aspect.key == "code")
