@@ -252,9 +252,9 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
     chosen = backend(checked.backend)
     findings = chosen.doctor(checked)
     if checked.data:
-        from nbtorchjob.backends import data  # late: few jobs have any
+        from nbtorchjob.backends import probing  # late: few jobs have any
 
-        findings += data.findings(checked)
+        findings += probing.data_findings(checked)
     for rows in submission.images_of(checked, needs):
         if rows.rows:
             findings.append(Finding(True, f"what is imported here: {rows.summary}", "\n".join(rows.lines())))

@@ -566,9 +566,7 @@ class Job(Generic[T]):
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
-        from nbtorchjob.backends import notes  # late: most jobs have none
-
-        made = notes.annotate(self._backend, self._backend.known(self.info.address), **changes)
+        made = naming.annotate(self._backend, self._backend.known(self.info.address), **changes)
         following = self._following
         if following is not None and following.ended.come:  # it reads nothing any more
             following.state = apply(following.state, made)

@@ -1,19 +1,95 @@
-"""Asking an image what it has, by a job of one small node that is removed as soon as that has told."""
+"""What is asked before a job is sent: what its data would take, and what its image has."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 
-from nbtorchjob.backends.base import Backend
-from nbtorchjob.errors import ClusterError
+from nbtorchjob.backends.base import Backend, Finding
+from nbtorchjob.capture import data as folders
+from nbtorchjob.errors import CaptureError, ClusterError
 from nbtorchjob.machine import loop
+from nbtorchjob.machine.folders import working
+from nbtorchjob.payload import archive
+from nbtorchjob.runtime.data import cache as kept
+from nbtorchjob.runtime.data import provide, sources
+from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.data import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
+
+_DISK = "ephemeral-storage"
+
+
+def data_findings(spec: JobSpec) -> Iterator[Finding]:
+    """Say of each piece of data whether it is there, how much would be fetched, and whether that fits."""
+    cache, place = archive.data_cache(spec)
+    total: int | None = 0
+    for name, text in spec.data.items():
+        scheme = where(text).scheme
+        if not scheme:
+            yield _folder(name, text, spec)
+        elif scheme == "pvc":
+            yield Finding(True, f"data {name} is read from the claim {where(text).claim}, and isn't copied")
+        else:
+            try:
+                look = sources.of({"where": text}).look()
+            except sources.DataError as exc:
+                nodes = ", as asked from here: nodes may have other credentials" if spec.remote else ""
+                yield Finding(False, f"data {name}: {exc}{nodes}")
+                continue
+            amount_text = "an unknown size" if look.size is None else words.size(look.size)
+            what = f"data {name}: {amount_text} in {words.count(len(look.files), 'file')}"
+            if cache and not spec.remote and provide.is_complete(kept.place(cache, text, look.version), look):
+                yield Finding(True, f"{what}, there already in {place}")
+                continue
+            yield Finding(True, f"{what}, fetched once a node into {place}")
+            total = None if look.size is None or total is None else total + look.size
+    if total:
+        yield from _room(spec, cache, total)
+
+
+def _folder(name: str, text: str, spec: JobSpec) -> Finding:
+    alone = replace(spec, data={name: text})
+    try:
+        folders.check(alone, working())
+        if not spec.remote:
+            return Finding(True, f"data {name}: ranks are led to {folders.path(text, working())}")
+        (folder,) = folders.collect(alone, working())
+    except CaptureError as exc:
+        return Finding(False, str(exc))
+    what = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"
+    return Finding(True, f"data {name}: {what}, sent once to {spec.cluster.storage}, by digest")
+
+
+def _room(spec: JobSpec, cache: str, total: int) -> Iterator[Finding]:
+    if not spec.remote:
+        there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
+        free = shutil.disk_usage(there).free
+        text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
+        yield Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
+        return
+    limit = spec.cluster.limit.get(_DISK)
+    if cache:
+        yield Finding(
+            True, f"{words.size(total)} would be fetched into {cache}: the node looks for room first"
+        )
+    elif limit is None:
+        yield Finding(
+            True, f"{words.size(total)} would be fetched to each pod's own disk, which has no set limit"
+        )
+    else:
+        fits = total <= amount(limit)
+        text = f"{words.size(total)} would be fetched to each pod's own disk, limited to {limit}"
+        yield Finding(fits, text, "" if fits else f"raise --limit {_DISK}=…, or name a --data-cache")
+
 
 _PATIENCE_S = 600.0  # an image may have to be pulled
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend
-from nbtorchjob.commands import connecting, debugging, labs, running, swapping, verbs
+from nbtorchjob.commands import connecting, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
 from nbtorchjob.frozen import FrozenDataclass
@@ -273,13 +273,13 @@ _ROWS = (
         "[NAME]",
         "debug a stopped rank with pdb",
         (_STOPPED,),
-        waits=debugging.debug,
+        waits=connecting.debug,
     ),
     Verb(
         "release",
         "NAME...",
         "release ranks held by --hold",
-        answers=debugging.release,
+        answers=connecting.release,
     ),
     Verb(
         "swap",

@@ -8,7 +8,7 @@ from getpass import getuser
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from nbtorchjob.capture import fingerprint
+from nbtorchjob.capture import digests
 from nbtorchjob.runtime.rank import settings
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Origin
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def digest(call: Call, spec: JobSpec) -> str:
     """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
     how = {**spec.to_json(), "name": None, "settings": settings.changed() if spec.carry_settings else {}}
-    return sha256(f"{fingerprint.of(call)} {how} {user()}".encode()).hexdigest()[:40]
+    return sha256(f"{digests.of(call)} {how} {user()}".encode()).hexdigest()[:40]
 
 
 def whose(call: Call, written: Origin) -> str:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
-from nbtorchjob.runtime.facts.samples import RankSample
-from nbtorchjob.runtime.facts.usage import GpuUse, RankUse
+from nbtorchjob.runtime.facts.samples import GpuUse, RankSample, RankUse
 from nbtorchjob.spec.validation import built, checked
 
 T = TypeVar("T")

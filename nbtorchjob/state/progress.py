@@ -1,11 +1,15 @@
-"""How far a job is and how fast, and since when it has been still: the same for cards, lists and pages.
+"""How far a job is and how fast, since when it has been still, and what keeps it from running at all.
 
-Pure, made of what ranks reported and of when anything was heard of them last.
+Pure, and the same for cards, lists and pages: made of what ranks reported and of when anything was heard of
+them last.
 
 A job is as far as its slowest rank, in the newest round that any rank reported in. When that rank's next
 report is overdue nobody knows how long the rest will take, and what is known is said instead: for how long
 there was no step. A job that reported and has stopped doing so is *stalled* after ``STALLED_S``, and one of
 which nothing at all is heard is *quiet* after ``QUIET_S``: that may just compute.
+
+A job is *held back* only by what a cluster has a word for: a pod that no host has room for, an image that
+can't be pulled, a quota. A job in a queue, and an image on its way, may take as long as they like.
 """
 
 from __future__ import annotations
@@ -16,8 +20,35 @@ from dataclasses import replace
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.state import events as ev
 from nbtorchjob.state.job import JobState, Phase
+from nbtorchjob.state.known import Known
 from nbtorchjob.state.series import UNITS, Point, Series, as_float
+
+_GATED = "SchedulingGated"  # it waits to be admitted, which is no trouble
+
+
+def held_back(known: Known) -> ev.Waiting | None:
+    """Return what has held the newest attempt back for longest; None where nothing does that has a name."""
+    asked = (known.cancelled, known.removed, known.verdict, known.ended)
+    if known.working or known.suspended or any(answer is not None for answer in asked):
+        return None
+    waits = [w for w in known.waiting if w.reason not in ("", _GATED) and w.stage < ev.Stage.RESTARTING]
+    return min(waits, key=lambda w: (not w.since, w.since), default=None)
+
+
+def held_since(known: Known, wait: ev.Waiting) -> float | None:
+    """Return when the newest attempt came to wait for that; None where the cluster doesn't say."""
+    if not wait.since:
+        return None
+    retry, pause = known.info.retry, known.pause
+    ended = [v for v in known.verdicts if v.attempt < known.tries]
+    begun = [v.time + (retry.delay(v.attempt) if retry else 0.0) for v in ended]
+    # What is said of the whole job by the same word may have been so once before, and not while it ran.
+    lives = [life for node in known.nodes.values() for life in node.lives.values()]
+    ran = [life.end for life in lives if life.starts and life.over and wait.node is None]
+    return max([wait.since, *begun, *ran, *([pause.time] if pause else [])])
+
 
 REPORT = "report"  # what is counted where neither steps nor epochs are
 PERCENT = "percent"  # what an operator counts that is told how far its job is

@@ -1,13 +1,25 @@
-"""Names that are made up."""
+"""Names that are made up.
 
+Notes and tags that a person puts on a job: where they show, how they are found, and that they stay.
+"""
+
+import json
 import re
+import time
 from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.backends import naming
+from nbtorchjob import SpecError, api, attach
+from nbtorchjob.backends import backend, naming
+from nbtorchjob.commands.table import VERBS
+from nbtorchjob.errors import LineError
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.ui.card import render
+from nbtorchjob.ui.record import record
+from tests.backends.local.acted import Acted
 
 
 def test_a_job_that_runs_once_more_is_numbered_where_its_name_was_given():
@@ -34,3 +46,107 @@ def test_no_other_name_is_a_run_of_it():
     found = [naming.is_run(name, "train") for name in ("train", "train-2", "train-1", "train-x", "trains-2")]
 
     assert found == [True, True, False, False, False]
+
+
+@pytest.fixture
+def job():
+    """Yield a job whose folder the test writes."""
+    job = Acted()
+    yield job
+    job.remove()
+
+
+def says(verb, *words):
+    """Return what a verb answers, as text and as data."""
+    row = VERBS[verb]
+    assert row.answers is not None
+    return [(answer.text, answer.data) for answer in row.answers(row.parse(words), attach)]
+
+
+def listed(*words):
+    ((text, data),) = [answer for answer in says("list", *words) if "jobs" in answer[1]]
+    return text, [found["name"] for found in data["jobs"]]
+
+
+def test_a_running_and_an_ended_job_take_notes_and_tags(job):
+    job.begin()
+    assert says("note", job.name) == [
+        (f"{job.name}: no note, no tags", {"name": job.name, "note": "", "tags": []})
+    ]
+    ((text, _),) = says("tag", job.name, "baseline", "#lr:0.1")
+    assert text == f"{job.name}: #baseline #lr:0.1"
+
+    job.end()
+    ((text, data),) = says("note", job.name, "the", "one", "to", "beat")
+    assert text == f"{job.name}: #baseline #lr:0.1 · the one to beat"
+    assert data == {"name": job.name, "note": "the one to beat", "tags": ["baseline", "lr:0.1"]}
+    ((text, _),) = says("tag", job.name, "lr:0.1", "none", "--remove")
+    assert text == f"{job.name}: #baseline · the one to beat"
+    ((text, _),) = says("note", job.name, "--clear")
+    assert text == f"{job.name}: #baseline"
+    for verb, words in (("note", ["a", "--clear"]), ("tag", ["--remove"])):
+        with pytest.raises(LineError):
+            says(verb, job.name, *words)
+
+
+def test_they_show_in_lists_cards_descriptions_and_records_and_are_searched(job):
+    other = Acted()
+    job.begin()
+    job.end()
+    assert job.name in listed()[1]  # ended, and read once
+    attach(job.name).note("Warmup was TOO short")
+    attach(job.name).tag("v2")
+
+    text, names = listed("#v2", "too")
+    assert names == [job.name]
+    assert "acted · #v2 · Warmup was TOO short" in text
+    assert listed("#v2", "nowhere") == ("No job matches '#v2 nowhere'.", [])
+    assert {job.name, other.name} <= {*listed("ACTED")[1]}
+    state = api.snapshot(job.name)
+    assert "#v2 · Warmup was TOO short" in render.html(state, time.time())
+    ((description, _),) = says("describe", job.name)
+    assert "#v2 · Warmup was TOO short" in description
+    seen = record(state, time.time())
+    assert (seen["note"], seen["tags"]) == ("Warmup was TOO short", ["v2"])
+    other.remove()
+
+
+def test_a_handle_that_has_seen_the_end_knows_them_at_once(job):
+    job.begin()
+    job.end()
+    handle = attach(job.name)
+    assert handle.wait(60)
+
+    for tag in ("one", "two"):
+        handle.tag(tag)
+    assert handle.state.annotated is not None
+    assert handle.state.annotated.tags == ("one", "two")
+
+
+def test_an_ended_job_is_kept_no_longer_for_a_note(job):
+    job.begin()
+    job.end()
+    before = job.folder.events.stat().st_mtime_ns
+
+    attach(job.name).note("late")
+
+    assert job.folder.events.stat().st_mtime_ns == before
+    assert json.loads(job.folder.events.read_text().splitlines()[-1])["note"] == "late"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"note": "x" * 2001}, "at most 2,000 printable characters"),
+        ({"add": ["two words"]}, "a word of at most 63 letters"),
+        ({"add": [""]}, "a word of at most 63 letters"),
+        ({"add": ["x" * 64]}, "a word of at most 63 letters"),
+        ({"tags": ["-v"]}, "a word of at most 63 letters"),
+        ({"add": [f"t{n}" for n in range(33)]}, "at most 32 tags"),
+    ],
+)
+def test_what_is_no_note_or_tag_is_refused_and_changes_nothing(job, change, words):
+    state = api.snapshot(job.name)
+    with pytest.raises(SpecError, match=words):
+        naming.annotate(backend("local"), state, **change)
+    assert api.snapshot(job.name).annotated is None

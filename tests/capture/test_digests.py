@@ -1,4 +1,7 @@
-"""What tells captured values apart, in a record."""
+"""What tells captured values apart, in a record.
+
+The same cell over the same values has the same fingerprint, also in a new kernel.
+"""
 
 import subprocess
 import sys
@@ -8,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from nbtorchjob import capture
 from nbtorchjob.capture import captured, from_function, report
+from nbtorchjob.capture.digests import of as fingerprint
 from nbtorchjob.runtime.objects import memory
 from nbtorchjob.state.info import SAMPLED
+from tests.programs import program
 
 
 def digests(**kwargs):
@@ -110,3 +116,29 @@ def test_local_modules_have_one_too(tmp_path, monkeypatch):
 
     assert one[0] == other[0] == "module, 1 file, 18 B"
     assert one[1] != other[1]
+
+
+def fingerprint_in_kernel(*, pid="17", count="3", lr="0.1"):
+    done = subprocess.run(program("cells", pid, count, lr), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_a_new_kernel_and_another_prompt_number_change_nothing():
+    assert fingerprint_in_kernel() == fingerprint_in_kernel(pid="123456", count="41")
+
+
+def test_another_value_is_another_call():
+    assert fingerprint_in_kernel() != fingerprint_in_kernel(lr="0.2")
+
+
+@pytest.mark.parametrize(("left", "right"), [("a + 1", "a + 2"), ("a", "a  # said")])
+def test_another_text_is_another_call(left, right):
+    one, two = (capture.from_cell(text, {"a": 1}) for text in (left, right))
+    assert fingerprint(one) != fingerprint(two)
+
+
+def test_memory_that_travels_beside_the_pickle_counts():
+    numpy = pytest.importorskip("numpy")
+    calls = [capture.from_function(sum, (numpy.full(4096, value),)) for value in (1.0, 1.0, 2.0)]
+    same, again, other = map(fingerprint, calls)
+    assert same == again != other

@@ -4,8 +4,7 @@ import pytest
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import KINDS, Cluster, given
-from nbtorchjob.spec.cluster.grammars import amount, toleration
-from nbtorchjob.spec.cluster.mounts import Mount
+from nbtorchjob.spec.cluster.grammars import Mount, amount, toleration
 from nbtorchjob.spec.config import Master
 from nbtorchjob.spec.options import TABLE
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error, Frame
-from nbtorchjob.runtime.facts.samples import RankSample
-from nbtorchjob.runtime.facts.usage import RankUse
+from nbtorchjob.runtime.facts.samples import RankSample, RankUse
 from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Stage

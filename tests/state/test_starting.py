@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.policies import Retry, RunPolicy
-from nbtorchjob.state import US, JobInfo, JobState, apply, starting
+from nbtorchjob.state import US, JobInfo, JobState, apply, progress
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import Cause
 
@@ -27,8 +27,8 @@ def since(*events, **about):
     state = JobState(JobInfo("j", **about))
     for event in events:
         state = apply(state, event)
-    wait = starting.held(state)
-    return wait and starting.since(state, wait)
+    wait = progress.held_back(state)
+    return wait and progress.held_since(state, wait)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob import Elastic, JobSpec
-from nbtorchjob.runtime.facts.usage import GpuUse
+from nbtorchjob.runtime.facts.samples import GpuUse
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import SAMPLED

@@ -23,7 +23,7 @@ class NoteForm extends Widget implements Dialog.IBodyWidget<Note> {
     this.addClass('jp-nbtorchjob-note');
     this.note = document.createElement('textarea');
     this.note.rows = 4;
-    this.note.maxLength = 2000; // as `backends/notes.MOST_NOTE`
+    this.note.maxLength = 2000; // as `backends/naming.MOST_NOTE`
     this.note.value = note;
     this.tags = document.createElement('input');
     this.tags.value = tags.join(' ');

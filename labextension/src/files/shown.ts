@@ -3,7 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 /** Bytes that are asked for; of an image all, or none, is shown. */
-export const IMAGE_BYTES = 8 << 20; // as `frontends/server/routes/files.MOST_SHOWN`
+export const IMAGE_BYTES = 8 << 20; // as `frontends/server/routes/logs.MOST_SHOWN`
 export const TEXT_BYTES = 1 << 20;
 const MOST_ROWS = 1000;
 const MOST_COLUMNS = 200;

@@ -24,7 +24,7 @@ from nbtorchjob.backends.local import listing, liveness, policies
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
-from nbtorchjob.backends.local.launch import request
+from nbtorchjob.backends.local.launch import environment
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
     AskError,
@@ -109,7 +109,7 @@ class LocalBackend(Backend):
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, request.of_this_process(spec.secrets()))
+            new.prepare(key, environment.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is not None:
@@ -124,7 +124,7 @@ class LocalBackend(Backend):
         self._has_torch()
         with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), request.of_this_process(spec.secrets())
+        key, asked = secrets.token_bytes(32), environment.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 

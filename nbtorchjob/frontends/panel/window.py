@@ -20,7 +20,7 @@ from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.frontends.panel import controls, form
 from nbtorchjob.frontends.panel.actions import Actions, Latest
-from nbtorchjob.frontends.panel.fields import Copyable, Field, Fold, help_text, show, style
+from nbtorchjob.frontends.panel.controls import Copyable, Field, Fold, help_text, show, style
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import PLACES, JobSpec

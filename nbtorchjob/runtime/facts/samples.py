@@ -1,4 +1,4 @@
-"""What a node's ranks are doing at one moment, as data: where each stands, and in which collective.
+"""What a node's ranks do and use at one moment, as data: where each stands, in which collective, and GPUs.
 
 Written by a node, read at home. Source lines are texts as the node knew them; nothing here is a pickle.
 """
@@ -82,3 +82,31 @@ class RankSample:
     def to_json(self) -> dict[str, Any]:
         """Return what :class:`nbtorchjob.state.events.Sampled` is made from."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """What one rank uses: seconds of CPU time since it began, bytes, and threads (the kernel's tasks).
+
+    ``running`` are those of them that had something to compute at that moment, ``worked`` those that have had
+    since it was told last: threads that share work wait for each other now and then.
+    """
+
+    rank: int
+    cpu: float
+    resident: int
+    tasks: int
+    running: int
+    worked: int = 0
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """What is used of one GPU: bytes, and the seconds in which something ran on it while it was watched."""
+
+    index: int
+    busy: float
+    watched: float
+    memory: int
+    limit: int
+    model: str = ""

@@ -19,7 +19,7 @@ from itertools import islice, takewhile
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.usage import GpuUse, RankUse
+from nbtorchjob.runtime.facts.samples import GpuUse, RankUse
 
 _NAME = "libnvidia-ml.so.1"
 _MOST = 64  # GPUs of a node

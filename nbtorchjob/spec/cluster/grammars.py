@@ -1,9 +1,13 @@
-"""The small grammars of a cluster's settings: amounts, tolerations, users, patches.
+"""The small grammars of a cluster's settings.
 
 amounts      ``500m``, ``2Gi``, ``1e3``: Kubernetes' own
 tolerations  ``key=value:Effect``, ``key:Effect``, ``key``, as ``kubectl taint`` writes taints
 users        ``UID[:GID]``, as numbers: a name has a meaning only inside the image
 patches      a mapping, its JSON or YAML, or the path of a file that holds it
+mounts       ``type=bind|volume|device,src=…,dst=…,readonly,perm=…``, TorchX's (torchx 0.7)
+
+A text may hold several mounts, each starting with ``type``. Unlike in TorchX, ``readonly=false`` isn't
+read-only.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec.cluster.names import qualified, word
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.spec.cluster.names import qualified, subdomain, word
 from nbtorchjob.spec.validation import Frozen
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -54,13 +59,13 @@ def user(field: str, value: object) -> str:
     """Return ``value`` as text if it names a user other than root, else raise ``SpecError``."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text):
-        uid, gid = parse(text)
+        uid, gid = parse_user(text)
         if 0 < uid <= _MOST and gid <= _MOST:
             return text
     raise SpecError(field, value, "UID or UID:GID as numbers, with a UID above 0: 0 is root")
 
 
-def parse(text: str) -> User:
+def parse_user(text: str) -> User:
     """Return the user; an omitted group has the user's number."""
     uid, _, gid = text.partition(":")
     return User(int(uid), int(gid or uid))
@@ -190,3 +195,103 @@ def _of(field: str, name: str, value: object) -> str:
     if name in _BYTES and number < _LEAST_BYTES:
         raise SpecError(field, value, "4M or more: it counts bytes, so write M, Mi, G or Gi")
     return text
+
+
+_TYPES = ("bind", "volume", "device")
+_ALIASES = {"source": "src", "destination": "dst", "target": "dst", "read_only": "readonly"}
+_MOUNT_KEYS = ("type", "src", "dst", "readonly", "perm")
+_SWITCH = {"": True, "true": True, "false": False}
+# The pod's own mounts: the payload, the termination message, and shared memory (--shm).
+_TAKEN = ("/etc/nbtorchjob", "/dev/termination-log", "/dev/shm")
+
+
+class Mount(FrozenDataclass):
+    """A host's folder (bind), a claim (volume) or a host's device at a path of the container.
+
+    ``perm`` is what a device may be used for: of r(ead), w(rite), m(ake nodes).
+    """
+
+    type: str
+    src: str
+    dst: str
+    readonly: bool = False
+    perm: str = "rwm"
+
+    def __str__(self) -> str:
+        readonly = ",readonly" if self.readonly and self.type != "device" else ""
+        perm = f",perm={self.perm}" if self.type == "device" else ""
+        return f"type={self.type},src={self.src},dst={self.dst}{readonly}{perm}"
+
+
+def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
+    """Return the mounts as texts, one each, written out. Raises ``SpecError``."""
+    parsed = parse_mounts(value, field)
+    targets = [mount.dst for mount in parsed]
+    for target in targets:
+        if targets.count(target) > 1:
+            raise SpecError(field, target, "mounted only once")
+    return tuple(map(str, parsed))
+
+
+def parse_mounts(value: Iterable[str], field: str = "mount") -> tuple[Mount, ...]:
+    """Return the mounts that the texts describe. Raises ``SpecError``."""
+    # The same mount given twice, by a profile and by a line, counts once.
+    return tuple(dict.fromkeys(_mount(field, group) for text in value for group in _groups(field, text)))
+
+
+def _groups(field: str, text: str) -> Iterator[dict[str, str]]:
+    group: dict[str, str] = {}
+    for token in text.split(","):
+        key, _, value = token.partition("=")
+        key = _ALIASES.get(key, key)
+        if key not in _MOUNT_KEYS:
+            raise SpecError(field, token, f"one of {', '.join(_MOUNT_KEYS)}: type=volume,src=CLAIM,dst=/data")
+        if key == "type" and group:
+            yield group
+            group = {}
+        if key in group or (key != "type" and not group):
+            raise SpecError(field, text, "type= first and each key once: type=volume,src=…,dst=…")
+        group[key] = value
+    yield group
+
+
+def _mount(field: str, group: Mapping[str, str]) -> Mount:
+    type_, src = group["type"], group.get("src", "")
+    if type_ not in _TYPES:
+        raise SpecError(field, f"type={type_}", " or ".join(f"type={known}" for known in _TYPES))
+    if type_ == "volume":
+        if not src:
+            raise SpecError(field, "", "given a src: the PersistentVolumeClaim's name")
+        subdomain(field, src)
+    else:
+        # TorchX does the same: home folders are often the same on all hosts.
+        src = os.path.expanduser(src) if type_ == "bind" else src
+        if not src.startswith("/"):
+            raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
+    dst = _destination(field, group.get("dst", src if type_ == "device" else ""))
+    perm, readonly = _rights(field, group)
+    return Mount(type_, src, dst, readonly, perm)
+
+
+def _destination(field: str, dst: str) -> str:
+    path = dst.rstrip("/")
+    if not path.startswith("/") or ":" in path or ".." in path.split("/"):
+        raise SpecError(field, f"dst={dst}", "an absolute path in the container, other than /")
+    for taken in _TAKEN:
+        if path == taken or path.startswith(taken + "/"):
+            raise SpecError(field, f"dst={dst}", f"another path: {taken} is reserved for the job (see --shm)")
+    return path
+
+
+def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
+    readonly, device = group.get("readonly", "false"), group["type"] == "device"
+    perm = group.get("perm", "rwm")
+    if readonly not in _SWITCH:
+        raise SpecError(field, f"readonly={readonly}", "readonly, readonly=true or readonly=false")
+    if "perm" in group and not device:
+        raise SpecError(field, f"perm={perm}", "omitted: only type=device has permissions")
+    if "readonly" in group and device:
+        raise SpecError(field, "readonly", "omitted for type=device: use perm=r")
+    if not perm or set(perm) - set("rwm") or len(set(perm)) != len(perm):
+        raise SpecError(field, f"perm={perm}", "some of r, w and m")
+    return perm, not set(perm) & set("wm") if device else _SWITCH[readonly]

@@ -12,9 +12,19 @@ from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.cluster import names
-from nbtorchjob.spec.cluster.grammars import User, patch, quantities, quantity, resource, tolerations, user
-from nbtorchjob.spec.cluster.grammars import parse as parse_user
-from nbtorchjob.spec.cluster.mounts import Mount, mounts, parse
+from nbtorchjob.spec.cluster.grammars import (
+    Mount,
+    User,
+    mounts,
+    parse_mounts,
+    parse_user,
+    patch,
+    quantities,
+    quantity,
+    resource,
+    tolerations,
+    user,
+)
 from nbtorchjob.spec.validation import brief, one_of, sequence, setting, switch, whole
 
 # The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list
@@ -188,7 +198,7 @@ class Cluster:
     @property
     def mounts(self) -> tuple[Mount, ...]:
         """``mount``, parsed."""
-        return parse(self.mount)
+        return parse_mounts(self.mount)
 
     @property
     def variable_secrets(self) -> tuple[str, ...]:

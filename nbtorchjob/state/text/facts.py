@@ -26,7 +26,7 @@ from nbtorchjob.state.progress import still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import labs, lifetime, swaps, usage
 from nbtorchjob.state.text.hang import describe
-from nbtorchjob.state.text.progress import stillness
+from nbtorchjob.state.text.lifetime import stillness
 from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import (

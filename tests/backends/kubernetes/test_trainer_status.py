@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from nbtorchjob import api
-from nbtorchjob.state.text.progress import progress_line
+from nbtorchjob.state.text.lifetime import progress_line
 from nbtorchjob.ui.card import render
 from nbtorchjob.ui.record import record
 from tests.backends.kubernetes.cluster import Emulator, podtokens

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from nbtorchjob.backends.local.launch.attempt import Attempt
-from nbtorchjob.backends.local.launch.supervisor import Supervisor
+from nbtorchjob.backends.local.launch.supervisor import Attempt, Supervisor
 from nbtorchjob.runtime.facts import injected
 
 

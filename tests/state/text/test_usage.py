@@ -5,8 +5,7 @@ from functools import reduce
 import pytest
 
 from nbtorchjob.runtime.facts.errors import Frame
-from nbtorchjob.runtime.facts.samples import RUNS, RankSample, Thread
-from nbtorchjob.runtime.facts.usage import GpuUse, RankUse
+from nbtorchjob.runtime.facts.samples import RUNS, GpuUse, RankSample, RankUse, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts, usage

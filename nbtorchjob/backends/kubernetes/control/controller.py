@@ -23,7 +23,7 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, apply, failure, starting
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, apply, failure, progress
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import budget, losses, newest
 from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
@@ -156,16 +156,16 @@ class JobController:
 
     def _start_by(self, state: JobState) -> float | None:
         """When the newest attempt is ended for what holds it back; None while nothing does."""
-        held = starting.held(state)
+        held = progress.held_back(state)
         if held is None or self._info.start_within_s is None:
             self._held = None
             return None
         self._held = self._held or self._now()
-        return (starting.since(state, held) or self._held) + self._info.start_within_s
+        return (progress.held_since(state, held) or self._held) + self._info.start_within_s
 
     async def _lose_patience(self, state: JobState) -> None:
         """End an attempt that was held back for too long."""
-        due, held = self._start_by(state), starting.held(state)
+        due, held = self._start_by(state), progress.held_back(state)
         if held is None or due is None or due > self._now():
             return
         why = labelling.mark(due, failure.NEVER_STARTED, f"{held.reason} {' '.join(held.text.split())}")

@@ -21,8 +21,7 @@ from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, sha
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.rank.given import GIVEN
-from nbtorchjob.spec.cluster.grammars import User, toleration
-from nbtorchjob.spec.cluster.mounts import Mount
+from nbtorchjob.spec.cluster.grammars import Mount, User, toleration
 from nbtorchjob.spec.data import CLAIMS, where
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 

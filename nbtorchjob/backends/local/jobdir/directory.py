@@ -53,7 +53,7 @@ _CLOSER = "closer"  # instead of a supervisor
 _EARLY = "early"  # in front of why a run is stopped early, in the same file
 
 _VALUE = re.compile(r"(?<![^/])node-\d{1,9}/round-(\d+)/rank-(\d+)\.value\Z")
-# What ``request.py`` writes down.
+# What ``launch/environment.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
 
@@ -186,7 +186,7 @@ class JobDirectory(FrozenDataclass):
         _private(self.path / "request.json", json.dumps(request).encode())
 
     def request(self) -> dict[str, Any]:
-        """Read what the job takes of its kernel (``request.py``)."""
+        """Read what the job takes of its kernel (``launch/environment.py``)."""
         with reading(self.path):
             request = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
             return {name: type_(request[name]) for name, type_ in _REQUEST.items()}

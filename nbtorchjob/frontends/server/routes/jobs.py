@@ -16,7 +16,7 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from nbtorchjob.backends import notes
+from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES
@@ -131,7 +131,7 @@ class NoteHandler(Api):
             raise MalformedError('the body must be {"note": TEXT, "tags": [TEXT, …]}')
 
         def annotate(backend: Backend, name: str) -> None:
-            notes.annotate(backend, backend.known(name), note, tags=tags)
+            naming.annotate(backend, backend.known(name), note, tags=tags)
 
         await _change(self, JobId.parse(id), annotate)
         self.finish_empty()

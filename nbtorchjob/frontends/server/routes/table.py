@@ -13,7 +13,7 @@ from jupyter_server.auth.decorator import authorized
 from tornado import web
 
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api
-from nbtorchjob.frontends.server.routes import files, jobs, logs, settings
+from nbtorchjob.frontends.server.routes import jobs, logs, settings
 from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frozen import FrozenDataclass
 
@@ -202,8 +202,8 @@ ROUTES = (
         f"{_JOB}/values", jobs.ValuesHandler, {"GET": shaped("Values"), "POST": PLAIN}, OF_A_JOB, ("value",)
     ),
     Route(f"{_JOB}/note", jobs.NoteHandler, {"PUT": DONE}, OF_A_JOB, takes="Note"),
-    Route(f"{_JOB}/files", files.FilesHandler, {"GET": shaped("Files")}, OF_A_JOB, ("file",)),
-    Route(f"{_JOB}/file", files.FileHandler, {"GET": RAW}, OF_A_JOB, ("file", "node", "limit")),
+    Route(f"{_JOB}/files", logs.FilesHandler, {"GET": shaped("Files")}, OF_A_JOB, ("file",)),
+    Route(f"{_JOB}/file", logs.FileHandler, {"GET": RAW}, OF_A_JOB, ("file", "node", "limit")),
     Route(f"{_JOB}/retry", jobs.RetryHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/continue", jobs.ContinueHandler, {"POST": shaped("Job", HTTPStatus.CREATED)}, OF_A_JOB),
     Route(f"{_JOB}/{{verb}}", jobs.VerbHandler, {"POST": DONE}, OF_A_JOB),

@@ -7,7 +7,7 @@ from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.jobs.find import reported
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.lines import Lines
-from nbtorchjob.runtime.facts.usage import RankUse
+from nbtorchjob.runtime.facts.samples import RankUse
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev

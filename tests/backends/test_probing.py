@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nbtorchjob import JobSpec
-from nbtorchjob.backends import backend, data
+from nbtorchjob.backends import backend, probing
 from nbtorchjob.machine import folders
 from nbtorchjob.runtime.data import cache, hub
 from nbtorchjob.spec.cluster import Cluster
@@ -49,7 +49,7 @@ def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch)
     (tmp_path / "here" / "a.txt").write_text("a")
     places = {"web": server.url("blob.bin"), "here": "./here", "none": "./none", "gone": server.url("gone")}
 
-    local = [(finding.good, finding.text) for finding in data.findings(JobSpec(data=places))]
+    local = [(finding.good, finding.text) for finding in probing.data_findings(JobSpec(data=places))]
     assert local[:4] == [
         (True, "data web: 300 kB in 1 file, fetched once a node into this machine's cache"),
         (True, f"data here: ranks are led to {tmp_path}/here"),
@@ -63,7 +63,7 @@ def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch)
     monkeypatch.setattr(hub, "hub", hub.Hub)
     places = {"web": "hf://datasets/org/squad/data", "here": "./here", "held": "pvc://corpus/en"}
     cluster = Cluster(storage="s3://bucket/jobs", limit={"ephemeral-storage": "5M"})
-    findings = list(data.findings(JobSpec(backend="kubernetes", cluster=cluster, data=places)))
+    findings = list(probing.data_findings(JobSpec(backend="kubernetes", cluster=cluster, data=places)))
     assert [(finding.good, finding.text) for finding in findings] == [
         (True, "data web: 6.0 MB in 2 files, fetched once a node into the pod's own disk"),
         (True, "data here: 1 B in 1 file, sent once to s3://bucket/jobs, by digest"),
