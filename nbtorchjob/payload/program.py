@@ -36,7 +36,9 @@ PARTS = {
     "packages": ("install/needed.py", "install/packages.py"),
     "stock": ("install/stock.py",),
     "mirror": ("api/mirror.py",),
-    "nodes": tuple(f"rendezvous/{name}.py" for name in ("endpoint", "peers", "rendezvous", "signed")),
+    "nodes": tuple(
+        f"rendezvous/{name}.py" for name in ("endpoint", "news", "peers", "rendezvous", "ring", "signed")
+    ),
     "trainer status": ("api/trainerstatus.py",),
     "training": tuple(f"api/{name}.py" for name in ("dcp", "sampler", "training")),
     "ship": ("install/shipped.py",),

@@ -29,8 +29,9 @@ that store when it ends, and a beat while it lives:
                cluster may take its log away as soon as another node has failed
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 
-A thread of each agent reads them twice a second on a connection of its own (``_look``). Nothing that it
-reads ends the node there and then: it notes the end, and the main thread raises it at its next ``check``.
+A thread of each agent waits for news of them (``news.py``). Another one beats and looks at the next node
+(``ring.py``), with less than one call a second to the store. Nothing that they read ends the node there and
+then: they note the end, and the main thread raises it at its next ``check``.
 
     what is read, or isn't                   leads to
     ---------------------------------------  -----------------------------------------------------------------
@@ -56,67 +57,33 @@ import json
 import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, Optional, Sequence, Set
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT, emit
+from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
+from nbtorchjob.runtime.rendezvous.news import News, announce
+from nbtorchjob.runtime.rendezvous.ring import LOOK_S, Ring
 
 PREFIX = "nbtorchjob/peers"
 END = "end"
 _NEWEST = "newest"
-_LOOK_S = 0.5  # between two looks at the store
 LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
 _FEW = 16  # nodes, of which each may ask for a key of every other one
 _EVERY = 128  # looks after which one in a tree asks for all: a node below it may have left
 _WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
 _SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
+_UNHEARD = 8  # looks after which words are read though there are no news
 _SEEN = 16  # nodes whose samples a node tells
 _SEEN_BYTES = 1 << 16  # of one, compressed
-
-
-class _Ring:
-    """The nodes of one round: each has one that it looks at."""
-
-    def __init__(self, number: int, nodes: Sequence[int], node: int) -> None:
-        self.number = number
-        self.nodes = nodes
-        self.node = node
-        self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
-        place = nodes.index(node)
-        self.after = [*nodes[place + 1 :], *nodes[:place]]
-        self.next = self.after[0] if self.after else node
-        self.beats = 0  # of the next one
-        self.own_beats = 0
-        self.missed = 0  # looks since its last beat
-        self.lost = False  # whether a node of it is gone
-        self.sampled = b""  # the newest word on that
-        self.sample_looks = 0  # that are left
-        self.seen: Dict[int, bytes] = {}  # by node
-        self.room = LONGEST_FACT  # for what others have seen, in bytes
-        self.asks = False
-        self.leaves: Optional[float] = None
-        self.joins = False
-        self.said: Set[str] = set()
-        self.above = place > 0  # whether a node is, in the tree
-        self.below = [self.key("over", other) for other in nodes[2 * place + 1 : 2 * place + 3]]
-
-    def leave(self, word: bytes) -> None:
-        """Take in what stands at ``leave``."""
-        self.joins = word.endswith(b" join")
-        self.leaves = float(word.split()[0])
-
-    def key(self, word: str, node: Optional[int] = None) -> str:
-        return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
-
-    def keys(self, word: str) -> "list[str]":
-        return [self.key(word, node) for node in self.nodes]
 
 
 class Peers(Alone):
     """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
 
-    ``connect`` opens a second connection to it, for a thread: on one, a word would wait behind another.
+    ``connect`` opens a second connection to it, on which a thread waits for news; by a third one, ``beats``,
+    nothing is said that takes long: on one, a word would wait behind another.
     ``node`` is this one's number; another of it may have been here before.
     ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
     mean that a node is lost.
@@ -126,6 +93,7 @@ class Peers(Alone):
         self,
         store: Any,
         connect: Callable[[], Any],
+        beats: Any,
         node: int,
         *,
         elastic: bool,
@@ -139,16 +107,21 @@ class Peers(Alone):
         self._hosted = hosted
         self._silence = silence
         self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
-        self._ring: Optional[_Ring] = None
+        self._ring: Optional[Ring] = None
         self._ended: Optional[PeersEnded] = None
         self._ended_at = 0.0
         self._heeded = self._told = False
         self._settled = False  # whether this node ends as it does, whatever becomes of the store
         self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(connect,), daemon=True)
-        self._thread.start()
+        self._closed, self._stirred = threading.Event(), threading.Event()
+        self._hearing = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(connect,), daemon=True),
+            threading.Thread(target=self._live, args=(beats.below(PREFIX),), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def peer_lost(self) -> bool:  # type: ignore[override]
@@ -157,13 +130,16 @@ class Peers(Alone):
 
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """See the base class."""
-        ring = _Ring(number, nodes, node)
+        ring = Ring(number, nodes, node, self._silence)
         self._store.set("was/%d" % node, str(number))
         if self._elastic:
             newest = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"
-            if int(newest.split()[0]) <= number:  # else the others are further already
+            # Else another node has said so, or the others are further already.
+            if newest.decode() != ring.name and int(newest.split()[0]) <= number:
                 self._store.set(_NEWEST, ring.name)
+                announce(self._store)
         self._ring = ring
+        self._stirred.set()
 
     @property
     def joined(self) -> bool:
@@ -174,6 +150,7 @@ class Peers(Alone):
         """See the base class."""
         if self._ring is not None:
             self._ring.lost = True
+            self._stirred.set()
 
     def check(self) -> None:
         """See the base class."""
@@ -195,11 +172,13 @@ class Peers(Alone):
 
     def _tell_end(self, code: int) -> int:
         stands = int(self._store.compare_set(END, "", str(code)))
+        announce(self._store)
         return code if stands == code else exits.of_peer(stands)
 
-    def _tell_loss(self, code: int, ring: _Ring) -> int:
+    def _tell_loss(self, code: int, ring: Ring) -> int:
         if self._elastic and not self._hosted:
             self._store.set(ring.key("lost"), "1")
+            announce(self._store)
             return code
         return self._tell_end(code)
 
@@ -210,12 +189,14 @@ class Peers(Alone):
             ring.sampled = ("%s %d %d" % (why, ring.node, time.time_ns())).encode()
             with store_may_be_gone():
                 self._store.set(ring.key("sample"), ring.sampled)
+                announce(self._store)
 
     def show_sample(self, record: Dict[str, Any]) -> None:
         """See the base class."""
         ring, data = self._ring, zlib.compress(json.dumps(record).encode())
         if ring is not None and len(data) <= _SEEN_BYTES:
             ring.sample_looks = _SAMPLE_LOOKS
+            self._stirred.set()
             with store_may_be_gone():
                 self._store.seal(ring.key("seen", ring.node), data)
 
@@ -231,6 +212,7 @@ class Peers(Alone):
             with store_may_be_gone():
                 self._store.set(ring.key("asks"), "1")
                 ring.said.add("asks")
+                announce(self._store)
 
     @property
     def leaves(self) -> Optional[float]:  # type: ignore[override]
@@ -250,6 +232,7 @@ class Peers(Alone):
         stands = word.encode()  # without the store each node leaves for itself
         with store_may_be_gone():
             stands = self._store.compare_set(ring.key("leave"), "", word)
+            announce(self._store)
         ring.leave(stands)
 
     def say(self, word: str, value: str) -> "Optional[list[str]]":
@@ -262,7 +245,7 @@ class Peers(Alone):
                 return [self._store.get(key).decode() for key in ring.keys(word)]
         return None
 
-    def _say_once(self, ring: _Ring, word: str, value: str) -> None:
+    def _say_once(self, ring: Ring, word: str, value: str) -> None:
         if word not in ring.said:
             self._store.set(ring.key(word, ring.node), value)
             ring.said.add(word)
@@ -316,13 +299,15 @@ class Peers(Alone):
                 time.sleep(pause)
                 pause = min(pause * 1.1, 0.05)
             # For a node that torch has given up: it would wait for the others, or begin anew without them.
-            self._store.compare_set(END, "", str(exits.OK))
+            if not self._store.check([END]):
+                self._store.compare_set(END, "", str(exits.OK))
+                announce(self._store)
             self._store.set(ring.key("bye", ring.node), "1")
         except RuntimeError as exc:
             self._store_is_gone(exc)
             self.check()
 
-    def _all_done(self, ring: _Ring, *, every: bool) -> bool:
+    def _all_done(self, ring: Ring, *, every: bool) -> bool:
         """Whether the ranks of all nodes have returned; asks for a key of each, or passes the word on."""
         if every:
             return bool(self._store.check(ring.keys("done")))
@@ -336,9 +321,15 @@ class Peers(Alone):
         if self._hosted and self._ring is not None:
             self._linger(self._ring)
         self._closed.set()
-        self._thread.join(_LOOK_S)
+        self._stirred.set()
+        if self._ended is None and not self._settled:
+            # It waits for news. A thread that is in torch as the interpreter ends would abort the process.
+            with store_may_be_gone(PeersEnded):
+                announce(self._store)
+        for thread in self._threads:
+            thread.join(LOOK_S)
 
-    def _linger(self, ring: _Ring) -> None:
+    def _linger(self, ring: Ring) -> None:
         until = time.monotonic() + LINGER_S
         others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
         with store_may_be_gone(PeersEnded):
@@ -348,7 +339,7 @@ class Peers(Alone):
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """See the base class."""
         # A store whose host is gone without a word never answers: reads have no timeout.
-        # The thread that looks may take as long to connect as torch lets it, and ends the node if it can't.
+        # The thread that listens may take as long to connect as torch lets it, and ends the node if it can't.
         answered = self._looks != self._looks_seen or not self._connected
         self._looks_seen = self._looks
         self._unanswered = 0 if answered else self._unanswered + 1
@@ -357,60 +348,92 @@ class Peers(Alone):
         late = not self._heeded and time.monotonic() - self._ended_at > limit
         return self._ended if late else None
 
-    def _watch(self, connect: Callable[[], Any]) -> None:
-        try:
+    def _listen(self, connect: Callable[[], Any]) -> None:
+        with self._ending():
             store = connect().below(PREFIX)
             self._connected = True
+            news = News(store)
             while self._ended is None:
-                self._look(store)
-                self._looks += 1
-                if self._closed.wait(_LOOK_S):
-                    self._look_for_samples(store)
+                if self._hear(store):
+                    if self._closed.wait(LOOK_S):
+                        self._look_for_samples(store)
+                        return
+                elif self._closed.is_set():
                     return
+                else:
+                    news.wait()
+
+    def _live(self, store: Any) -> None:
+        with self._ending():
+            while self._ended is None and not self._settled:
+                ring = self._ring
+                # A node may be killed after a word, before its news; a round may have words as it begins.
+                if ring is not None and (self._looks % _UNHEARD == 0 or not ring.heard):
+                    self._hear(store)
+                if ring is not None and self._ended is None and not self._settled:
+                    self._beat(store, ring)
+                self._looks += 1
+                pause, began = LOOK_S if ring is None else ring.pause, time.monotonic()
+                self._stirred.wait(pause)
+                self._stirred.clear()
+                if self._closed.is_set():
+                    return
+                if ring is not None:
+                    # A node that was stopped or starved hasn't looked all the while.
+                    ring.pass_time(min(pause, time.monotonic() - began))
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the node where the store can't be read."""
+        try:
+            yield
         except PeersEnded as exc:
             self._end(exc.code, str(exc))
         except RuntimeError as exc:
             self._store_is_gone(exc)
 
-    def _look(self, store: Any) -> None:
-        ring = self._ring
-        if store.check([END]):
-            word = int(store.get(END))
-            if ring is not None:
-                self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
-                self._look_for_samples(store)
-            # Once the ranks of all its nodes have returned, there is nothing to heed.
-            if self._told or (ring is not None and store.check(ring.keys("done"))):
-                self._settled = True
-            else:
-                self._end(exits.of_peer(word))
-            if ring is not None:  # at last: from then on the store may go at any moment
-                store.set(ring.key("bye", ring.node), "1")
-        elif ring is not None:
-            ring.own_beats += 1
-            store.set(ring.key("beat", ring.node), str(ring.own_beats))
-            ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
-            self._look_for_wish(ring, store)
-            self._look_for_samples(store)
-            ring.asks = ring.asks or store.check([ring.key("asks")])
-            if ring.leaves is None and store.check([ring.key("leave")]):
-                ring.leave(store.get(ring.key("leave")))
-            next_one = ring.key("beat", ring.next)
-            beats = int(store.get(next_one)) if ring.beats or store.check([next_one]) else 0
-            # Looks are counted, not seconds: a node that was stopped or starved itself has made none.
-            ring.missed = 0 if beats > ring.beats else ring.missed + 1
-            ring.beats = max(beats, ring.beats)
-            if ring.missed * _LOOK_S >= self._silence and not ring.lost:
-                text = "node %d has been silent for %d s" % (ring.next, self._silence)
-                if self._elastic:
-                    emit("Notice", text=text)
-                    store.set(ring.key("lost"), "1")
-                    ring.lost = True
+    def _hear(self, store: Any) -> bool:
+        """Read what was said; return whether that is the end of the job."""
+        with self._hearing:
+            ring = self._ring
+            if store.check([END]):
+                word = int(store.get(END))
+                if ring is not None:
+                    self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
+                    self._tell_samples(ring, store)
+                # Once the ranks of all its nodes have returned, there is nothing to heed.
+                if self._told or (ring is not None and store.check(ring.keys("done"))):
+                    self._settled = True
                 else:
-                    stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
-                    self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
+                    self._end(exits.of_peer(word))
+                if ring is not None:  # at last: from then on the store may go at any moment
+                    store.set(ring.key("bye", ring.node), "1")
+                return True
+            if ring is not None:
+                ring.heard = True
+                ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+                self._look_for_wish(ring, store)
+                ring.asks = ring.asks or store.check([ring.key("asks")])
+                if ring.leaves is None and store.check([ring.key("leave")]):
+                    ring.leave(store.get(ring.key("leave")))
+            return False
 
-    def _look_for_wish(self, ring: _Ring, store: Any) -> None:
+    def _beat(self, store: Any, ring: Ring) -> None:
+        ring.beat(store)
+        self._look_for_samples(store)
+        if ring.is_silent(store) and not ring.lost:
+            text = "node %d has been silent for %d s" % (ring.next, self._silence)
+            if self._elastic:
+                emit("Notice", text=text)
+                store.set(ring.key("lost"), "1")
+                ring.lost = True
+                announce(store)
+            else:
+                stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+                announce(store)
+                self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
+
+    def _look_for_wish(self, ring: Ring, store: Any) -> None:
         wish = ring.key("sample")
         word = store.get(wish) if ring.sampled or store.check([wish]) else b""
         if word != ring.sampled:
@@ -418,8 +441,12 @@ class Peers(Alone):
             self.on_sample_wanted(word.split()[0].decode())
 
     def _look_for_samples(self, store: Any) -> None:
-        ring = self._ring
-        if ring is None or ring.sample_looks <= 0:
+        with self._hearing:
+            if self._ring is not None:
+                self._tell_samples(self._ring, store)
+
+    def _tell_samples(self, ring: Ring, store: Any) -> None:
+        if ring.sample_looks <= 0:
             return
         ring.sample_looks -= 1
         for node in ring.after[:_SEEN]:
@@ -432,7 +459,7 @@ class Peers(Alone):
                 if ring.room >= 0:
                     emit(**json.loads(text))
 
-    def _left_behind(self, ring: _Ring, store: Any) -> bool:
+    def _left_behind(self, ring: Ring, store: Any) -> bool:
         # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
         return self._elastic and store.get(_NEWEST).decode() != ring.name
 

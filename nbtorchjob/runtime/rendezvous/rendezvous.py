@@ -169,11 +169,12 @@ def dynamic(
     hosted = bool(int(conf.get("is_host", 0)))
 
     def enter(store: SignedStore) -> Tuple[RendezvousHandler, Peers]:
-        # On a connection of its own: a heartbeat would otherwise wait behind this node's wait for another.
+        # On a connection of their own: heartbeats would otherwise wait behind this node's wait for another.
         other = where.connect()
         peers = Peers(
             store,
             where.connect,
+            other,
             node_index(),
             elastic=nodes[0] < nodes[1],
             hosted=hosted,

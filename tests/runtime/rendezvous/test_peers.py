@@ -379,10 +379,11 @@ def gangs(store):
 
         configs = {"elastic": elastic, "silence": silence}
         found = [
-            Peers(connect(), connect, 0, **configs, hosted=hosted),
+            Peers(connect(), connect, connect(), 0, **configs, hosted=hosted),
             Peers(
                 Kept(connect(), **(asking or {})),
                 lambda: Kept(connect(), **(watching or {})),
+                Kept(connect(), **(watching or {})),
                 1,
                 **configs,
                 hosted=False,
@@ -585,7 +586,9 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
         may_open.wait(LIMIT)
         return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
 
-    peers = Peers(SignedStore(store, KEY), connect, 0, elastic=False, hosted=False, silence=2)
+    peers = Peers(
+        SignedStore(store, KEY), connect, SignedStore(store, KEY), 0, elastic=False, hosted=False, silence=2
+    )
     assert [peers.pulse(0.0) for _ in range(5)] == [None] * 5
     may_open.set()
     peers.close()
@@ -625,7 +628,15 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
         return Kept(inner, check=count)
 
     gang = [
-        Peers(connect(node), partial(connect, node), node, elastic=False, silence=60.0, hosted=False)
+        Peers(
+            connect(node),
+            partial(connect, node),
+            connect(node),
+            node,
+            elastic=False,
+            silence=60.0,
+            hosted=False,
+        )
         for node in nodes
     ]
     for node, peers in enumerate(gang):

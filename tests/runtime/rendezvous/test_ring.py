@@ -1,0 +1,104 @@
+"""When nodes beat and look at each other, in a time of its own."""
+
+import random
+import threading
+
+import pytest
+from torch.distributed import TCPStore
+
+from nbtorchjob.runtime.rendezvous.news import News, announce
+from nbtorchjob.runtime.rendezvous.ring import LOOK_S, Ring
+from nbtorchjob.runtime.rendezvous.signed import SignedStore
+from tests.patience import LIMIT
+
+pytestmark = pytest.mark.torch
+
+
+class Store:
+    """What nodes wrote, and how often they asked."""
+
+    def __init__(self):
+        self.calls = 0
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key, value):
+        self.calls += 1
+        self._values[key] = value.encode()
+
+    def check(self, keys):
+        self.calls += 1
+        return all(key in self._values for key in keys)
+
+    def get(self, key):
+        self.calls += 1
+        return self._values[key]
+
+
+class Node:
+    """A node whose clock goes a little wrong, and that comes a little late to what it does."""
+
+    def __init__(self, ring, seed):
+        self.ring = ring
+        self.at = 0.0
+        self.silent_at = None
+        self._random = random.Random(seed)
+        self._wrong = self._random.uniform(0.999, 1.001)
+
+    def act(self, store):
+        self.ring.beat(store)
+        if self.ring.is_silent(store) and self.silent_at is None:
+            self.silent_at = self.at
+        pause = self.ring.pause
+        self.ring.pass_time(pause)
+        self.at += pause * self._wrong + self._random.uniform(0, 0.02)
+
+
+def run(nodes, store, until):
+    while (node := min(nodes, key=lambda node: node.at)).at < until:
+        node.act(store)
+
+
+@pytest.mark.parametrize("silence", [3.0, 15.0, 60.0])
+def test_nodes_ask_seldom_and_still_notice_in_time_that_one_is_silent(silence):
+    store = Store()
+    nodes = [Node(Ring(1, range(16), number, silence), number) for number in range(16)]
+    run(nodes, store, 10.0)
+    before = store.calls
+    run(nodes, store, 610.0)
+    if silence >= 15:
+        assert (store.calls - before) / 600 / 16 < 0.6
+    assert not any(node.silent_at for node in nodes)
+
+    died = max(node.at for node in nodes)
+    run(nodes[1:], store, died + silence + 3)
+    silent = {node.ring.node: node.silent_at for node in nodes if node.silent_at is not None}
+    assert silent.keys() == {15}
+    assert silent[15] - died <= silence + 3 * LOOK_S
+
+
+def test_news_wake_all_who_wait_however_many_there_were_before():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def connect():
+        return SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), b"k" * 32)
+
+    for _ in range(3):
+        announce(connect())
+    heard: list[int] = []
+
+    def listen(number):
+        news = News(connect())
+        news.wait()  # the newest one, for who came late
+        ready.wait(LIMIT)
+        news.wait()
+        heard.append(number)
+
+    ready = threading.Barrier(3)
+    threads = [threading.Thread(target=listen, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    ready.wait(LIMIT)
+    announce(connect())
+    for thread in threads:
+        thread.join(LIMIT)
+    assert sorted(heard) == [0, 1]
