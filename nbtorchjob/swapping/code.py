@@ -266,11 +266,12 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         return "\n".join([text, *left])
     head = ast.get_docstring(ast.Module(body, [])) is not None
     for statement in reversed(body):
-        names = set_by(statement) & new.keys()
-        if names and set_by(statement) <= new.keys():
+        if names := set_by(statement) & new.keys():
             definitions = dict.fromkeys(new[name][2] for name in sorted(names))
             here = [definition for definition in definitions if definition in left]
-            lines[_first(statement) - 1 : statement.end_lineno] = here
+            # One that sets other names, too, stays.
+            start = _first(statement) - 1 if set_by(statement) == names else statement.end_lineno
+            lines[start : statement.end_lineno] = here
             for definition in here:
                 del left[definition]
     at = body[head - 1].end_lineno if head else 0

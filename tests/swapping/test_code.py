@@ -155,3 +155,5 @@ def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
         ]
     )
     assert code.as_swapped(cell, []) == cell
+    # A name that is set together with others is set once more, behind them.
+    assert code.as_swapped("lr, most = 1, 2\nrun()", ["most = 3"]) == "lr, most = 1, 2\nmost = 3\nrun()"
