@@ -1,0 +1,223 @@
+"""A pool whose kernels, askers, ranks, nodes and pods are killed at random moments: what becomes of its jobs.
+
+Each rank of a job writes down that it runs, in a file that no cleanup reaches. So a job that was lost, that
+ran twice, or that returned what another one's code returns, is seen there. A job that the kill has ended is
+no loss as long as it says so.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects.paths import PODS
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import JobFailedError
+from nbtorchjob.job import Job
+from nbtorchjob.labs import Lab
+from nbtorchjob.machine import folders
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import Retry
+from nbtorchjob.state import turns
+from tests.benchmarks.kubernetes_cluster import NAMESPACE, SMALL, Apart, on_loop
+from tests.benchmarks.measure import own_state
+
+JOBS = 50
+LATEST_S = 4.0  # until the kill, from when the job is being sent
+OVER_S = 120.0  # until a job has to be over, whatever was killed
+NODES = 2
+ASKER = b"ask.main("  # in the command of a process that brings questions into a pod
+
+# A kernel that sends one job and waits for it, with a state folder of its own.
+KERNEL = """
+import sys
+import nbtorchjob
+from nbtorchjob import capture, submission
+print("sends", flush=True)
+call = capture.from_cell(sys.argv[1], {})
+place = nbtorchjob.Cluster(namespace=sys.argv[2])
+job = submission.submit(call, nbtorchjob.JobSpec(pool="warm", cluster=place))
+print(job.name, flush=True)
+job.wait()
+"""
+
+CELL = """
+import os, time, uuid
+import torch, torch.distributed as dist
+number = {number}
+dist.init_process_group("gloo")
+open(f"{folder}/{{number}}-{{dist.get_rank()}}-{{os.getpid()}}-{{uuid.uuid4().hex}}", "x").close()
+total = torch.tensor(number * (dist.get_rank() + 1))
+dist.all_reduce(total)
+time.sleep(1.5)
+int(total)
+"""
+
+
+class Trial:
+    """One job, and what is killed meanwhile."""
+
+    def __init__(self, number: int, folder: Path, pool: Lab, cluster: Apart) -> None:
+        self.number = number
+        self._folder = folder
+        self._pool = pool
+        self._cluster = cluster
+        self.killed = False  # whether there was something to kill
+        self._cell = CELL.format(number=number, folder=folder)
+
+    def run(self, victim: str, moment: float) -> str:
+        """Send the job, and kill the victim at that moment; return what became of the job."""
+        env = {**os.environ, folders.STATE: str(self._folder / f"state-{self.number}")}
+        command = [sys.executable, "-c", KERNEL, self._cell, NAMESPACE]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=env, **pipes) as kernel:
+            assert kernel.stdout is not None
+            assert kernel.stdout.readline() == "sends\n"
+            until = time.monotonic() + moment
+            while not getattr(self, f"_kill_{victim}")(kernel, time.monotonic() >= until):
+                if kernel.poll() is not None:
+                    break
+                time.sleep(0.005)
+            else:
+                self.killed = True
+            try:
+                name, problem = kernel.communicate(timeout=OVER_S)
+            except subprocess.TimeoutExpired:
+                kernel.kill()
+                return f"LOST: {self._cell_is()} after {OVER_S:.0f} s"
+        return self._outcome(name.strip(), problem)
+
+    def _outcome(self, name: str, problem: str) -> str:
+        job = self._job(name)
+        ran = Counter(path.name.split("-")[1] for path in self._folder.glob(f"{self.number}-?-*"))
+        if any(times > 1 for times in ran.values()):
+            return f"RAN TWICE: {dict(ran)}"
+        if job is None:
+            if name or ran:
+                return f"LOST: {name or 'it'} ran {dict(ran)}, and no record is left"
+            why = problem.strip().splitlines()[-1][:100] if problem.strip() else "killed before"
+            return f"never accepted: {why}"
+        if not job.wait(OVER_S):
+            return f"LOST: it {job.state.phase.word} after {OVER_S:.0f} s"
+        error = job.exception()
+        if error is None:
+            value, expected = job.result(), self.number * sum(range(1, NODES + 1))
+            if value != expected:
+                return f"ANOTHER'S CODE: {value} instead of {expected}"
+            return "succeeded" if len(ran) == NODES else f"SUCCEEDED WITHOUT RUNNING: {dict(ran)}"
+        assert isinstance(error, JobFailedError), error
+        return f"failed: {' '.join(str(error).split())[:120]}"
+
+    def _job(self, name: str) -> Job[Any] | None:
+        """Return the job; where its kernel was killed before it was told the name, by its code."""
+        known = turns.turns(self._pool.state)
+        mine = [turn for turn in known if f"number = {self.number}\n" in turn.taken.text]
+        assert len(mine) <= 1, mine
+        return api.attach(f"warm#{mine[0].number}") if mine else api.attach(name) if name else None
+
+    def _cell_is(self) -> str:
+        job = self._job("")
+        return f"it is {job.state.phase.word}" if job is not None else "it was not accepted"
+
+    # Each kills something if it is time and that is there, and returns whether it has
+
+    def _kill_kernel(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
+        if due:
+            kernel.kill()
+        return due
+
+    def _kill_asker(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
+        askers = [pid for pid, words in commands() if ASKER in words and b"\0-c\0" in words]
+        return sum(killed(pid) for pid in askers) > 0  # at once: each lives for some milliseconds
+
+    def _kill_rank(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
+        return due and self._kill_above(0)
+
+    def _kill_node(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
+        return due and self._kill_above(
+            3
+        )  # above a rank are its zygote, the template of zygotes, and the agent
+
+    def _kill_above(self, generations: int) -> bool:
+        """Kill what is so far above a rank of this job."""
+        ran = sorted(self._folder.glob(f"{self.number}-?-*"))
+        if not ran:
+            return False
+        pid = int(random.choice(ran).name.split("-")[2])
+        with suppress(OSError):
+            for _ in range(generations):
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            return pid > 1 and killed(pid)
+        return False
+
+    def _kill_pod(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
+        async def delete(here: Session) -> bool:
+            pods = (await here.client.list(PODS, NAMESPACE, labels=labelling.of("warm"))).items
+            there = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
+            if not there:
+                return False
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{random.choice(there)}"
+            async with self._cluster.plainly() as http:
+                answer = await http.delete(path, json={"gracePeriodSeconds": 0})
+                return answer.ok
+
+        return due and on_loop(delete)
+
+
+def killed(pid: int) -> bool:
+    """Kill a process; return whether it was there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def commands() -> Iterator[tuple[int, bytes]]:
+    """Yield this machine's processes, with their commands."""
+    for entry in os.listdir("/proc"):
+        with suppress(ValueError, OSError):
+            yield int(entry), Path(f"/proc/{entry}/cmdline").read_bytes()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    random.seed(asked.seed)
+    small: dict[str, Any] = {**SMALL}
+    retry = Retry(retries=asked.jobs, backoff=0)
+    cluster = Cluster(kind="indexedjob", **small)
+    spec = JobSpec(Elastic(nnodes=NODES), "kubernetes", cluster=cluster, retry=retry)
+    outcomes: Counter[str] = Counter()
+    kills = 0
+    with own_state() as folder, Apart() as there:
+        pool = api.pool(spec, name="warm")
+        for number in range(1, asked.jobs + 1):
+            victim = ("kernel", "asker", "rank", "node", "pod")[number % 5]
+            trial = Trial(number, folder, pool, there)
+            outcome = trial.run(victim, random.uniform(0, LATEST_S))
+            print(f"{number:3} {victim if trial.killed else '-':6} {outcome}", flush=True)
+            outcomes[outcome.partition(":")[0]] += 1
+            kills += trial.killed
+        pool.job.delete()
+    print(f"\n{asked.jobs} jobs, {kills} of them with something killed:")
+    for outcome, count in outcomes.most_common():
+        print(f"  {count:3} {outcome}")
+    return int(any(outcome.isupper() for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
