@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.resending import Taken
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import Theirs, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
@@ -37,7 +38,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
-from nbtorchjob.state import JobInfo, JobState, Origin, turns
+from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import facts, labs
@@ -57,8 +58,9 @@ _TOLD_S = 5.0  # until a turn that was taken is heard of
 _LOOK_S = 0.02
 _QUIET_S = 2.0  # of waiting for ranks, before that is said
 _RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has resumed
-_TRIES = 30
+_TRIES = 30  # beside those that come before the ranks do
 _ANEW = "restart it with"  # as what ranks that run import isn't changed beneath them
+_GONE_S = 0.2  # until more may be known of a node that can't be reached
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
@@ -313,8 +315,13 @@ class Lab:
             return archive.write(file, call, spec, key)
 
         policy = spec.launch.run_policy
-        deadline = policy.active_deadline_seconds if policy is not None else None
-        known = {"all_ranks": spec.all_ranks, "spec": spec.to_json(), "deadline_s": deadline, "turn": ()}
+        known = {
+            "all_ranks": spec.all_ranks,
+            "spec": spec.to_json(),
+            "deadline_s": policy.active_deadline_seconds if policy is not None else None,
+            "retry_owner": US if spec.retry is not None else "",
+            "turn": (),
+        }
         question = {"base": None, "ranks": None}
         job, _ = self._send(call, pack, question, written, known, say)
         return job
@@ -362,7 +369,19 @@ class Lab:
         }
         fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
         info = turns.of(self.info, **fields)
-        self._turns.sent(info, before, int(reply["round"]), since)
+
+        def again(times: int, attempt: int) -> Taken:
+            asked_again = {**question, "id": turns.again(id_, times), "attempt": attempt}
+            since = self._turns.now(self.info)
+            try:
+                before, reply = self._sent(asked_again, file.getbuffer(), say)
+            except BaseException:
+                since.forget()
+                raise
+            return Taken(before, int(reply["round"]), since)
+
+        taken = Taken(before, int(reply["round"]), since)
+        self._turns.sent(info, taken, again if self.info.is_pool else None)
         return Job(self._turns, info, trust=self.trust), int(reply["base"])
 
     def shipped(self, call: Call, namespace: Mapping[str, Any], theirs: Theirs = NOTHING) -> None:
@@ -384,7 +403,9 @@ class Lab:
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
     ) -> tuple[JobState, dict[str, Any]]:
         """Send a turn; return what was known of the lab before, and the answer."""
-        for last in (False,) * (_TRIES - 1) + (True,):
+        left = _TRIES
+        while left:
+            left -= 1
             state = self._ready(say)
             try:
                 with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
@@ -396,14 +417,15 @@ class Lab:
                 if answer is not None:
                     return state, answer
             except TimeoutError as exc:
-                if last:
+                if not left:
                     problem = f"didn't accept the {self._what} within {_TAKEN_S:.0f} s"
                     raise SubmitError(f"{self.name} {problem}") from exc
             except AskError as exc:
                 if question["base"] is not None and _anew(exc):
                     problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
-                if last or not self._may_go_on(exc):
+                left += _anew(exc)
+                if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} didn't accept the {self._what}")
 
@@ -429,23 +451,26 @@ class Lab:
         talk.send({"brought": True})
 
     def _may_go_on(self, exc: AskError) -> bool:
-        """Wait a moment where a node refuses for now; return whether to ask once more."""
+        """Wait a moment where a node refuses for now, or isn't there; return whether to ask once more."""
         if exc.said and not _elsewhere(exc) and not _anew(exc):
             return False
-        time.sleep(_ANEW_S if _anew(exc) else _LOOK_S)
+        time.sleep(_LOOK_S if _elsewhere(exc) else _ANEW_S if _anew(exc) else _GONE_S)
         return True
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        for last in (False,) * (_TRIES - 1) + (True,):
+        left = _TRIES
+        while left:
+            left -= 1
             state = self._ready()
             try:
                 with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     return talk.hear(_ASKED_S) or {}
             except TimeoutError as exc:
-                if last:
+                if not left:
                     raise AskError(f"{self.name} didn't answer within {_ASKED_S:.0f} s") from exc
             except AskError as exc:
-                if last or not self._may_go_on(exc):
+                left += _anew(exc)
+                if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise AskError(f"{self.name} didn't answer")
 

@@ -17,11 +17,12 @@ from nbtorchjob.labs import Lab, newest
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.spec import options, overlay
+from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.overlay import SPEC, value_at
 from nbtorchjob.spec.policies import Retry, RunPolicy
-from nbtorchjob.state import turns
+from nbtorchjob.state import JobInfo, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.text.hints import hint
 
@@ -34,6 +35,8 @@ _OF_JOBS = frozenset(
 )
 _DEADLINE = "active-deadline-seconds"
 _RESTARTS = "max-restarts"
+_PLACES = ("context", "namespace")  # which the pool may have had from a kubeconfig
+_BUDGETS_OF_JOBS = [o for o in options.TABLE if o.home == overlay.RETRY and o.key != "on-demand-last"]
 _BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
 
 
@@ -68,10 +71,14 @@ def requested(spec: JobSpec) -> JobSpec:
     return replace(spec, lab=True, fresh=True, retry=spec.retry or _BUDGETS, launch=launch)
 
 
-def find(name: str) -> Lab:
-    """Take hold of a pool by its name; raises ``JobNotFoundError``, and ``SpecError`` where it is none."""
+def find(name: str, cluster: Cluster) -> Lab:
+    """Take hold of a pool by its name, in the namespace that is requested if any.
+
+    Raises ``JobNotFoundError``, and ``SpecError`` where it is none.
+    """
     there = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
-    info = newest(there, there.info(name), name)
+    where = (cluster.context, cluster.namespace) if cluster.namespace else ()
+    info = newest(there, there.info("/".join([*filter(None, where), name])), name)
     if not info.is_pool:
         what = "a lab: --on NAME runs a cell there" if info.lab is not None else "an ordinary job"
         raise SpecError("pool", name, f"a pool ({hint('pool', 'NAME')} starts one); this is {what}")
@@ -96,7 +103,7 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
     """
     assert spec.pool is not None
     try:
-        pool = find(spec.pool)
+        pool = find(spec.pool, spec.cluster)
         if pool.state.phase.terminal:
             raise JobEndedError(f"the pool {spec.pool} has ended: {hint('pool', spec.pool)} starts a new one")
         return fitted(spec, pool), pool
@@ -109,13 +116,13 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
 def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     """Return a job's spec with its pool's options; raise ``SpecError`` for what differs."""
     theirs = pool.info.asked
-    if differences := [*_differences(spec, theirs)]:
+    if differences := [*_differences(spec, pool.info)]:
         several = "; ".join(differences)
         raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
     launch, policy = theirs.launch, theirs.launch.run_policy or RunPolicy()
     if deadline := value_at(options.KEYS[_DEADLINE], spec):
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=deadline))
-    own = replace(theirs, lab=False, fresh=False, retry=None, name=None, launch=launch)
+    own = replace(theirs, lab=False, fresh=False, retry=spec.retry, name=None, launch=launch)
     chosen: dict[str, Any] = {
         o.name: value_at(o, spec) for o in options.TABLE if o.home == SPEC and o.key in _OF_JOBS
     }
@@ -123,20 +130,21 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     return replace(own, hidden=spec.hidden, **chosen)
 
 
-def _differences(spec: JobSpec, theirs: JobSpec) -> Iterator[str]:
+def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
     """Yield what a job requests that its pool hasn't, an option each."""
-    default = JobSpec()
+    default, theirs = JobSpec(), pool.asked
     for o in options.TABLE:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue
-        value, there = value_at(o, spec), value_at(o, theirs)
-        if value in (value_at(o, default), None) or value == there:
+        value = value_at(o, spec)
+        there = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, theirs)
+        if value in (value_at(o, default), None) or value == there or o in _BUDGETS_OF_JOBS:
             continue
         flag = o.flags[-1]
         if o.key == "name":
             yield f"{flag} {value}: jobs in a pool are called {theirs.name}{MARK}1, 2, …"
         elif o.home in (overlay.RETRY, overlay.POLICY) or o.key == _RESTARTS:
-            yield f"{flag} {value}: a job in a pool is tried once, and goes with its pool"
+            yield f"{flag} {value}: the pods are the pool's, and a job goes with its pool"
         else:
             yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
     for name in (*spec.env, *spec.secret_env):

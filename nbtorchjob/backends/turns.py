@@ -12,21 +12,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nbtorchjob.backends.base import Backend, NodeAnswer
+from nbtorchjob.backends.resending import Sent, Taken, numbered, unclosed
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
-from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.state import JobInfo, JobState, apply, turns
-from nbtorchjob.state.events import Annotated, ArtifactsReady, Event, LogChunk, ValueReady
+from nbtorchjob.state.events import (
+    Annotated,
+    ArtifactsReady,
+    AttemptBegan,
+    Event,
+    LogChunk,
+    ValueReady,
+    Verdict,
+)
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.turns import Turn, View
 from nbtorchjob.text.hints import hint
@@ -159,15 +168,6 @@ class Since(NamedTuple):
             self.listener.close()
 
 
-class _Sent(FrozenDataclass):
-    """What was known when a turn was sent from here."""
-
-    info: JobInfo
-    lab: JobState
-    round: int
-    since: Since
-
-
 class TurnBackend(Backend):
     """The turns of the labs of another backend. See ``backends/base.py`` for what each verb promises."""
 
@@ -175,7 +175,7 @@ class TurnBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, Sent] = {}
         self._feeds: dict[str, Feed] = {}  # of labs on clusters
 
     def lab(self, info: JobInfo) -> JobState:
@@ -196,17 +196,20 @@ class TurnBackend(Backend):
             return Since(None, self._feed(info).listen())
         return Since(self.inner.mark(info.address), None)
 
-    def sent(self, info: JobInfo, lab: JobState, round: int, since: Since) -> None:
-        """Remember a turn that was sent from here: who follows it need read nothing of what came before."""
-        self._sent[info.address] = _Sent(info, lab, round, since)
+    def sent(self, info: JobInfo, taken: Taken, again: Callable[[int, int], Taken] | None = None) -> None:
+        """Remember a turn that was sent from here: who follows it need read nothing of what came before.
+
+        ``again`` sends a job of a pool once more (``resending.Sent``).
+        """
+        self._sent[info.address] = Sent(info, taken, again)
         while len(self._sent) > _MOST_SENT:
-            self._sent.pop(next(iter(self._sent))).since.forget()
+            self._sent.pop(next(iter(self._sent))).taken.since.forget()
 
     def _view(self, name: str) -> View:
         known = self._sent.get(name)
         lab, key = parsed(name)
         if known is not None:
-            return View(known.lab, key, known.round, known.since.mark)
+            return known.view(key)
         state = self.inner.known(lab)
         if turns.is_first(state.info, key):
             return View(JobState(state.info), key)
@@ -243,32 +246,84 @@ class TurnBackend(Backend):
         since: Mapping[tuple[int, int], int] | None = None,
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Follow the lab until the turn is over."""
-        view = self._view(name) if name in self._sent else await asyncio.to_thread(self._view, name)
+        """Follow the lab until the turn is over; a job of a pool that is to run again is sent again."""
+        sent = self._sent.get(name)
+        if sent is None or not sent.may_go_on:
+            view = (
+                sent.view(parsed(name)[1]) if sent is not None else await asyncio.to_thread(self._view, name)
+            )
+            async for event in self._of_view(name, view, since, sent):
+                yield event
+            for event in view.last:
+                yield event
+            return
+        for event in sent.past:
+            yield event
+        while True:
+            taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
+            facts: list[Event] = []
+            last: list[Event] = []
+            async with aclosing(self._of_view(name, view, since, sent)) as events:
+                async for event in events:
+                    fact = numbered(event, attempt)
+                    if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
+                        last.append(fact)
+                        continue
+                    if not isinstance(fact, turns.TEXT):
+                        facts.append(fact)
+                    yield fact
+            last += [numbered(event, attempt) for event in view.last]
+            plan = sent.plan([*facts, *last])
+            if plan is None:
+                for event in last:
+                    yield event
+                sent.over()
+                return
+            if plan.attempt > attempt:
+                for event in unclosed(last):
+                    yield event
+            if not await sent.go_on(taken, plan, [*facts, *last], partial(self.lab, taken.lab.info)):
+                for event in [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]:
+                    yield event
+                return
+            if sent.cancelled:
+                await asyncio.to_thread(self.cancel, name)
+            if sent.attempt > attempt:
+                yield AttemptBegan(time.time(), sent.attempt)
+            since = None
+
+    async def _of_view(
+        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield what a view makes of its lab's facts, but for the turn's end."""
         for event in view.begin():
             yield event
-        async with aclosing(self._events(name, view, since)) as events:
+        async with aclosing(self._events(name, view, since, sent)) as events:
             async for event in events:
                 for fact in view.take(event):
                     yield fact
-        for event in view.last:
-            yield event
 
     def _events(
-        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None
+        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
     ) -> AsyncGenerator[Event, None]:
-        listener = self._sent[name].since.listener if name in self._sent else None
+        listener = sent.taken.since.listener if sent is not None else None
         if listener is not None and not since and listener.take():
             return _heard(listener, view)
         return self.inner.follow(parsed(name)[0], since=since, turn=view)
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of what is known of its lab."""
-        view = self._view(name)
-        yield from view.begin()
+        view, sent = self._view(name), self._sent.get(name)
+        past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
+        facts = view.begin()
         for event in self.inner.facts(parsed(name)[0], view):
-            yield from view.take(event)
-        yield from view.last
+            facts += view.take(event)
+        facts = [numbered(event, attempt) for event in (*facts, *view.last)]
+        plan = sent.plan(facts) if sent is not None else None
+        yield from past
+        for fact in facts if plan is None else unclosed(facts):
+            if plan is None or plan.attempt > attempt or not isinstance(fact, Verdict):
+                yield fact
 
     def snapshot(self, name: str) -> JobState:
         """Return what is known of the turn now."""
@@ -285,15 +340,16 @@ class TurnBackend(Backend):
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""
         lab, _ = parsed(name)
-        state = self.inner.known(lab)
+        state, sent = self.inner.known(lab), self._sent.get(name)
         turn = self.turn(name)
+        if sent is not None:
+            sent.cancelled = True
+        round_ = max(turn.taken.round, sent.taken.round if sent is not None else 0)
         node = turns.lead(state)
-        if turn.over or node is None:
+        if (turn.over and turn.taken.round == round_) or node is None:
             return
         try:
-            with self.inner.talk(
-                lab, node, {"question": "interrupt", "round": turn.taken.round}, _ASKED_S
-            ) as talk:
+            with self.inner.talk(lab, node, {"question": "interrupt", "round": round_}, _ASKED_S) as talk:
                 talk.hear(_ASKED_S)
         except (JobEndedError, TimeoutError):
             return

@@ -30,6 +30,7 @@ from nbtorchjob.state.job import JobState
 from nbtorchjob.state.nodes import Node
 
 FIRST = "1"  # the key of the turn that a lab begins with
+_AGAIN = "."  # in the id of a job of a pool that was sent again: in front of how often it was sent
 KEEP = "<torchjob keep>"  # the file name of a cell of ours that does nothing
 PULL = "<torchjob pull>"  # and of one that only brings a value here
 ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones
@@ -66,7 +67,17 @@ _ROUNDS = (
     ev.LogChunk,
     ev.ValueReady,
 )
-_TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.Displayed, ev.Sampled, ev.Wrote)  # says nothing of an end
+TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.Displayed, ev.Sampled, ev.Wrote)  # says nothing of an end
+
+
+def again(id_: str, times: int) -> str:
+    """Return the id under which a job of a pool is sent for that time."""
+    return f"{id_}{_AGAIN}{times}" if times > 1 else id_
+
+
+def _sent_as(id_: str) -> str:
+    """Return the id under which it was sent first."""
+    return id_.partition(_AGAIN)[0]
 
 
 class Stage(Enum):
@@ -92,7 +103,7 @@ class Turn(FrozenDataclass):
     @property
     def key(self) -> str:
         """What it goes by behind a lab's name, which is known once it was sent."""
-        return self.taken.id or FIRST
+        return _sent_as(self.taken.id) or FIRST
 
     @property
     def name(self) -> str:
@@ -123,11 +134,18 @@ def turns(lab: JobState) -> list[Turn]:
     free = lab.info.created  # when the ranks were through with the one before
     busy = False
     cells = min(1, len(firsts))
+    numbers: dict[str, int] = {}
+    newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
     for taken in lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
-        cells += bool(taken.id)
-        number, ended = cells if taken.id else 1, ends.get(taken.round, {})
+        sent_as = _sent_as(taken.id)
+        if taken.id and sent_as not in numbers:
+            cells += 1
+            numbers[sent_as] = cells
+        if taken.id and taken.round != newest[sent_as]:  # it was sent again since
+            continue
+        number, ended = numbers.get(sent_as, 1), ends.get(taken.round, {})
         if all(node in ended for node in taken.nodes):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
             free = max(free, *(end.time for end in ended.values()))
@@ -155,8 +173,7 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
     for at in reversed(range(len(lab.turns))):
         if lab.turns[at].id == known_as:
-            again = [turn.id for turn in lab.turns[:at]].count("") - 1
-            return at + 1 - max(0, again), lab.turns[at]
+            return len({_sent_as(turn.id) for turn in lab.turns[: at + 1]}), lab.turns[at]
     return None
 
 
@@ -173,11 +190,16 @@ def running(lab: JobState) -> Turn | None:
 
 def ahead(lab: JobState, round: int) -> list[Turn]:
     """Return those that are to be over before the one of that round begins."""
-    before = next((taken for taken in reversed(lab.turns) if taken.round < round), None)
     # They run in the order of their rounds, so mostly there is no need to look at thousands of them.
-    if before is None or _through(lab, before):
+    if not _waits(lab, round):
         return []
     return [turn for turn in turns(lab) if not turn.over and turn.taken.round < round]
+
+
+def _waits(lab: JobState, round: int) -> bool:
+    """Whether the one before that of a round isn't over, as far as was told."""
+    before = next((taken for taken in reversed(lab.turns) if taken.round < round), None)
+    return before is not None and not _through(lab, before)
 
 
 def _through(lab: JobState, taken: ev.TurnTaken) -> bool:
@@ -319,7 +341,7 @@ class View:
             # Of its nodes each tells all of a turn before its end; logs may come behind that.
             return [event] if isinstance(event, ev.LogChunk) and event.round == self._round else []
         before = self.lab
-        if not isinstance(event, _TEXT):
+        if not isinstance(event, TEXT):
             self.lab = apply(before, event)
         return [*self._facts(event, before)]
 
@@ -449,7 +471,9 @@ class View:
         for index in set(taken.nodes) - self._through.keys():
             node = self._node(index)
             if index in self._elsewhere or node.life.over or node.round > taken.base:
-                ours = POOL_GONE if self._started else POOL_GONE_BEFORE
+                # Of its beginning nobody may have heard; one behind another that wasn't over hasn't begun.
+                waited = not self._started and _waits(self.lab, taken.round)
+                ours = POOL_GONE_BEFORE if waited else POOL_GONE
                 gone = ours if self.lab.info.is_pool else GONE
                 self._end(self._when(), well=False, reason=ANEW, text=gone)
                 return

@@ -268,6 +268,18 @@ def test_the_first_job_of_a_pool_is_number_one_and_before_it_the_pool_is_idle():
         assert (job.phase, job.info.in_pool) == (Phase.SUCCEEDED, True)
 
 
+def test_a_job_that_is_sent_again_keeps_its_number():
+    second, again = taken(6, 3.1, "b"), taken(10, 6.1, turns.again("a", 2), base_=9)
+    state = known(*BEGUN, taken(5, 3.0, "a"), second, *base(9, 6.0), again, info=POOL)
+
+    assert [(turn.number, turn.key, turn.stage) for turn in turns.turns(state)] == [
+        (2, "b", Stage.LOST),
+        (1, "a", Stage.RUNS),
+    ]
+    assert turns.sent(state, "b") == (2, second)
+    assert turns.find(state, "1") == turns.find(state, "a")
+
+
 def test_a_rank_of_a_pools_job_that_ends_is_the_jobs_failure_alone():
     exited = ev.RankExited(3.2, 1, 1, 0, 5, signal=9, stays=True)
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], exited]
@@ -295,10 +307,13 @@ def test_a_pools_job_that_took_too_long_has_exceeded_its_deadline():
 @pytest.mark.parametrize(("begun", "text"), [(6, turns.POOL_GONE), (0, turns.POOL_GONE_BEFORE)])
 def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
     lost = [ev.NodeExited(4.0, 1, 137, pod="p1"), *base(9, 6.0)]
-    job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:begun], *lost], "a", info=POOL)
+    before = [taken(4, 3.0, "b"), *ran(4, 3.0)[:-1]]  # one node hasn't told of its end
+    job = seen([*BEGUN, *before, taken(5, 3.0, "a"), *ran(5, 3.1)[:begun], *lost], "a", info=POOL)
 
     assert job.phase is Phase.FAILED
     assert [notice.text for notice in job.notices] == [text]
+    alone = seen([*BEGUN, taken(5, 3.0, "a"), *lost], "a", info=POOL)
+    assert [notice.text for notice in alone.notices] == [turns.POOL_GONE]  # it may have
 
 
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():

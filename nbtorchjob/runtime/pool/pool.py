@@ -65,7 +65,8 @@ class Pool(Lab):
             raise Refused(_OTHER)
         answer, new = super()._take(asked, number, payload)
         if new:
-            self._line[-1].order["deadline"] = payload.header["deadline"]
+            order = self._line[-1].order
+            order["deadline"], order["attempt"] = payload.header["deadline"], asked.get("attempt", 1)
         return answer, new
 
     def _run_here(self, number: int, ranks: Sequence[int], order: Dict[str, Any]) -> None:

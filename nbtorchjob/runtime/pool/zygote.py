@@ -171,8 +171,9 @@ class _Zygote:
                 os.close(fd)
             folder = os.path.join(self._home, "round-%d" % self._round)
             importlib.invalidate_caches()  # the job's local modules are there only now
-            _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"])
-            worker.run_rank(order["path"], folder, self._key, self._round, self._meeting, 1, self._act)
+            _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"].partition(".")[0])
+            here = order["path"], folder, self._key, self._round, self._meeting
+            worker.run_rank(*here, order["attempt"], self._act)
             os.write(self._returned_w, b"\0")
             while True:
                 signal.pause()

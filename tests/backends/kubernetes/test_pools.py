@@ -9,7 +9,14 @@ import pytest
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.errors import JobCancelledError, JobEndedError, JobFailedError, SpecError, SubmitError
+from nbtorchjob.errors import (
+    JobCancelledError,
+    JobEndedError,
+    JobFailedError,
+    JobNotFoundError,
+    SpecError,
+    SubmitError,
+)
 from nbtorchjob.machine import folders
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
@@ -200,8 +207,8 @@ def test_variables_take_effect_that_a_fork_can_take_over(pool):
         ({"package": ["einops"]}, "--package is einops, and the pool's not set"),
         ({"env": {"MKL_NUM_THREADS": "3"}}, "--env MKL_NUM_THREADS is read as libraries are loaded"),
         ({"env": {"PYTHONPATH": "/mine"}}, "--env PYTHONPATH is read as libraries are loaded"),
-        ({"launch": Elastic(max_restarts=3)}, "--max-restarts 3: a job in a pool is tried once"),
-        ({"retry": Retry(retries=2)}, "--retries 2: a job in a pool is tried once"),
+        ({"launch": Elastic(max_restarts=3)}, "--max-restarts 3: the pods are the pool's"),
+        ({"retry": Retry(on_demand_last=True)}, "--on-demand-last True: the pods are the pool's"),
         ({"name": "mine"}, "--name mine: jobs in a pool are called warm#1, 2, …"),
     ],
 )
@@ -225,6 +232,14 @@ def test_runs_of_a_group_have_pods_of_their_own_and_their_own_options(pool):
     plan = submission.check(JobSpec(pool="warm", or_own=True, hang_after=7), runs=True)
 
     assert (plan.spec.backend, plan.spec.env, plan.pool) == ("local", {}, None)
+
+
+def test_a_pool_is_looked_for_in_the_namespace_that_is_requested(pool):
+    with pytest.raises(JobNotFoundError):
+        submission.check(JobSpec(pool="warm", cluster=Cluster(namespace="elsewhere")))
+    plan = submission.check(JobSpec(pool="warm", cluster=Cluster(namespace=pool.info.cluster["namespace"])))
+
+    assert plan.pool is not None
 
 
 def test_this_machine_needs_no_pool():
@@ -362,15 +377,48 @@ def test_a_pool_has_files_and_data_and_a_job_files_of_its_own(place, tmp_path, m
 PARENT = "import os\nint(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
 
 
-def test_jobs_of_a_pool_that_loses_its_ranks_say_whether_they_had_begun(pool):
-    template = run(PARENT).result(LIMIT)
-    ran, waits = run("import time\nprint('on', flush=True)\ntime.sleep(600)"), run("2")
-    seen(ran, lambda state: 0 in state.logs)
+def test_a_job_that_waits_outlives_the_ranks_of_its_pool_and_one_that_runs_has_budgets(pool):
+    lost = "import time\nfrom nbtorchjob import attempt\nprint('on', flush=True)\n"
+    lost += "if attempt() == 1: time.sleep(600)\nattempt()"
+    for retry in (None, Retry(retries=1, backoff=0)):
+        template = run(PARENT).result(LIMIT)
+        ran, waits = run(lost, retry=retry), run("2")
+        seen(ran, lambda state: 0 in state.logs)
+        os.kill(template, signal.SIGKILL)
 
-    os.kill(template, signal.SIGKILL)
-    assert turns.POOL_GONE[1:] in str(ran.exception(LIMIT))
-    assert turns.POOL_GONE_BEFORE[1:] in str(waits.exception(LIMIT))
-    assert run("3").result(LIMIT) == 3
+        assert waits.result(LIMIT) == 2
+        if retry is None:
+            assert turns.POOL_GONE[1:] in str(ran.exception(LIMIT))
+        else:
+            assert ran.result(LIMIT) == 2
+            assert [attempt.number for attempt in ran.state.attempts] == [1, 2]
+        assert [job.name for job in (api.attach(ran.name), api.attach(waits.name))] == [ran.name, waits.name]
+
+
+TRIES = """
+from nbtorchjob import RecoverableError, attempt, checkpoint_dir
+if attempt() < 3: raise RecoverableError(attempt())
+attempt()
+"""
+
+
+def test_a_job_is_tried_again_as_its_budget_has_it(pool):
+    job = run(TRIES, retry=Retry(retries=2, backoff=0))
+    fails = run(TRIES, retry=Retry(retries=1, backoff=0))
+
+    assert job.result(LIMIT) == 3
+    assert [spent.used for spent in job.state.budgets] == [2, 0]
+    assert "RecoverableError: 2" in str(fails.exception(LIMIT))
+    assert [spent.used for spent in fails.state.budgets] == [1, 0]
+
+
+def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled(pool):
+    job = run(TRIES, retry=Retry(retries=2, backoff=600))
+    seen(job, lambda state: state.next)
+    job.cancel()
+
+    with pytest.raises(JobCancelledError):
+        job.result(LIMIT)
 
 
 SPOIL = """
