@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 from nbtorchjob import backends, capture, submission
 from nbtorchjob.backends import backend, backend_of, naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover, Summary, Tended
+from nbtorchjob.backends.base import Backend, Finding, Images, Leftover, Summary, Tended, who_tends
 from nbtorchjob.capture import origin
 from nbtorchjob.errors import (
     JobNotFoundError,
@@ -240,7 +240,7 @@ def enforcement(info: JobInfo) -> Mapping[str, str]:
 
 def tended(info: JobInfo) -> Tended | None:
     """Return who looks after a job; None where nobody need, or it can't be told."""
-    return backend(info.backend).tended(info)
+    return who_tends(backend(info.backend), info)
 
 
 def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> list[Finding]:
@@ -269,7 +269,7 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
     from nbtorchjob.backends import probing  # late: most of what the command does follows nothing
 
     asked = JobSpec.of(spec)
-    if not backend(asked.backend).has_images:
+    if not isinstance(backend(asked.backend), Images):
         raise SpecError("probe", asked.backend, "a backend with images; local jobs use this Python")
     call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
     for image in asked.images:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from nbtorchjob.backends import backend_of, downloads, naming, stacks
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Exports, Queues, Retries, Suspends, able
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -581,18 +581,18 @@ class Job(Generic[T]):
 
     def suspend(self) -> None:
         """Take the job's nodes away and keep the job; ``SpecError`` where that can't be done."""
-        self._backend.suspend(self.info.address)
+        able(self._backend, Suspends, "suspend", self.info.address).suspend(self.info.address)
 
     def resume(self) -> None:
         """Start a suspended job's nodes again."""
-        self._backend.resume(self.info.address)
+        able(self._backend, Suspends, "resume", self.info.address).resume(self.info.address)
 
     def start(self) -> None:
         """Start a job that waits for its turn on this machine, beside the jobs that it waits for.
 
         Raises ``SpecError`` on a cluster, where a queue decides.
         """
-        self._backend.start(self.info.address)
+        able(self._backend, Queues, "start", self.info.address).start(self.info.address)
 
     def retry(self, *, resume: bool = False) -> Job[T]:
         """Run what this job ran once more, as a new job with a copy of its payload.
@@ -603,7 +603,7 @@ class Job(Generic[T]):
         a job that hasn't ended, or whose payload is no longer kept; with ``resume`` also where there are no
         checkpoints, or pods of the job still run.
         """
-        new = self._backend.retry(self.info.address, resume=resume)
+        new = able(self._backend, Retries, "retry", self.info.address).retry(self.info.address, resume=resume)
         return Job(self._backend, new, trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
@@ -612,7 +612,8 @@ class Job(Generic[T]):
         On Kubernetes ``kubectl apply -f folder`` then submits it. Where its ranks have told what they could
         import, that is there as ``requirements.txt``.
         """
-        files = self._backend.export(self.info.address, Path(folder))
+        exporter = able(self._backend, Exports, "export", self.info.address)
+        files = exporter.export(self.info.address, Path(folder))
         state = self._backend.snapshot(self.info.address)  # not all of it is told to who follows
         if state.importable is not None:
             from nbtorchjob.environment import lock  # late, as above

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.resending import Taken
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import Theirs, cells, origin
@@ -340,7 +340,7 @@ class Lab:
         ``known`` are fields of its record.
         """
         file = io.BytesIO()
-        size = pack(file, self._backend.key(self.info.address))
+        size = pack(file, able(self._backend, Signs, "send", self.info.address).key(self.info.address))
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
         question = {"question": "turn", "id": id_, **asked, "size": size}
         since = self._turns.now(self.info)
@@ -408,7 +408,7 @@ class Lab:
             left -= 1
             state = self._ready(say)
             try:
-                with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
+                with self._nodes.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
                     if answer is not None and "bring" in answer:
@@ -434,7 +434,7 @@ class Lab:
         bring = {"question": "bring", "id": question["id"], "size": question["size"]}
 
         def to(node: int) -> None:
-            with self._backend.talk(self.info.address, node, bring, _ASKED_S) as there:
+            with self._nodes.talk(self.info.address, node, bring, _ASKED_S) as there:
                 there.send_all(data)
                 there.hear(_TAKEN_S)
 
@@ -463,7 +463,7 @@ class Lab:
             left -= 1
             state = self._ready()
             try:
-                with self._backend.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
+                with self._nodes.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
                     return talk.hear(_ASKED_S) or {}
             except TimeoutError as exc:
                 if not left:
@@ -473,6 +473,10 @@ class Lab:
                 if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise AskError(f"{self.name} didn't answer")
+
+    @property
+    def _nodes(self) -> Talks:
+        return able(self._backend, Talks, "send", self.info.address)
 
     def _lead(self, state: JobState) -> int:
         lead = turns.lead(state)

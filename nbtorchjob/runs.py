@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
 from nbtorchjob import tables
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Suspends, able, who_tends
 from nbtorchjob.errors import (
     DamagedError,
     JobFailedError,
@@ -66,7 +66,7 @@ class Runs(Sequence[Job[T]]):
     @property
     def _at_once(self) -> int | None:
         """How many may be under way, where somebody has to start the others; None where nobody need."""
-        return self._jobs[0].info.at_once if self._jobs and self._backend.has_images else None
+        return self._jobs[0].info.at_once if self._jobs and isinstance(self._backend, Suspends) else None
 
     @property
     def needs_looks(self) -> bool:
@@ -78,7 +78,7 @@ class Runs(Sequence[Job[T]]):
         """Whether runs wait that nobody starts until somebody waits for the group, as no tender does."""
         if self._at_once is None or len(self) <= self._at_once:
             return False
-        tended = self._backend.tended(self._jobs[0].info)
+        tended = who_tends(self._backend, self._jobs[0].info)
         return tended is None or not tended.who
 
     @property
@@ -142,7 +142,7 @@ class Runs(Sequence[Job[T]]):
         states = self.states()
         while True:
             began = time.monotonic()
-            states = self._followed(states) if self._backend.has_images else self.states()
+            states = self._followed(states) if isinstance(self._backend, Suspends) else self.states()
             self._stop_early(states)
             self._start_next(states)
             yield states
@@ -180,7 +180,7 @@ class Runs(Sequence[Job[T]]):
         left = {state.info.address: runs.waits(state) for state in states if self._at_once}
         left |= {address: False for address in self._begun if left.get(address)}
         for address in runs.due(left, self._at_once or 0):
-            self._backend.begin(address)
+            able(self._backend, Suspends, "begin", address).begin(address)
             self._begun.add(address)
 
     def _stop_early(self, states: Sequence[JobState]) -> None:

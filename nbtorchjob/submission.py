@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Images, known_images
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
@@ -113,7 +113,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
     """
     call = _with_files(call, plan)
     differences = _differences(call, plan)
-    known = [contents.environment.minor for contents in plan.backend.there(plan.spec)]
+    known = [contents.environment.minor for contents in known_images(plan.backend, plan.spec)]
     # Where each image has this Python its bytecode is enough.
     same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
     call = dataclasses.replace(call, sourced=not same)
@@ -345,8 +345,10 @@ def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comp
     ``text`` is the cell's, which may ask for packages.
     """
     chosen = backend(spec.backend)
-    known = chosen.there(spec) or (None,)
-    return [_compared(needs, contents, spec, text) for contents in known] if chosen.has_images else []
+    known = known_images(chosen, spec) or (None,)
+    return (
+        [_compared(needs, contents, spec, text) for contents in known] if isinstance(chosen, Images) else []
+    )
 
 
 def _compared(needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str = "") -> Comparison:
@@ -369,7 +371,7 @@ def _differences(call: Call, plan: Plan) -> list[str]:
     from nbtorchjob.environment import compare
 
     spec, notes = plan.spec, []
-    for contents in plan.backend.there(spec):
+    for contents in known_images(plan.backend, spec):
         comparison = _compared(call.needs, contents, spec, call.text)
         refusal = comparison.refusal(
             f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable

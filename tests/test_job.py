@@ -20,6 +20,7 @@ from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.state import JobInfo, JobState, Phase, apply
 from nbtorchjob.state import events as ev
+from tests.backends.full import Logs, Questions
 from tests.patience import LIMIT
 
 KEY = b"k" * 32
@@ -34,11 +35,11 @@ FAILED = (
 CANCELLED = (*STARTED, ev.CancelRequested(3.0), ev.NodeExited(8.0, 0, None, 15), ev.Closed(9.0))
 
 
-class Scripted:
+class Scripted(Logs, Questions):
     login = ""
 
     def __init__(self, folder):
-        self.facts: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
+        self.coming: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
         self.folder = folder
         self.asked: list[str] = []
         self.known: tuple[ev.Event, ...] = ()  # before anybody follows
@@ -47,12 +48,12 @@ class Scripted:
 
     def tell(self, *facts):
         for fact in facts:
-            loop.start(self.facts.put(fact)).result(LIMIT)
+            loop.start(self.coming.put(fact)).result(LIMIT)
 
     async def follow(self, name, *, since=None):
         fact = None
         while not isinstance(fact, ev.Closed):
-            fact = await self.facts.get()
+            fact = await self.coming.get()
             if isinstance(fact, Exception):
                 raise fact
             yield fact

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Tends
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.info import MARK
@@ -72,9 +72,11 @@ def backend(name: str) -> Backend:
     return created
 
 
-def tended() -> Backend:
+def tended() -> Tends:
     """Return the backend whose jobs need something that looks after them."""
-    return backend(next(name for name, row in ROWS.items() if row.tends))
+    chosen = backend(next(name for name, row in ROWS.items() if row.tends))
+    assert isinstance(chosen, Tends)
+    return chosen
 
 
 def warm_up(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a backend: six verbs that each has, defaults for the rest, and who enforces policies."""
+"""The interface of a backend: six verbs that each has, capabilities of some, and who enforces policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.frozen import FrozenDataclass
@@ -88,12 +88,12 @@ class SwapKeeper(Protocol):
 class Backend(ABC):
     """What runs payloads. Each verb but ``submit`` and ``retry`` is idempotent.
 
-    A new backend begins with the six abstract verbs. The other methods are built on these, or refuse in one
-    line, until the backend does better. A name is a job's ``JobInfo.address``; verbs that take one raise
-    ``JobNotFoundError`` for a job that doesn't exist.
+    A new backend begins with the six abstract verbs. The other methods are built on these until the backend
+    does better. What only some backends can do is a protocol below, such as :class:`Talks`: a backend has a
+    capability once it has its methods, and :func:`able` refuses for one that hasn't. A name is a job's
+    ``JobInfo.address``; verbs that take one raise ``JobNotFoundError`` for a job that doesn't exist.
     """
 
-    has_images: ClassVar[bool] = False  # what its nodes can import isn't what this process can
     where: ClassVar[str]  # in words, as what stands behind "on": "this machine"
 
     @abstractmethod
@@ -252,24 +252,6 @@ class Backend(ABC):
         """Record a fact that only the submitting machine knows."""
         return
 
-    def annotate(self, name: str, fact: Annotated) -> None:
-        """Store a person's note and tags with the job's record; an ended job takes them, too."""
-        self._refuse("note", name)
-
-    def tend(
-        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
-    ) -> Tending | None:
-        """Start to tend jobs in the background, as their followers would; None if jobs need no tending.
-
-        It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all that this user has.
-        ``who`` names the tender in a few words; it reports its health at ``listen``, HOST:PORT or a path.
-        """
-        return None
-
-    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
-        """Return manifests of a deployment that tends everybody's jobs in these scopes."""
-        raise SpecError("tend", "--manifests", f"for a cluster: jobs on {self.where} need nobody")
-
     # What may be unknown here.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
@@ -279,46 +261,27 @@ class Backend(ABC):
         """
         return {}
 
-    def tended(self, info: JobInfo) -> Tended | None:
-        """Return who tends a job; None if it needs no tending, or if that is unknown."""
-        return None
-
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Check everything that a job of ``spec`` would need."""
         return []
 
-    def there(self, spec: JobSpec) -> list[Contents]:
-        """Return the known contents of a job's images, the lead's first; empty if it has no images."""
-        return []
-
-    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-        """Return the values to choose from, by the option's key; those that can't be listed are absent."""
-        return {}
-
-    # What is refused with ``SpecError`` where a backend can't do it.
-
-    def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
-        """Yield the facts that :meth:`snapshot` is made of; with a ``turn`` what its view needs."""
-        self._refuse("facts", name)
-
-    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
-        self._refuse("logs", name)
-
-    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
-        """Return each of these ranks' logs with its times, its rounds one after the other."""
-        self._refuse("logs", name)
-
-    def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
-        """Bring a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
-
-        ``backends/downloads`` checks what is in it.
-        """
-        self._refuse("artifacts", name)
-
     def checkpoints(self, name: str) -> Path | None:
         """Return the folder of this machine in which a job's checkpoints lie; None where there is none."""
         return None
+
+    def swap_keeper(self, name: str) -> SwapKeeper | None:
+        """Return what is to keep a job's next swap, before that is sent; None where its nodes do."""
+        return None
+
+    def refuse(self, verb: str, name: str) -> NoReturn:
+        """Raise ``SpecError`` for what this backend can't do with a job, or why there is no such job."""
+        self.info(name)
+        raise SpecError(verb, name, f"a job on another backend: this one runs on {self.where}")
+
+
+@runtime_checkable
+class Talks(Protocol):
+    """Its running nodes answer."""
 
     def ask(
         self,
@@ -332,7 +295,6 @@ class Backend(ABC):
         ``question["question"]`` names the question. The answer of a node that can't answer within ``timeout``
         seconds says why in its ``trouble``. Raises ``JobEndedError`` if no node is left.
         """
-        self._refuse("ask", name)
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Begin a two-way conversation with a node of a running job.
@@ -340,15 +302,47 @@ class Backend(ABC):
         Raises ``AskError`` if the node doesn't take the question within ``timeout`` seconds, and
         ``JobEndedError``.
         """
-        self._refuse("talk", name)
 
-    def swap_keeper(self, name: str) -> SwapKeeper | None:
-        """Return what is to keep a job's next swap, before that is sent; None where its nodes do."""
-        return None
+
+@runtime_checkable
+class Signs(Protocol):
+    """It keeps the key of each job, so that later parts of it can be sent."""
 
     def key(self, name: str) -> bytes:
         """Return the key that signs what a job runs; raises ``AskError`` if it is unavailable."""
-        self._refuse("key", name)
+
+
+@runtime_checkable
+class Stores(Protocol):
+    """It keeps what ranks wrote: facts, logs and archives."""
+
+    def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
+        """Yield the facts that :meth:`snapshot` is made of; with a ``turn`` what its view needs."""
+
+    def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
+        """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
+
+    def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
+        """Return each of these ranks' logs with its times, its rounds one after the other."""
+
+    def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
+        """Bring a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
+
+        ``backends/downloads`` checks what is in it.
+        """
+
+
+@runtime_checkable
+class Annotates(Protocol):
+    """Its records take notes and tags."""
+
+    def annotate(self, name: str, fact: Annotated) -> None:
+        """Store a person's note and tags with the job's record; an ended job takes them, too."""
+
+
+@runtime_checkable
+class Retries(Protocol):
+    """It keeps a job's payload, which can be submitted again."""
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Submit an ended job's payload again as a new job with a new name.
@@ -357,35 +351,90 @@ class Backend(ABC):
         keeps. Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone, or there are no
         checkpoints.
         """
-        self._refuse("retry", name)
+
+
+@runtime_checkable
+class Suspends(Protocol):
+    """A job there can exist without nodes."""
 
     def suspend(self, name: str) -> None:
         """Remove the job's nodes and keep the job."""
-        self._refuse("suspend", name)
 
     def resume(self, name: str) -> None:
         """Start a suspended job's nodes again."""
-        self._refuse("resume", name)
-
-    def start(self, name: str) -> None:
-        """Start a job that waits for its turn, beside what has its places; others are left alone."""
-        self._refuse("start", name)
 
     def begin(self, name: str) -> None:
         """Start a run that was submitted suspended; one that has started already is left alone."""
-        self._refuse("begin", name)
+
+
+@runtime_checkable
+class Queues(Protocol):
+    """Its jobs wait for their turn in a queue of ours."""
+
+    def start(self, name: str) -> None:
+        """Start a job that waits for its turn, beside what has its places; others are left alone."""
+
+
+@runtime_checkable
+class Exports(Protocol):
+    """Its jobs can be written as files that run them without a notebook."""
 
     def export(self, name: str, folder: Path) -> list[Path]:
         """Write files to ``folder`` that run the job again without a notebook; return them."""
-        self._refuse("export", name)
 
     def manifests(self, name: str) -> str:
         """Return the YAML of ``export`` without Secrets, which hold the payload and the job's key."""
-        self._refuse("manifests", name)
 
-    def _refuse(self, verb: str, name: str) -> NoReturn:
-        self.info(name)
-        raise SpecError(verb, name, f"a job on another backend: this one runs on {self.where}")
+
+@runtime_checkable
+class Tends(Protocol):
+    """Its jobs need something that looks after them."""
+
+    def tend(
+        self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
+    ) -> Tending:
+        """Start to tend jobs in the background, as their followers would.
+
+        It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all that this user has.
+        ``who`` names the tender in a few words; it reports its health at ``listen``, HOST:PORT or a path.
+        """
+
+    def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
+        """Return manifests of a deployment that tends everybody's jobs in these scopes."""
+
+    def tended(self, info: JobInfo) -> Tended | None:
+        """Return who tends a job; None if it needs no tending, or if that is unknown."""
+
+
+@runtime_checkable
+class Images(Protocol):
+    """Its jobs run in images: what these can import isn't what this process can."""
+
+    def there(self, spec: JobSpec) -> list[Contents]:
+        """Return the known contents of a job's images, the lead's first; empty if it has no images."""
+
+    def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+        """Return the values to choose from, by the option's key; those that can't be listed are absent."""
+
+
+Capability = TypeVar("Capability")
+
+
+def able(backend: Backend, capability: type[Capability], verb: str, name: str) -> Capability:
+    """Return a backend as one with that capability; raises ``SpecError`` for ``verb`` of a job without it."""
+    if not isinstance(backend, capability):
+        backend.refuse(verb, name)
+    return backend
+
+
+def who_tends(backend: Backend, info: JobInfo) -> Tended | None:
+    """Return who tends a job; None if it needs no tending, or if that is unknown."""
+    return backend.tended(info) if isinstance(backend, Tends) else None
+
+
+def known_images(backend: Backend, spec: JobSpec) -> list[Contents]:
+    """Return the known contents of a job's images, the lead's first; empty if it has no images."""
+    return backend.there(spec) if isinstance(backend, Images) else []
 
 
 def no_cluster(spec: JobSpec) -> None:

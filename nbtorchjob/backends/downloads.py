@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Stores, able
 from nbtorchjob.errors import ResultError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import plain
@@ -86,9 +86,10 @@ class _Taken(io.RawIOBase):
 
 def log(backend: Backend, name: str, rank: int, stream: Stream | None = None) -> Iterator[bytes]:
     """Return a rank's log, or what it wrote to one stream, in pieces."""
+    stores = able(backend, Stores, "logs", name)
     if stream is None:
-        return backend.log(name, rank)
-    (chunks,) = backend.chunks(name, [rank])
+        return stores.log(name, rank)
+    (chunks,) = stores.chunks(name, [rank])
     return (data for chunk in chunks for _, data in loglines.of_stream(chunk, stream))
 
 
@@ -111,7 +112,8 @@ def lines(
     else:
         ranks = _all_ranks(state) if rank is None else [rank]
     logs = []
-    for number, chunks in zip(ranks, backend.chunks(state.info.address, ranks), strict=True):
+    stores = able(backend, Stores, "logs", state.info.address)
+    for number, chunks in zip(ranks, stores.chunks(state.info.address, ranks), strict=True):
         there = (chunk for chunk in chunks if places is None or (chunk.rank, chunk.round) in places)
         logs.append(loglines.lines(number, there, ended=state.phase.terminal, stream=stream))
     return loglines.merged(logs)
@@ -131,6 +133,7 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
     As they were written, or with ``times`` line by line as :func:`lines` yields them, each with its time in
     front. Little of it is in memory at any time.
     """
+    stores = able(backend, Stores, "logs", state.info.address)
     return zip_chunks(
         (
             f"{state.info.name}/rank-{rank}.log",
@@ -139,7 +142,7 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
                 None,
                 (line.shown(time=True, rank=False) for line in lines(backend, state, rank=rank))
                 if times
-                else backend.log(state.info.address, rank),
+                else stores.log(state.info.address, rank),
             ),
         )
         for rank in _all_ranks(state)
@@ -315,7 +318,7 @@ def _folders(path: str) -> list[str]:
 
 
 def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[Stored]:
-    path = backend.artifacts(state.info.address, sent)
+    path = able(backend, Stores, "artifacts", state.info.address).artifacts(state.info.address, sent)
     with _reading(path) as file:
         entries = file.infolist()
         if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:

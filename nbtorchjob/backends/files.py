@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbtorchjob.backends import downloads
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.errors import AskError, ClusterError, JobEndedError, ResultError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
@@ -98,7 +98,9 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
     more = False
     shared: set[str] = set()
     question = {"question": "files", "list": path}
-    answers = backend.ask(state.info.address, question, nodes=nodes, timeout=_LIST_S)
+    answers = able(backend, Talks, "files", state.info.address).ask(
+        state.info.address, question, nodes=nodes, timeout=_LIST_S
+    )
     for answer in sorted(answers, key=lambda answer: answer.node):
         end = next((record for record in answer.records if "listed" in record), None)
         if end is None:
@@ -292,7 +294,9 @@ class Reader:
     def __init__(self, backend: Backend, address: str, node: int) -> None:
         self.node = node
         self.end = ("", False)
-        self._talk = backend.talk(address, node, {"question": "files"}, _LIST_S)
+        self._talk = able(backend, Talks, "files", address).talk(
+            address, node, {"question": "files"}, _LIST_S
+        )
 
     def close(self) -> None:
         """Leave."""

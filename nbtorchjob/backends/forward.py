@@ -13,7 +13,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError
 from nbtorchjob.runtime.ask.ports import Channels, Message
@@ -88,7 +88,9 @@ class Forward:
             raise JobEndedError(f"{self.name} has ended: none of its ports can be reached any more")
         if node is None:
             raise AskError(f"rank {self.rank} of {self.name} isn't running now")
-        return self._backend.talk(self._address, node, {"question": "forward"}, _BEGIN_S)
+        return able(self._backend, Talks, "forward", self._address).talk(
+            self._address, node, {"question": "forward"}, _BEGIN_S
+        )
 
     def _asked(self) -> bool | None:
         assert self._talk is not None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Annotates, Backend, able
 from nbtorchjob.errors import NameTakenError, SpecError
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo, JobState
@@ -136,7 +136,7 @@ def annotate(
         raise SpecError("tag", new[MOST_TAGS], f"at most {MOST_TAGS} tags on a job")
     text = had.note if note is None else _note(note)
     made = Annotated(max(time.time(), had.time + 0.001), text, new)
-    backend.annotate(state.info.address, made)
+    able(backend, Annotates, "note", state.info.address).annotate(state.info.address, made)
     return made
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.errors import JobEndedError, ProfileError, SpecError
 from nbtorchjob.runtime.facts.samples import RUNS, RankSample
 from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S
@@ -80,7 +80,9 @@ def _records(
     if sample.state != RUNS:
         raise _refused(rank, ", ".join(filter(None, (STATES.get(sample.state, sample.state), sample.note))))
     question = {"question": "profile", "rank": rank, "seconds": seconds, "memory": memory}
-    (answer,) = backend.ask(state.info.address, question, nodes=[node], timeout=seconds + _SPARE_S)
+    (answer,) = able(backend, Talks, "profile", state.info.address).ask(
+        state.info.address, question, nodes=[node], timeout=seconds + _SPARE_S
+    )
     for trouble in (*(record.get("trouble") for record in answer.records), answer.trouble):
         if trouble:
             where = _where(sample, state) if str(trouble).startswith(AWAY) else ""
@@ -92,7 +94,7 @@ def _sample_of(backend: Backend, state: JobState, rank: int) -> tuple[int, RankS
     """Return the node that has a rank, and what that does just now."""
     known = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
     troubles = []
-    for answer in backend.ask(
+    for answer in able(backend, Talks, "profile", state.info.address).ask(
         state.info.address, {"question": "sample"}, nodes=known or None, timeout=_LOOK_S
     ):
         facts = [fact for record in answer.records if isinstance(fact := believed(record), Sampled)]

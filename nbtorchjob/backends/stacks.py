@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.events import Sampled, believed
@@ -23,7 +23,9 @@ def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
     trouble: dict[int, str] = {}
     asked = False
     try:
-        for answer in backend.ask(state.info.address, {"question": "sample"}, timeout=timeout):
+        for answer in able(backend, Talks, "stacks", state.info.address).ask(
+            state.info.address, {"question": "sample"}, timeout=timeout
+        ):
             facts = [fact for record in answer.records if isinstance(fact := believed(record), Sampled)]
             for fact in facts:
                 state, asked = apply(state, fact), True

@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Protocol
 
-from nbtorchjob.backends.base import Backend, NodeAnswer
+from nbtorchjob.backends.base import Backend, NodeAnswer, Talks, able
 from nbtorchjob.errors import AskError, JobEndedError
 from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.ask.questions import RECORD_BYTES, Messages
@@ -162,9 +162,10 @@ def release(backend: Backend, state: JobState) -> list[int]:
         stopped = ranks([stop.rank for stop in state.stopped])
         more = f"; {stopped} at a breakpoint: {hint('debug', name)}" if state.stopped else ""
         raise AskError(f"no rank of {name} is held where it failed{more}")
+    address = state.info.address
     known = range(state.info.nodes[1] * state.info.nproc_per_node)
     released: set[int] = set()
-    for answer in backend.ask(state.info.address, {"question": "release"}, nodes):
+    for answer in able(backend, Talks, "release", address).ask(address, {"question": "release"}, nodes):
         for record in answer.records:
             names = record.get("released")
             released.update(rank for rank in known if isinstance(names, list) and rank in names)
@@ -226,7 +227,8 @@ def session(backend: Backend, state: JobState, rank: int | None, by: str) -> Ite
     """Attach to a rank that is stopped; raises ``AskError`` where that can't be done, as for a second one."""
     stop = meant(state, rank)
     question = {"question": "debug", "rank": stop.rank, "by": by}
-    with backend.talk(state.info.address, stop.node, question) as talk:
+    address = state.info.address
+    with able(backend, Talks, "debug", address).talk(address, stop.node, question) as talk:
         yield Session(talk, stop)
 
 

@@ -21,14 +21,13 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nbtorchjob.backends.base import Backend, NodeAnswer
+from nbtorchjob.backends.base import Backend, NodeAnswer, Stores, Talks, able
 from nbtorchjob.backends.resending import Sent, Taken, numbered, unclosed
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import (
-    Annotated,
     ArtifactsReady,
     AttemptBegan,
     Event,
@@ -314,9 +313,10 @@ class TurnBackend(Backend):
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of what is known of its lab."""
         view, sent = self._view(name), self._sent.get(name)
+        lab, _ = parsed(name)
         past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
         facts = view.begin()
-        for event in self.inner.facts(parsed(name)[0], view):
+        for event in able(self.inner, Stores, "facts", lab).facts(lab, view):
             facts += view.take(event)
         facts = [numbered(event, attempt) for event in (*facts, *view.last)]
         plan = sent.plan(facts) if sent is not None else None
@@ -349,17 +349,15 @@ class TurnBackend(Backend):
         if (turn.over and turn.taken.round == round_) or node is None:
             return
         try:
-            with self.inner.talk(lab, node, {"question": "interrupt", "round": round_}, _ASKED_S) as talk:
+            with able(self.inner, Talks, "cancel", lab).talk(
+                lab, node, {"question": "interrupt", "round": round_}, _ASKED_S
+            ) as talk:
                 talk.hear(_ASKED_S)
         except (JobEndedError, TimeoutError):
             return
         except AskError:
             if not self.turn(name).over:
                 raise
-
-    def annotate(self, name: str, fact: Annotated) -> None:
-        """Refuse: a note is its lab's."""
-        self._of_a_lab("note", name)
 
     def delete(self, name: str) -> None:
         """Refuse: a turn is a part of its lab."""
@@ -390,7 +388,8 @@ class TurnBackend(Backend):
         lab, _ = parsed(name)
         round_ = self.turn(name).taken.round
         return [
-            (chunk for chunk in written if chunk.round == round_) for written in self.inner.chunks(lab, ranks)
+            (chunk for chunk in written if chunk.round == round_)
+            for written in able(self.inner, Stores, "logs", lab).chunks(lab, ranks)
         ]
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
@@ -398,7 +397,7 @@ class TurnBackend(Backend):
         lab, _ = parsed(name)
         if self.inner.info(lab).is_pool:
             sent = replace(sent, attempt=of_round(self.turn(name).taken.round))
-        return self.inner.artifacts(lab, sent)
+        return able(self.inner, Stores, "artifacts", lab).artifacts(lab, sent)
 
     def ask(
         self,
@@ -408,13 +407,16 @@ class TurnBackend(Backend):
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
         """Ask the lab's nodes."""
-        return self.inner.ask(parsed(name)[0], question, nodes, timeout)
+        lab, _ = parsed(name)
+        return able(self.inner, Talks, "ask", lab).ask(lab, question, nodes, timeout)
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Talk with one of the lab's nodes."""
-        return self.inner.talk(parsed(name)[0], node, question, timeout)
+        lab, _ = parsed(name)
+        return able(self.inner, Talks, "talk", lab).talk(lab, node, question, timeout)
 
-    def _refuse(self, verb: str, name: str) -> NoReturn:
+    def refuse(self, verb: str, name: str) -> NoReturn:
+        """Refuse what only a whole job can do."""
         self._of_a_lab(verb, name)
 
     def _of_a_lab(self, verb: str, name: str) -> NoReturn:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Queues, Suspends, able
 from nbtorchjob.commands import connecting, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
@@ -476,7 +476,7 @@ _ROWS = (
         "NAME...",
         "suspend jobs: remove their nodes",
         answers=verbs.suspend,
-        change=lambda backend, name: backend.suspend(name),
+        change=lambda backend, name: able(backend, Suspends, "suspend", name).suspend(name),
         offer=Offer(
             "Suspend",
             "Suspend Torch Job…",
@@ -491,7 +491,7 @@ _ROWS = (
         "NAME...",
         "resume suspended jobs",
         answers=verbs.resume,
-        change=lambda backend, name: backend.resume(name),
+        change=lambda backend, name: able(backend, Suspends, "resume", name).resume(name),
         offer=Offer(
             "Resume",
             "Resume Torch Job…",
@@ -506,7 +506,7 @@ _ROWS = (
         "NAME...",
         "start waiting jobs beside those that run",
         answers=verbs.start,
-        change=lambda backend, name: backend.start(name),
+        change=lambda backend, name: able(backend, Queues, "start", name).start(name),
         offer=Offer(
             "Run Beside It",
             "Start Waiting Torch Job…",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.base import Backend, Leftover
+from nbtorchjob.backends.base import Backend, Images, Leftover
 from nbtorchjob.commands import front, runs
 from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs
 from nbtorchjob.environment import lock as requirements
@@ -402,7 +402,7 @@ def doctor(args: ParsedArgs, _find: Find) -> Answers:
     if PROBE in args.words:
         yield Answer("Inspecting the image with a short job …", aside=True)
         api.probe(spec)
-    images = backend(spec.backend).has_images
+    images = isinstance(backend(spec.backend), Images)
     findings = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
     data = [{"good": finding.good, "text": finding.text, "remedy": finding.remedy} for finding in findings]
     yield Answer(

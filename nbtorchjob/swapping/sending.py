@@ -21,7 +21,7 @@ from typing import Any
 
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
-from nbtorchjob.backends.base import Backend, SwapKeeper
+from nbtorchjob.backends.base import Backend, Signs, SwapKeeper, Talks, able
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.capture import Theirs, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
@@ -193,7 +193,13 @@ class _Sender:
         """Return the nodes' answer; raises ``SwapError`` where not all of them take the payload."""
         id_, file = f"s{secrets.token_hex(8)}", io.BytesIO()
         spec: JobSpec = self._state.info.asked
-        archive.write_swap(file, call, self._backend.key(self._address), {**said, "id": id_}, far=spec.remote)
+        archive.write_swap(
+            file,
+            call,
+            able(self._backend, Signs, "swap", self._address).key(self._address),
+            {**said, "id": id_},
+            far=spec.remote,
+        )
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
         keeper, unkept = self._keeper()
         pool = ThreadPoolExecutor(len(self._nodes), "swap")  # each answers once all have the payload
@@ -229,7 +235,7 @@ class _Sender:
             return None, str(exc)
 
     def _to(self, node: int, question: Mapping[str, Any], data: memoryview) -> dict[str, Any]:
-        talk = self._backend.talk(self._address, node, question, _ASKED_S)
+        talk = able(self._backend, Talks, "swap", self._address).talk(self._address, node, question, _ASKED_S)
         with self._lock:
             self._talks.append(talk)
         with talk:

@@ -92,7 +92,7 @@ def test_a_deep_trace_is_one_line(folder, trace):
 
 def answering(*records) -> Any:
     """Return a backend whose node 1 answers each question with these records."""
-    return SimpleNamespace(ask=lambda *_, **__: iter([NodeAnswer(1, records, "")]))
+    return SimpleNamespace(talk=lambda *_: None, ask=lambda *_, **__: iter([NodeAnswer(1, records, "")]))
 
 
 def saying(words) -> Any:

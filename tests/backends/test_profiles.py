@@ -15,6 +15,7 @@ from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from tests.backends.full import Questions
 
 STARTED = (ev.WorkersStarted(1.0, 0, 0, 0, (0,), 2), ev.WorkersStarted(1.0, 1, 0, 1, (1,), 2))
 LISTS: dict[str, list[Any]] = {"looks": [], "stacks": [], "ranges": [], "collectives": []}
@@ -36,7 +37,7 @@ def records(told=TOLD, trace=TRACE_BYTES):
 GOOD = records()
 
 
-class Asked:
+class Asked(Questions):
     """Answers for node 1, which has rank 1."""
 
     def __init__(self, answer=GOOD, trouble="", state=RUNS, sampled=""):

@@ -10,6 +10,7 @@ import pytest
 from nbtorchjob import SpecError, attach
 from nbtorchjob.backends import downloads
 from nbtorchjob.state import JobInfo, JobState
+from tests.backends.full import Logs
 from tests.backends.local.acted import Acted
 
 
@@ -89,7 +90,7 @@ def test_an_archive_has_a_file_for_each_rank_that_wrote(job):
     assert stamped.endswith(b".250+00:00 \xff as it is\r\n")
 
 
-class Long:
+class Long(Logs):
     """A backend whose only job has a log of 16 MiB, which no archive makes smaller."""
 
     read = 0

@@ -11,9 +11,10 @@ from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.runtime.facts.samples import RUNS, RankSample
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from tests.backends.full import Questions
 
 
-class Asked:
+class Asked(Questions):
     def __init__(self, *answers):
         self.answers = answers
 

@@ -22,8 +22,8 @@ from kubernetes import client, config, dynamic
 from kubernetes.client.exceptions import ApiException
 
 import nbtorchjob
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.deployment import NAME
+from tests.backends.full import cluster_backend
 from tests.benchmarks.measure import own_state
 
 NAMESPACE = "tended"
@@ -62,7 +62,7 @@ def until(what: str, found: "Callable[[], Any]") -> Any:
 
 def parts(image: str, server: str) -> "Iterator[dict[str, Any]]":
     """Yield the manifests, with another image and another way to the server where one is given."""
-    for part in yaml.safe_load_all(backend("kubernetes").tenders([NAMESPACE], image)):
+    for part in yaml.safe_load_all(cluster_backend().tenders([NAMESPACE], image)):
         if part["kind"] == "Deployment" and server:
             host, _, port = server.rpartition(":")
             pod = part["spec"]["template"]["spec"]

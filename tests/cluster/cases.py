@@ -19,13 +19,13 @@ from typing import Any
 import yaml
 
 from nbtorchjob import Leaving, api, capture, leaving, submission
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes import deployment
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.errors import JobEndedError, NameTakenError, NotFoundError, UnauthorizedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, Phase
+from tests.backends.full import cluster_backend
 from tests.cluster.site import NotHere, Site
 
 Run = Callable[[Site, str], None]
@@ -428,7 +428,7 @@ def tender(site: Site, kind: str) -> None:
     if site.emulator is not None:
         raise NotHere("needs pods that reach the API server: see test_deployment.py")
     site.needs_to_be_alone("its admission policy and one of its roles are in no namespace")
-    for body in yaml.safe_load_all(backend("kubernetes").tenders([site.namespace], site.image)):
+    for body in yaml.safe_load_all(cluster_backend().tenders([site.namespace], site.image)):
         if site.minor >= 30 or not body["kind"].startswith("ValidatingAdmission"):
             site.create(body)
     job = site.submit(LEAVES_ONCE, retry=Retry(retries=1, preemptions=1, backoff=0), kind=kind)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Exports, Queues, Retries, Suspends, Talks
 from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.commands.table import CHANGES, VERBS
 from nbtorchjob.errors import LineError
@@ -39,4 +39,5 @@ def test_a_verb_is_done_in_one_way_and_takes_the_words_that_its_help_shows(verb)
 def test_what_changes_a_job_is_a_verb_of_backends_too():
     assert CHANGES
     asks = {"stacks": "ask", "end": "talk"}
-    assert all(callable(getattr(Backend, asks.get(name, name))) for name in CHANGES)
+    able = (Backend, Exports, Queues, Retries, Suspends, Talks)
+    assert all(any(hasattr(kind, asks.get(name, name)) for kind in able) for name in CHANGES)

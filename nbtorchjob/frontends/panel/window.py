@@ -14,7 +14,7 @@ import ipywidgets as widgets
 
 from nbtorchjob import capture, submission
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.base import Choice
+from nbtorchjob.backends.base import Choice, Images
 from nbtorchjob.commands import front
 from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import NBTorchJobError, SpecError
@@ -258,7 +258,8 @@ def _insertion(line: str) -> str:
 
 def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
     try:
-        return backend(spec.backend).choices(spec)
+        chosen = backend(spec.backend)
+        return chosen.choices(spec) if isinstance(chosen, Images) else {}
     except (NBTorchJobError, ImportError):  # what the doctor is for
         return {}
 

@@ -25,7 +25,7 @@ from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets import Bool, Float, Int
 
-from nbtorchjob.backends import ROWS, backend
+from nbtorchjob.backends import ROWS, tended
 from nbtorchjob.backends.base import Tending
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import Lanes, installed
@@ -61,9 +61,11 @@ class Tenders:
     def _run(self) -> None:
         begun: dict[str, Tending | None] = {}
         while not self._stopping.is_set():
-            for name in [name for name, row in ROWS.items() if row.used() and name not in begun]:
+            for name in [
+                name for name, row in ROWS.items() if row.tends and row.used() and name not in begun
+            ]:
                 try:
-                    begun[name] = installed(lambda name=name: backend(name).tend("Jupyter server"))  # type: ignore[misc]
+                    begun[name] = installed(lambda: tended().tend("Jupyter server"))
                 except NBTorchJobError as exc:
                     begun[name] = None
                     _log.warning("jobs (%s) are not tended: %s", name, exc)

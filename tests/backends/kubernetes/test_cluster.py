@@ -22,7 +22,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from nbtorchjob import api, capture, submission
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects.paths import (
@@ -56,6 +55,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.events import Fetched, Installed
 from nbtorchjob.state.failure import Cause
+from tests.backends.full import cluster_backend
 from tests.backends.local.real import seen
 from tests.environment.built import project, wheel
 from tests.patience import LIMIT
@@ -347,7 +347,7 @@ def test_a_payload_above_one_secret_arrives_and_its_node_is_asked(any_kind, opti
     cell = f"{HOLD}\nint(data.sum())"
     with submitted(cell, {"data": data, **held(gate)}, Elastic(), options, kind=any_kind) as job:
         until(lambda: "begun" in job.logs(0))
-        (answer,) = backend("kubernetes").ask(job.name, {"question": "sample"}, timeout=END_S)
+        (answer,) = cluster_backend().ask(job.name, {"question": "sample"}, timeout=END_S)
         assert answer.trouble == ""
         assert [record["event"] for record in answer.records] == ["Sampled"]
         profile = job.profile(0.2, folder=tmp_path)

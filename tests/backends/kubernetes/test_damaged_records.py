@@ -5,7 +5,6 @@ import json
 import pytest
 
 from nbtorchjob import api
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.kubernetes.jobs import find, ref
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -16,6 +15,7 @@ from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import fold
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
@@ -193,7 +193,7 @@ def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, 
         return applied(state, event)
 
     monkeypatch.setattr(ref, "apply", apply)
-    tending = backend("kubernetes").tend("the test", [stage.namespace])
+    tending = cluster_backend().tend("the test", [stage.namespace])
     assert tending is not None
     # Nothing on the cluster ends a job that isn't placed in time: no pod of it has a kubelet yet.
     stage.cluster.hold("^late-")

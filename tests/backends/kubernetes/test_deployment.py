@@ -10,7 +10,6 @@ import certifi
 import pytest
 import yaml
 
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes import deployment
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -19,6 +18,7 @@ from nbtorchjob.backends.kubernetes.objects.rights import Right
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.mortal import elsewhere, made
 from tests.backends.kubernetes.stage import Stage, until
 from tests.patience import LIMIT
@@ -44,7 +44,7 @@ def team(cluster, tmp_path, monkeypatch):
 
 def written(namespace):
     """Return the manifests by kind."""
-    found = [*yaml.safe_load_all(backend("kubernetes").tenders([namespace]))]
+    found = [*yaml.safe_load_all(cluster_backend().tenders([namespace]))]
     return {each["kind"]: each for each in found} | {"Secrets": [e for e in found if e["kind"] == "Secret"]}
 
 
@@ -108,11 +108,11 @@ def test_its_pod_is_one_that_a_restricted_namespace_takes(team):
 
 def test_where_it_is_to_look_has_to_be_said():
     with pytest.raises(SpecError, match="namespace"):
-        backend("kubernetes").tenders([])
+        cluster_backend().tenders([])
 
 
 def test_the_same_program_has_the_same_manifests():
-    assert backend("kubernetes").tenders(["ml"]) == backend("kubernetes").tenders(["ml"])
+    assert cluster_backend().tenders(["ml"]) == cluster_backend().tenders(["ml"])
 
 
 celpy = pytest.importorskip("celpy")

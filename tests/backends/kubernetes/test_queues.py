@@ -22,6 +22,7 @@ from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
 from nbtorchjob.state.text.lifetime import held
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
 from tests.backends.kubernetes.mortal import Kernel
@@ -289,9 +290,9 @@ def test_a_job_whose_own_watch_is_late_isnt_taken_for_one_that_its_operator_repl
     for plural in late:
         queues.cluster.lag_watches(4, plural)
     try:
-        backend("kubernetes").suspend(job.name)
+        cluster_backend().suspend(job.name)
         until(lambda: not queues.pods())
-        backend("kubernetes").resume(job.name)
+        cluster_backend().resume(job.name)
         until(lambda: len(job.state.nodes[0].lives) == 2)  # its new pod comes before any word of a suspension
         queues.sign("go")
 
@@ -346,7 +347,7 @@ def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
     assert submit(queues, kind, cell="2", cpu="100m").result(LIMIT) == 1
     assert begun() == [True, False, False]
     assert [told(run) for run in runs[1:]] == [("SUSPENDED", ""), ("SUSPENDED", "")]
-    assert "queue-name: team" in backend("kubernetes").manifests(runs[1].name)
+    assert "queue-name: team" in cluster_backend().manifests(runs[1].name)
     queues.sign("go-1")
     until(lambda: begun() == [True, True, False])
     runs[2].suspend()
@@ -371,7 +372,7 @@ def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queue
     (text,) = [text for text, good in found.items() if not good]
     assert f"there is no queue absent in {queues.namespace}" in text
     assert text.endswith("there are: team")
-    assert [choice.value for choice in backend("kubernetes").choices(queues.spec())["queue"]] == [
+    assert [choice.value for choice in cluster_backend().choices(queues.spec())["queue"]] == [
         "default",
         "team",
     ]
@@ -386,7 +387,7 @@ def test_a_priority_in_queues_that_isnt_there_is_found_missing(queues):
 
     assert [(each.good, "would never start" in each.text) for each in before] == [(False, True)]
     assert [(each.good, "exists" in each.text) for each in after] == [(True, True)]
-    offered = backend("kubernetes").choices(queues.spec())["workload-priority"]
+    offered = cluster_backend().choices(queues.spec())["workload-priority"]
     assert high in [choice.value for choice in offered]
 
 

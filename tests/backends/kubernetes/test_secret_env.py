@@ -5,11 +5,11 @@ import json
 import pytest
 
 from nbtorchjob import api, capture, submission
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.policies import Retry
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import COLLECTIONS
 from tests.patience import LIMIT
 
@@ -52,7 +52,7 @@ def test_a_secret_value_reaches_every_attempt_and_is_only_in_the_jobs_secret(
     objects = [obj for path in COLLECTIONS if "secrets" not in path for obj in stage.objects(path)]
     for text in (
         *(dry, described.text, json.dumps(described.data), str(described.html), exported),
-        *(json.dumps(objects), backend("kubernetes").manifests(job.name)),
+        *(json.dumps(objects), cluster_backend().manifests(job.name)),
     ):
         assert VALUE not in text
     assert "env.HF_TOKEN" in exported

@@ -22,10 +22,10 @@ from nbtorchjob import (
     report,
     submit,
 )
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.state import Budget
 from nbtorchjob.state.failure import Cause
+from tests.backends.full import local_backend
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
@@ -197,7 +197,7 @@ def test_ranks_that_never_ask_are_left_alone_when_an_end_is_announced_ahead_of_i
 
     job = submit(wait, tmp_path / "go", spec=JobSpec(retry=Retry(backoff=0)))
     seen(job, lambda state: state.series)
-    (answer,) = backend("local").ask(job.name, {"question": "leave", "why": "its host has a taint"})
+    (answer,) = local_backend().ask(job.name, {"question": "leave", "why": "its host has a taint"})
     (tmp_path / "go").touch()
 
     assert answer == NodeAnswer(0, ({"leaves": False},))

@@ -17,7 +17,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtorchjob.backends import naming
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Exports, Retries, able
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.errors import DamagedError, MalformedError
@@ -153,7 +153,7 @@ class RetryHandler(Api):
         info = await _change(
             self,
             JobId.parse(id),
-            lambda backend, name: backend.retry(name, resume=self.resumes),
+            lambda backend, name: able(backend, Retries, "retry", name).retry(name, resume=self.resumes),
             once=f"{verb} {id}",
         )
         path = f"nbtorchjob/api/jobs/{quote(info.id, safe='')}"
@@ -250,5 +250,7 @@ class ManifestsHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return the YAML of its objects except Secrets; 409 for a job that has none."""
-        manifests = await self.of(JobId.parse(id), lambda backend, name: backend.manifests(name))
+        manifests = await self.of(
+            JobId.parse(id), lambda backend, name: able(backend, Exports, "manifests", name).manifests(name)
+        )
         self.finish(manifests, set_content_type=TEXT)

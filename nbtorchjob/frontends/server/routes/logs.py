@@ -18,7 +18,7 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbtorchjob.backends import backend_of, downloads, files
-from nbtorchjob.backends.base import Backend
+from nbtorchjob.backends.base import Backend, Stores, able
 from nbtorchjob.errors import MalformedError, NBTorchJobError
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api, JobId, number
 from nbtorchjob.frontends.server.routes import texts
@@ -68,7 +68,9 @@ class LogHandler(Streamed):
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
-        pieces = await self.of(job, lambda at, name: texts.window(at.log(name, rank_, offset), limit))
+        pieces = await self.of(
+            job, lambda at, name: texts.window(able(at, Stores, "logs", name).log(name, rank_, offset), limit)
+        )
         if limit is None:
             await self.stream(job, pieces, TEXT)
             return

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from nbtorchjob.backends.base import Backend, Tended
+from nbtorchjob.backends.base import Backend, Tended, who_tends
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.state import JobState
@@ -27,7 +27,7 @@ def described(backend: Backend, name: str) -> page.Page:
 def _known(backend: Backend, name: str) -> tuple[JobState, float, Mapping[str, str], Path, Tended | None]:
     state = backend.snapshot(name)
     enforced = {} if state.info.unreadable else backend.enforcement(state.info)
-    tended = None if state.phase.terminal else backend.tended(state.info)
+    tended = None if state.phase.terminal else who_tends(backend, state.info)
     return state, time.time(), enforced, state_dir(), tended
 
 

@@ -12,6 +12,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import collection, running, until
 
 AGAIN = "begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nwait('done')\nvalue(ATTEMPT)"
@@ -54,7 +55,7 @@ def tender(stage):
 
     def begin():
         stage.be(rights.tended())
-        tending.append(backend("kubernetes").tend("the test", [stage.namespace], everyone=True))
+        tending.append(cluster_backend().tend("the test", [stage.namespace], everyone=True))
 
     yield begin
     for each in tending:

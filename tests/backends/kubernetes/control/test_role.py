@@ -6,7 +6,6 @@ from datetime import datetime
 import pytest
 
 from nbtorchjob import capture, submission
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.control import service
 from nbtorchjob.backends.kubernetes.doctor import rights
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -14,6 +13,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.rights import Right
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.backends.kubernetes.stage import collection, until
 
@@ -120,7 +120,7 @@ def beat(stage):
 @contextlib.contextmanager
 def tending(stage, who):
     """Look after everybody's jobs meanwhile."""
-    begun = backend("kubernetes").tend(who, [stage.namespace], everyone=True)
+    begun = cluster_backend().tend(who, [stage.namespace], everyone=True)
     assert begun is not None
     try:
         yield

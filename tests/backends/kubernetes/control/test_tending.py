@@ -25,6 +25,7 @@ from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, JobInfo, Phase
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.mortal import elsewhere, made
 from tests.backends.kubernetes.stage import collection, until
 from tests.patience import LIMIT
@@ -51,7 +52,7 @@ def attach(stage, monkeypatch, tmp_path):
 @contextlib.contextmanager
 def looked_after(stage):
     """Look after the stage's jobs meanwhile."""
-    tending = backend("kubernetes").tend("the test", [stage.namespace])
+    tending = cluster_backend().tend("the test", [stage.namespace])
     assert tending is not None
     yield
     tending.stop()

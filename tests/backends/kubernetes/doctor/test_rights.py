@@ -3,7 +3,6 @@
 import pytest
 
 from nbtorchjob import api
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api import reflector
 from nbtorchjob.backends.kubernetes.doctor import rights
@@ -19,6 +18,7 @@ from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, Phase
 from nbtorchjob.ui.card import render
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
@@ -95,7 +95,7 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     assert all(finding.good for finding in api.doctor(stage.spec(**asked)))
     job = running(stage.submit(PART, **asked))
     until(lambda: len(job.state.attempts) == 2 and job.state.phase is Phase.RUNNING)
-    (answer,) = backend("kubernetes").ask(job.name, {"question": "nothing"})
+    (answer,) = cluster_backend().ask(job.name, {"question": "nothing"})
     assert answer.trouble == STARTING
     attached = api.attach(job.name)
     attached.suspend()
@@ -139,7 +139,7 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
         high = {"priority_class": "high"} if "priority class" in KINDS[kind].can else {}
         spec = stage.spec(kind=kind, **more, **high)
         api.doctor(spec)
-    backend("kubernetes").choices(spec)
+    cluster_backend().choices(spec)
 
     inside, outside = used(stage, name)
     # What is used while there is a job, or only where there are queues, or groups.

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nbtorchjob import AskError, Elastic, JobEndedError, JobNotFoundError
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.kinds import KINDS
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
@@ -64,7 +64,7 @@ ALONE = "begin()\nsign(f'ready-{NODE}')\nwait('go')\nvalue(1)"
 
 def ask(job, question="who", **how):
     said = {key: how.pop(key) for key in list(how) if key == "said"}
-    found = backend("kubernetes").ask(job.name, {"question": question, **said}, **how)
+    found = cluster_backend().ask(job.name, {"question": question, **said}, **how)
     return sorted(found, key=lambda answer: answer.node)
 
 
@@ -88,7 +88,7 @@ def test_each_node_answers_for_itself(stage, kind):
 
 def test_a_conversation_goes_on_both_ways_and_its_end_is_noticed(stage):
     job, data = ready(stage, stage.submit(PART)), bytes(range(256)) * 8192
-    here = backend("kubernetes")
+    here = cluster_backend()
 
     with here.talk(job.name, 0, {"question": "chat", "size": len(data)}, LIMIT) as talk:
         talk.send({"say": "é"})

@@ -10,10 +10,10 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture, submission
-from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.state import Origin
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
@@ -289,7 +289,7 @@ def test_its_manifests_are_shown_to_who_may_not_read_secrets(stage):
     job = running(stage.submit(WAIT))
     stage.become(("get", "secrets"), ("list", "secrets"))
 
-    text = backend("kubernetes").manifests(job.info.address)
+    text = cluster_backend().manifests(job.info.address)
 
     assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]
     assert text.startswith(
@@ -313,7 +313,7 @@ def test_a_network_policy_belongs_to_its_job_and_is_in_what_is_exported(stage, f
         bodies = [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
         [exported] = [body for body in bodies if body["kind"] == "NetworkPolicy"]
         assert exported["spec"]["podSelector"]["matchLabels"][labelling.JOB] == each.name
-    shown = backend("kubernetes").manifests(job.info.address)
+    shown = cluster_backend().manifests(job.info.address)
     assert "NetworkPolicy" in [each["kind"] for each in yaml.safe_load_all(shown)]
     stage.sign("go")
     job.delete()

@@ -13,6 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.local.jobdir.follow import PIECE_BYTES
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.logs import TAIL_BYTES
+from tests.backends.full import local_backend
 from tests.backends.local.acted import Acted
 
 BIG = bytes(range(256)) * (5 * PIECE_BYTES // 512)  # two pieces and a half
@@ -131,7 +132,7 @@ def test_a_log_is_given_from_an_offset_over_all_rounds(logs, offset):
             job.begin(round)
             job.log(text, round=round)
 
-        assert b"".join(backend("local").log(job.name, 0, offset)) == b"".join(logs)[offset:]
+        assert b"".join(local_backend().log(job.name, 0, offset)) == b"".join(logs)[offset:]
     finally:
         job.remove()
 
@@ -167,7 +168,7 @@ def test_the_spans_of_stderr_are_told_and_what_nobody_marked_waits_for_its_mark_
     marked, rest = asyncio.run(look())
     assert (marked.data, marked.stderr) == (b"o\nthree\n", ((6, 8),))
     assert (rest.data, rest.stderr) == (b"last words", ((14, 24),))
-    (whole,) = backend("local").chunks(job.name, [0])
+    (whole,) = local_backend().chunks(job.name, [0])
     assert [chunk.stderr for chunk in whole] == [((4, 8), (14, 24))]
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from nbtorchjob.backends import backend
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.state import Phase
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import running, until
 from tests.frontends.server.conftest import jobs
 from tests.frontends.server.sockets import followed_no_more, following
@@ -102,4 +102,4 @@ def test_a_log_is_given_from_an_offset_on(stage, job):
     until(lambda: job.logs(0).encode() == TEXT)
 
     for offset in (0, 9, len(TEXT), len(TEXT) + 1):
-        assert b"".join(backend("kubernetes").log(job.info.address, 0, offset)) == TEXT[offset:]
+        assert b"".join(cluster_backend().log(job.info.address, 0, offset)) == TEXT[offset:]
