@@ -17,6 +17,7 @@ WIDTHS = (480, 800, 1400)
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 _CHANGE = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
 _COLOURS = 96  # of a card: enough for text and lines, and a third of the size
+_DRAWN = ".nbt-state:not(:text-is('Submitted'))"
 _SLACK = 24  # px that a height may differ: a line that wraps elsewhere
 _FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and how many may differ more: times go on
 
@@ -35,7 +36,7 @@ class Camera:
         self._notebook.command("notebook:run-all-cells")
         for index in range(1, len(cells)):
             # Before it has read the job's facts, a card says that it was submitted.
-            self._notebook.output(index).locator(".nbt-state:not(:text-is('Submitted'))").first.wait_for()
+            self._notebook.output(index).locator(_DRAWN).first.wait_for(state="attached")
         self._notebook.idle()
 
     def _card(self, index: int):
