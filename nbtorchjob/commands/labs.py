@@ -86,7 +86,7 @@ def pool(args: ParsedArgs, front: Front) -> Any:
             front.show(Answer(submission.dry_run(pools.call(), pools.requested(asked))))
             return None
         job = api.pool(asked).job
-    front.say(f"{run_hint(f'--pool {job.name}')} runs a cell there")
+    front.say(f"{run_hint(f'--pool {job.name}')} runs a job there")
     return front.detached(job, None)
 
 

@@ -1,8 +1,8 @@
 """A pool whose kernels, askers, ranks, nodes and pods are killed at random moments: what becomes of its jobs.
 
 Each rank of a job writes down that it runs, in a file that no cleanup reaches. So a job that was lost, that
-ran twice, or that returned what another one's code returns, is seen there. A job that the kill has ended is
-no loss as long as it says so.
+ran twice in one attempt, or that returned what another one's code returns, is seen there. A job that the kill
+has ended is no loss as long as it says so; with ``--retries`` it runs again.
 """
 
 import argparse
@@ -48,7 +48,8 @@ from nbtorchjob import capture, submission
 print("sends", flush=True)
 call = capture.from_cell(sys.argv[1], {})
 place = nbtorchjob.Cluster(namespace=sys.argv[2])
-job = submission.submit(call, nbtorchjob.JobSpec(pool="warm", cluster=place))
+retry = nbtorchjob.Retry(retries=int(sys.argv[3]), backoff=0) if int(sys.argv[3]) else None
+job = submission.submit(call, nbtorchjob.JobSpec(pool="warm", cluster=place, retry=retry))
 print(job.name, flush=True)
 job.wait()
 """
@@ -56,9 +57,11 @@ job.wait()
 CELL = """
 import os, time, uuid
 import torch, torch.distributed as dist
+from nbtorchjob import attempt
 number = {number}
 dist.init_process_group("gloo")
-open(f"{folder}/{{number}}-{{dist.get_rank()}}-{{os.getpid()}}-{{uuid.uuid4().hex}}", "x").close()
+who = f"{{number}}-{{dist.get_rank()}}-{{os.getpid()}}-{{attempt()}}-{{uuid.uuid4().hex}}"
+open(f"{folder}/{{who}}", "x").close()
 total = torch.tensor(number * (dist.get_rank() + 1))
 dist.all_reduce(total)
 time.sleep(1.5)
@@ -69,18 +72,19 @@ int(total)
 class Trial:
     """One job, and what is killed meanwhile."""
 
-    def __init__(self, number: int, folder: Path, pool: Lab, cluster: Apart) -> None:
+    def __init__(self, number: int, folder: Path, pool: Lab, cluster: Apart, retries: int) -> None:
         self.number = number
         self._folder = folder
         self._pool = pool
         self._cluster = cluster
+        self._retries = retries
         self.killed = False  # whether there was something to kill
         self._cell = CELL.format(number=number, folder=folder)
 
     def run(self, victim: str, moment: float) -> str:
         """Send the job, and kill the victim at that moment; return what became of the job."""
         env = {**os.environ, folders.STATE: str(self._folder / f"state-{self.number}")}
-        command = [sys.executable, "-c", KERNEL, self._cell, NAMESPACE]
+        command = [sys.executable, "-c", KERNEL, self._cell, NAMESPACE, str(self._retries)]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=env, **pipes) as kernel:
             assert kernel.stdout is not None
@@ -101,7 +105,8 @@ class Trial:
 
     def _outcome(self, name: str, problem: str) -> str:
         job = self._job(name)
-        ran = Counter(path.name.split("-")[1] for path in self._folder.glob(f"{self.number}-?-*"))
+        began = [path.name.split("-") for path in self._folder.glob(f"{self.number}-?-*")]
+        ran = Counter((rank, attempt) for _, rank, _, attempt, _ in began)
         if any(times > 1 for times in ran.values()):
             return f"RAN TWICE: {dict(ran)}"
         if job is None:
@@ -116,7 +121,9 @@ class Trial:
             value, expected = job.result(), self.number * sum(range(1, NODES + 1))
             if value != expected:
                 return f"ANOTHER'S CODE: {value} instead of {expected}"
-            return "succeeded" if len(ran) == NODES else f"SUCCEEDED WITHOUT RUNNING: {dict(ran)}"
+            ranks = {rank for rank, attempt in ran if attempt == max(attempt for _, attempt in ran)}
+            times = "" if len(ran) == NODES else f": in attempt {max(attempt for _, attempt in ran)}"
+            return f"succeeded{times}" if len(ranks) == NODES else f"SUCCEEDED WITHOUT RUNNING: {dict(ran)}"
         assert isinstance(error, JobFailedError), error
         return f"failed: {' '.join(str(error).split())[:120]}"
 
@@ -134,9 +141,11 @@ class Trial:
     # Each kills something if it is time and that is there, and returns whether it has
 
     def _kill_kernel(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
-        if due:
+        # Half of them once the job runs, however long it takes to be sent.
+        if due and (self.number % 2 or any(self._folder.glob(f"{self.number}-?-*"))):
             kernel.kill()
-        return due
+            return True
+        return False
 
     def _kill_asker(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
         askers = [pid for pid, words in commands() if ASKER in words and b"\0-c\0" in words]
@@ -194,6 +203,7 @@ def commands() -> Iterator[tuple[int, bytes]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--retries", type=int, default=0, help="the budget of each job")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     random.seed(asked.seed)
@@ -207,7 +217,7 @@ def main() -> int:
         pool = api.pool(spec, name="warm")
         for number in range(1, asked.jobs + 1):
             victim = ("kernel", "asker", "rank", "node", "pod")[number % 5]
-            trial = Trial(number, folder, pool, there)
+            trial = Trial(number, folder, pool, there, asked.retries)
             outcome = trial.run(victim, random.uniform(0, LATEST_S))
             print(f"{number:3} {victim if trial.killed else '-':6} {outcome}", flush=True)
             outcomes[outcome.partition(":")[0]] += 1

@@ -290,6 +290,15 @@ def test_a_rank_of_a_pools_job_that_ends_is_the_jobs_failure_alone():
     assert (failure.rank, failure.reason.line) == (1, "killed by SIGKILL")
 
 
+def test_whose_job_fails_in_a_pool_is_told_what_would_try_it_again():
+    error = Error("RecoverableError", "soon", time=3.2, recoverable=True)
+    failed = ev.RankFailed(3.2, 0, 0, 0, 5, error, stays=True)
+    ends = [ev.TurnEnded(3.4, node, 5, (node,)) for node in (0, 1)]
+    job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], failed, *ends], "a", info=POOL)
+
+    assert "--retries N" in facts.cause(job.failure, job)
+
+
 def test_a_pools_job_whose_end_was_asked_for_is_cancelled():
     ends = [ev.TurnEnded(3.4, 1, 5, (1,)), ev.TurnEnded(3.5, 0, 5, (0,), cancelled=True)]
     job = seen([*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *ends], "a", info=POOL)

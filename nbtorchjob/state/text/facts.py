@@ -407,7 +407,7 @@ def _whose(failure: Failure, state: JobState, *, certain: bool) -> str:
 
 def _again(failure: Failure, state: JobState) -> str:
     """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
-    if state.info.of_lab:
+    if state.info.of_lab and not state.info.in_pool:
         return ""  # a cell isn't: its lab is
     if failure.reason.cause is Cause.INFRA:
         # Without its supervisor, or deleted, a job isn't tried again by anybody.
