@@ -37,7 +37,8 @@ PARTS = {
     "stock": ("install/stock.py",),
     "mirror": ("api/mirror.py",),
     "nodes": tuple(
-        f"rendezvous/{name}.py" for name in ("endpoint", "news", "peers", "rendezvous", "ring", "signed")
+        f"rendezvous/{name}.py"
+        for name in ("endpoint", "gathering", "news", "peers", "rendezvous", "ring", "signed")
     ),
     "trainer status": ("api/trainerstatus.py",),
     "training": tuple(f"api/{name}.py" for name in ("dcp", "sampler", "training")),

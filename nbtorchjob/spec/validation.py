@@ -254,9 +254,15 @@ def built(type_: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _part(hint: Any, value: Any) -> Any:
-    if isinstance(value, list) and get_origin(hint) is tuple:
-        return tuple(_part(get_args(hint)[0], item) for item in value)
-    return built(hint, value) if is_dataclass(hint) and isinstance(hint, type) else value
+    origin, inner = _apart(hint)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_part(inner[0], item) for item in value)
+    return built(hint, value) if _is_built(hint) else value
+
+
+@cache
+def _is_built(hint: Any) -> bool:
+    return is_dataclass(hint) and isinstance(hint, type)
 
 
 def fits(value: object, hint: Any) -> bool:

@@ -1,5 +1,8 @@
 """A page has a job's nodes tell what their ranks do; what keeps all of them from it is told."""
 
+import base64
+import json
+import zlib
 from functools import reduce
 from typing import Any
 
@@ -8,7 +11,8 @@ import pytest
 from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
-from nbtorchjob.runtime.facts.samples import RUNS, RankSample
+from nbtorchjob.runtime.facts.errors import Frame
+from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from tests.backends.full import Questions
@@ -43,3 +47,73 @@ def test_says_why_none_answers(answers, why):
 
     with pytest.raises(NBTorchJobError, match=f"job told nothing of its ranks: .*{why}"):
         stacks.look(backend, "job")
+
+
+class Many(Asked):
+    """Has a job of 300 nodes. Node 2 gathers, if it ``can``, all but 7 and 9, of which 9 answers nobody."""
+
+    def __init__(self, can=True):
+        super().__init__()
+        self.can = can
+        self.asked = []
+
+    def state(self):
+        starts: list[ev.Event] = [
+            ev.NodeStarted(1.0, node, "host", pod=f"pod-{node}") for node in range(2, 300)
+        ]
+        begun = ev.WorkersStarted(1.0, 2, 0, 0, (2,), 300)
+        return reduce(apply, [*starts, begun], JobState(JobInfo("job", nodes=(300, 300))))
+
+    def ask(self, name, question, nodes=None, timeout=10.0):
+        self.asked.append((question, nodes))
+        records = [own(2)]
+        if self.can and "all" in question:
+            told = [own(node) for node in range(300) if node not in (2, 7, 9)]
+            packed = [
+                base64.b64encode(zlib.compress(json.dumps(record).encode())).decode() for record in told
+            ]
+            others = [
+                {"of": record["node"], "packed": text} for record, text in zip(told, packed, strict=True)
+            ]
+            forged = {"of": 9, "packed": others[0]["packed"]}
+            records = [{"gathers": True}, *others, forged, {"of": 9, "packed": "no"}, *records]
+        if "all" in question:
+            yield NodeAnswer(2, tuple(records))
+            return
+        for node in range(300) if nodes is None else nodes:
+            yield NodeAnswer(node, () if node == 9 else (own(node),), "away" if node == 9 else "")
+
+
+def own(node):
+    return json.loads(json.dumps(ev.to_json(sampled(node))))
+
+
+GROUP = Group("default", (0, 1), (Collective(3, "all_reduce", 4.0, done=False, sizes=((2, 3),)),), "gloo")
+
+
+def sampled(node):
+    frames = (Frame("<cell 1>", 3, "train", "loss.backward()"), Frame("/lib/x.py", node % 3 + 1, "wait", ""))
+    return ev.Sampled(
+        5.0, node, 0, "asked", (RankSample(node, RUNS, threads=(Thread("main", frames),), groups=(GROUP,)),)
+    )
+
+
+def test_of_many_nodes_one_is_asked_and_then_those_that_told_it_nothing():
+    backend: Any = Many()
+    found = stacks.ask(backend, backend.state(), 10.0)
+
+    assert backend.asked == [
+        ({"question": "sample", "all": 8.0}, [2]),
+        ({"question": "sample"}, [7, 9]),
+    ]
+    assert found.samples == {node: sampled(node).samples[0] for node in range(300) if node != 9}
+    assert found.trouble == {9: "away"}
+    assert "node 9: away" in str(found)
+
+
+def test_nodes_of_an_older_payload_are_all_asked():
+    backend: Any = Many(can=False)
+    found = stacks.ask(backend, backend.state(), 10.0)
+
+    assert backend.asked[1:] == [({"question": "sample"}, None)]
+    assert (len(found.samples), found.trouble) == (299, {9: "away"})

@@ -15,11 +15,12 @@ ranks are asked once a second, which takes some 0.1 ms of them.
 from __future__ import annotations
 
 import _thread
+import base64
 import os
 import signal
 import threading
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from nbtorchjob.runtime.ask import late
 from nbtorchjob.runtime.ask.questions import MODULES
@@ -66,6 +67,7 @@ class Lookout:
         self._inquiry.enter(pids)
         self._peers = peers
         peers.on_sample_wanted, peers.on_end = self._want, self._answer_wish
+        peers.on_gather = self._give
         self.go_on(round_, folder, pids)
 
     def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
@@ -96,9 +98,29 @@ class Lookout:
         self._inquiry.close()
 
     def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
-        """Yield the sample that somebody asks for."""
-        stalled = self._taken.get(QUIET, -1.0) >= self._stall.since
-        yield self.sample(QUIET if stalled else ASKED)
+        """Yield the sample that somebody asks for.
+
+        Where ``all`` other nodes have so many seconds to tell theirs, a word that this node can do that comes
+        first, and then those samples, as they were told.
+        """
+        if "all" not in request:
+            yield self._asked()
+            return
+        own: List[Dict[str, Any]] = []
+        taking = threading.Thread(target=lambda: own.append(self._asked()), daemon=True)
+        taking.start()
+        yield {"gathers": True}
+        for node, data in self._peers.gather(float(request["all"])):
+            yield {"of": node, "packed": base64.b64encode(data).decode()}
+        taking.join()
+        yield from own
+
+    def _asked(self) -> "dict[str, Any]":
+        return self.sample(QUIET if self._taken.get(QUIET, -1.0) >= self._stall.since else ASKED)
+
+    def _give(self, give: "Callable[[dict[str, Any]], None]") -> None:
+        # In a thread of its own: it takes seconds, in which whoever calls this hears nothing.
+        threading.Thread(target=lambda: give(self._asked()), daemon=True).start()
 
     def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
         """Yield the profile of a rank that somebody asks for (``profiling.py``)."""

@@ -6,7 +6,7 @@ What several nodes need besides (``rendezvous.py``, ``peers.py``) travels only w
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Callable, Dict, Optional, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
 
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.api import (
@@ -63,6 +63,13 @@ class Alone:
 
     def want_sample(self, why: str) -> None:
         """Have the other nodes of this round take a sample."""
+
+    on_gather: "Callable[[Callable[[Dict[str, Any]], None]], None]" = staticmethod(lambda give: None)
+    """Called in another thread, with what takes a record of what this node does."""
+
+    def gather(self, seconds: float) -> "Iterator[Tuple[int, bytes]]":
+        """Yield what each other node of this round does: its number, and a record as compressed JSON."""
+        return iter(())
 
     def show_sample(self, record: Dict[str, Any]) -> None:
         """Have other nodes of this round tell this one's sample as well."""

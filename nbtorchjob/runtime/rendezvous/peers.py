@@ -27,6 +27,7 @@ that store when it ends, and a beat while it lives:
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
                cluster may take its log away as soon as another node has failed
+    R/gather   what all nodes do is to be told to the one that says so (``gathering.py``)
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 
 A thread of each agent waits for news of them (``news.py``). Another one beats and looks at the next node
@@ -58,11 +59,12 @@ import threading
 import time
 import zlib
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
+from nbtorchjob.runtime.rendezvous.gathering import WORD, gather, give
 from nbtorchjob.runtime.rendezvous.news import News, announce
 from nbtorchjob.runtime.rendezvous.ring import LOOK_S, Ring
 
@@ -199,6 +201,12 @@ class Peers(Alone):
             self._stirred.set()
             with store_may_be_gone():
                 self._store.seal(ring.key("seen", ring.node), data)
+
+    def gather(self, seconds: float) -> Iterator[Tuple[int, bytes]]:
+        """See the base class."""
+        if self._ring is not None:
+            with store_may_be_gone(PeersEnded):
+                yield from gather(self._store, self._ring, seconds)
 
     @property
     def asks(self) -> bool:  # type: ignore[override]
@@ -413,6 +421,7 @@ class Peers(Alone):
                 ring.heard = True
                 ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
                 self._look_for_wish(ring, store)
+                self._look_for_gathering(ring, store)
                 ring.asks = ring.asks or store.check([ring.key("asks")])
                 if ring.leaves is None and store.check([ring.key("leave")]):
                     ring.leave(store.get(ring.key("leave")))
@@ -432,6 +441,17 @@ class Peers(Alone):
                 stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
                 announce(store)
                 self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
+
+    def _look_for_gathering(self, ring: Ring, store: Any) -> None:
+        name = store.get(ring.key(WORD)) if ring.gathered or store.check([ring.key(WORD)]) else b""
+        if name != ring.gathered:
+            ring.gathered = name
+
+            def tell(record: Dict[str, Any]) -> None:
+                with store_may_be_gone(PeersEnded):
+                    give(self._store, ring, name.decode(), record)
+
+            self.on_gather(tell)
 
     def _look_for_wish(self, ring: Ring, store: Any) -> None:
         wish = ring.key("sample")

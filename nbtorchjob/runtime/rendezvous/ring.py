@@ -36,6 +36,7 @@ class Ring:
         self.heard = False  # whether its words were read
         self.lost = False  # whether a node of it is gone
         self.sampled = b""  # the newest word on that
+        self.gathered = b""  # under which name this node told last what it does
         self.sample_looks = 0  # that are left
         self.seen: Dict[int, bytes] = {}  # by node
         self.room = LONGEST_FACT  # for what others have seen, in bytes

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
+from functools import lru_cache
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
@@ -187,9 +188,29 @@ def _in_backward(threads: Sequence[Thread]) -> bool:
 
 def library(frame: Frame, sources: Sources) -> bool:
     """Whether a frame is of a library, or of this project's runtime, and not of the user's code."""
-    return frame.filename not in sources and (
-        not frame.filename or bool(_LIBRARY.search(frame.filename.replace("\\", "/")))
-    )
+    return frame.filename not in sources and (not frame.filename or _in_library(frame.filename))
+
+
+# A thousand nodes have the same few hundred files and functions on their stacks.
+_remembered = lru_cache(maxsize=1 << 13)
+
+
+@_remembered
+def _in_library(file: str) -> bool:
+    return bool(_LIBRARY.search(file.replace("\\", "/")))
+
+
+@_remembered
+def _ends_by_itself(file: str) -> WaitsFor | None:
+    return next((meaning for end, meaning in _ENDS_BY_ITSELF if re.search(rf"(?:{end})$", file)), None)
+
+
+@_remembered
+def _waits_in(file: str, function: str) -> WaitsFor | None:
+    for end, name, meaning in _WAITS:
+        if re.search(rf"(?:{end})$", file) and re.fullmatch(name, function):
+            return meaning
+    return None
 
 
 def users_frame(frames: Sequence[Frame], sources: Sources) -> Frame | None:
@@ -225,9 +246,9 @@ def _operation(thread: Thread) -> str:
 
 def _waiting(frames: Sequence[Frame], sources: Sources) -> WaitsFor | None:
     for frame in frames:
-        for file, meaning in _ENDS_BY_ITSELF:
-            if library(frame, sources) and re.search(rf"(?:{file})$", frame.filename):
-                return meaning
+        meaning = _ends_by_itself(frame.filename)
+        if meaning is not None and library(frame, sources):
+            return meaning
     own = max((at for at, frame in enumerate(frames) if not library(frame, sources)), default=-1)
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
@@ -235,7 +256,6 @@ def _waiting(frames: Sequence[Frame], sources: Sources) -> WaitsFor | None:
         # Of a line with two calls it may be either, unless it awaits something, whatever that is.
         return meanings[0] if meanings[:1] == [WaitsFor.AWAIT] or len(meanings) == 1 else None
     for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
-        for file, name, meaning in _WAITS:
-            if re.search(rf"(?:{file})$", frame.filename) and re.fullmatch(name, frame.name):
-                return meaning
+        if (meaning := _waits_in(frame.filename, frame.name)) is not None:
+            return meaning
     return None

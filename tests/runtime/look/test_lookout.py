@@ -1,9 +1,11 @@
 """A node looks at its ranks: by itself, and when asked."""
 
+import base64
 import ctypes
 import json
 import linecache
 import os
+import queue
 import re
 import signal
 import socket
@@ -172,6 +174,19 @@ def test_another_node_may_ask(look_out, told):
     peers.on_sample_wanted("quiet")
     assert [fact.why for fact in told(1)] == ["quiet"]
     assert peers.told == []
+
+
+def test_a_node_tells_its_sample_to_one_that_gathers_them_and_gathers_them_itself(look_out, told):
+    peers: Any = Peers()
+    peers.gather = lambda seconds: iter([(8, b"packed")])
+    lookout, _ = look_out(peers=peers)
+    given: queue.Queue[dict[str, Any]] = queue.Queue()
+    peers.on_gather(given.put)
+    assert given.get(timeout=LIMIT)["why"] == "asked"
+
+    can, other, own = lookout.answer({"question": "sample", "all": 1.0})
+    assert (can, other) == ({"gathers": True}, {"of": 8, "packed": base64.b64encode(b"packed").decode()})
+    assert (own["event"], own["node"]) == ("Sampled", 7)
 
 
 def test_another_nodes_wish_is_answered_before_ranks_end(look_out, told):

@@ -678,6 +678,20 @@ def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, s
     assert told()[2] == {**record, "time": 6.0}
 
 
+def test_one_node_gathers_what_all_do_and_leaves_nothing_of_it_behind(gangs, store):
+    one, other = gangs()
+    other.on_gather = lambda give: give({"node": 1, "time": 5.0})
+    for _ in range(2):
+        assert [(node, json.loads(zlib.decompress(data))) for node, data in one.gather(LIMIT)] == [
+            (1, {"node": 1, "time": 5.0})
+        ]
+    began, keys = time.monotonic(), store.num_keys()
+    other.on_gather = lambda give: None
+    assert list(one.gather(0.2)) == []
+    assert time.monotonic() - began < LIMIT
+    assert store.num_keys() <= keys + 4  # news, and beats
+
+
 def meet(port, host="127.0.0.1", **configs):
     conf = {"is_host": 0, "join_timeout": 30, **configs}
     return dynamic(f"{host}:{port}", "job", (2, 2), None, conf, KEY)
