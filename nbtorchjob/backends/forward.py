@@ -46,7 +46,10 @@ class Forward:
         self._talk: Talk | None = self._begin()
         self._channels = Channels(self._say)
         try:
-            self.listens = self._asked()
+            assert self._talk is not None
+            self._talk.send({"listens": self.port})
+            record = self._talk.hear(_LISTENS_S) or {}
+            self.listens = record["yes"] if isinstance(record.get("yes"), bool) else None
             self._listener = _listener(port, local, shared=state.info.backend == "local")
         except BaseException:
             self._talk.close()
@@ -91,12 +94,6 @@ class Forward:
         return able(self._backend, Talks, "forward", self._address).talk(
             self._address, node, {"question": "forward"}, _BEGIN_S
         )
-
-    def _asked(self) -> bool | None:
-        assert self._talk is not None
-        self._talk.send({"listens": self.port})
-        record = self._talk.hear(_LISTENS_S) or {}
-        return record["yes"] if isinstance(record.get("yes"), bool) else None
 
     def _listen_to(self, talk: Talk) -> None:
         def listen() -> None:

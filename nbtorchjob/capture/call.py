@@ -63,7 +63,13 @@ def from_cell(
         cells.check_defines(cell)
         cell = replace(cell, entry=None)
     if given:
-        varying.check_read(given, _looked_up(cell, namespace), cell.sets, "the cell")
+        entry = arguments.names(cell.entry) if cell.entry is not None else []
+        varying.check_read(
+            given,
+            _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace),
+            cell.sets,
+            "the cell",
+        )
         theirs = Theirs(frozenset(given))
     names, notes = lookup.captured(cell, namespace, former, theirs)
     stops = "breakpoint" not in {*names, *cell.sets} and cells.stops(
@@ -185,12 +191,6 @@ def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjo
     """
     cell = cells.parse("\n" + text, filename, _future_flags(dict(namespace)))
     entry = arguments.required(cell.entry) if cell.entry is not None else []
-    return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
-
-
-def _looked_up(cell: cells.Cell, namespace: Mapping[str, Any]) -> list[str]:
-    """Return the names that a cell may look up, and the parameters of the function that it calls."""
-    entry = arguments.names(cell.entry) if cell.entry is not None else []
     return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
 
 

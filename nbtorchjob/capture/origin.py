@@ -50,16 +50,12 @@ def _label(shell: Any, filename: str) -> str:
     """Return what IPython calls the cell of that file name: ``Cell In[3]``; other files keep theirs."""
     with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
         if not hasattr(shell.compile, "format_code_name"):
-            return _label_by_text(shell, filename)
+            # IPython before 8 keeps no list: the newest cell of the file's text is it.
+            text = "".join(linecache.getlines(filename)).rstrip("\n")
+            cells = [cell.rstrip("\n") for cell in shell.history_manager.input_hist_parsed]
+            numbers = [number for number, cell in enumerate(cells) if text and cell == text]
+            return f"Cell In[{numbers[-1]}]" if numbers else filename
         words = shell.compile.format_code_name(filename)
         if words is not None:
             return " ".join(words)
     return filename
-
-
-def _label_by_text(shell: Any, filename: str) -> str:
-    """Return the same where IPython, before 8, keeps no list: the newest cell of the file's text."""
-    text = "".join(linecache.getlines(filename)).rstrip("\n")
-    cells = [cell.rstrip("\n") for cell in shell.history_manager.input_hist_parsed]
-    numbers = [number for number, cell in enumerate(cells) if text and cell == text]
-    return f"Cell In[{numbers[-1]}]" if numbers else filename

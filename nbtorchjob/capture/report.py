@@ -55,7 +55,7 @@ def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str,
     rows = {
         ship.name: (ship.value or f"{ship.type}, {ship.human}", ship.digest)
         for ship in all_ships
-        if not _is_code(ship.type)
+        if ship.type not in (*_CODE, *_IMPORTED)
     }
     for top, some in _by_module(files).items():
         size = words.size(sum(len(file.data) for file in some))
@@ -104,10 +104,6 @@ def _short(name: str, value: Any) -> str:
     # Python refuses to write integers of more than 4300 digits as text.
     plain = plain or (type(value) is int and value.bit_length() < 64)
     return text if plain and len(text := repr(value)) <= 20 else ""
-
-
-def _is_code(kind: str) -> bool:
-    return kind in (*_CODE, *_IMPORTED)
 
 
 def _secret(name: str, value: Any) -> bool:

@@ -164,9 +164,6 @@ class _Parser:
         if self._takes("-"):
             number = self._number(self._deeper(self._signed))
             return _Part(at, number=_applied(lambda zero, x: zero - x, lambda _: 0.0, number))
-        return self._atom()
-
-    def _atom(self) -> _Part:
         token = self._token
         if token.kind == "number":
             value = float(self._take().text)

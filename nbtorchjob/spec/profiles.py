@@ -117,7 +117,11 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     ``SpecError`` for an invalid name, for what no profile can hold and for a file that isn't TOML.
     """
     CellOptions(profile=name)
-    values = _values(spec)
+    blank = JobSpec()
+    entries = {
+        key: _plain(value_at(o, spec)) for key, o in KEYS.items() if value_at(o, spec) != value_at(o, blank)
+    }
+    values = {key: value for key, value in entries.items() if value is not None}
     if overlay(JobSpec(), {KEYS[key]: value for key, value in values.items()}, lambda o: o.key) != spec:
         allowed = "a launch config that options can express"
         raise SpecError("profile", type(spec.launch).__name__, allowed)
@@ -126,15 +130,6 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     path = next((path for path in near(folder) if os.path.isfile(path)), folder / FILE)
     _write(path, _with(path, name, values))
     return path
-
-
-def _values(spec: JobSpec) -> dict[str, Any]:
-    """Return the entries of a profile for ``spec``, by key."""
-    blank = JobSpec()
-    entries = {
-        key: _plain(value_at(o, spec)) for key, o in KEYS.items() if value_at(o, spec) != value_at(o, blank)
-    }
-    return {key: value for key, value in entries.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:

@@ -379,19 +379,15 @@ def view(known: Known, part: Part, *, newest: bool = False) -> Known:
         workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
+    pods = {(unit.node.index, unit.life.pod) for unit in part.units}
+    events = ((event, known.nodes.get(event.node)) for event in known.agents)
     return replace(
         known,
         nodes=nodes,
         errors=tuple(e for e in known.errors if known.base(e.round) in part.rounds),
         exits=tuple(e for e in known.exits if known.base(e.round) in part.rounds),
-        agents=_agents(known, part),
+        agents=tuple(e for e, node in events if node is not None and (e.node, node.life_of(e).pod) in pods),
         verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
         waits=known.waits if newest else (),
         lost=known.lost if newest else None,
     )
-
-
-def _agents(known: Known, part: Part) -> tuple[ev.NodeFailed, ...]:
-    pods = {(unit.node.index, unit.life.pod) for unit in part.units}
-    events = ((event, known.nodes.get(event.node)) for event in known.agents)
-    return tuple(e for e, node in events if node is not None and (e.node, node.life_of(e).pod) in pods)

@@ -95,7 +95,8 @@ class Judge:
                 before.insert(place - 1, worth)
                 goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
                 if not goes_on and rung < tracks[address].total:
-                    far = _far(rung, tracks[address].by)
+                    by = tracks[address].by
+                    far = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
                     many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
                     reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
             rung *= early.factor
@@ -113,10 +114,6 @@ class Judge:
 def _may_stop(state: JobState) -> bool:
     # Somebody is at a rank that is stopped in the debugger.
     return state.phase is Phase.RUNNING and state.cancelled is None and not state.stopped
-
-
-def _far(rung: float, by: str) -> str:
-    return words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
 
 
 class _Arrival(NamedTuple):

@@ -181,24 +181,16 @@ def _described(value: Any, depth: int) -> str:
         dtype = str(value.dtype).rpartition(".")[2]
         return f"{type(value).__name__} {dtype} {tuple(shape)}"
     if isinstance(value, Mapping):
-        return _mapping(value, depth)
+        if type(value) is not dict or len(value) > _ITEMS or not depth:
+            return f"{type(value).__name__} of {len(value)}"
+        return "{" + ", ".join(f"{k!r}: {_form(v, depth - 1)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        return _sequence(value, depth)
+        if len(value) > _ITEMS or not depth:
+            return f"{type(value).__name__} of {len(value)}"
+        items = [_form(item, depth - 1) for item in value]
+        if isinstance(value, list):
+            return "[" + ", ".join(items) + "]"
+        if isinstance(value, tuple):
+            return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+        return f"{type(value).__name__} of {len(value)}"
     return line(repr(value), _MOST)
-
-
-def _mapping(value: Mapping[Any, Any], depth: int) -> str:
-    if type(value) is not dict or len(value) > _ITEMS or not depth:
-        return f"{type(value).__name__} of {len(value)}"
-    return "{" + ", ".join(f"{k!r}: {_form(v, depth - 1)}" for k, v in value.items()) + "}"
-
-
-def _sequence(value: Any, depth: int) -> str:
-    if len(value) > _ITEMS or not depth:
-        return f"{type(value).__name__} of {len(value)}"
-    items = [_form(item, depth - 1) for item in value]
-    if isinstance(value, list):
-        return "[" + ", ".join(items) + "]"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
-    return f"{type(value).__name__} of {len(value)}"

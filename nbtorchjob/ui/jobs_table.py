@@ -76,13 +76,9 @@ def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each job, and for all runs of a group one, where its first one stands."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for job in jobs:
-        groups.setdefault(_key(job), []).append(job)
+        groups.setdefault((job["where"], job["group"]) if job["group"] else ("", job["id"]), []).append(job)
     for runs in groups.values():
         yield _row(runs[0]) if not runs[0]["group"] else _folded(runs)
-
-
-def _key(job: Record) -> tuple[str, str]:
-    return (job["where"], job["group"]) if job["group"] else ("", job["id"])
 
 
 def _folded(jobs: Sequence[Record]) -> tuple[str, ...]:

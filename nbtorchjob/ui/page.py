@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.base import Tended
-from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line
-from nbtorchjob.state import JobState, Series
+from nbtorchjob.state import JobState
 from nbtorchjob.state.text import facts, usage
 from nbtorchjob.text.words import LINE, clock, line
 from nbtorchjob.ui import comparison as code
@@ -49,7 +48,11 @@ def description(
             _part(title, charts=[chart.curves(parts, width=_WIDTH, height=_HEIGHT, x_label="minutes")])
             for title, parts in usage.courses(state)
         ),
-        *([] if info.unreadable else [_part("Options", spans=[("", _command(info.asked))])]),
+        *(
+            []
+            if info.unreadable
+            else [_part("Options", spans=[("", f"%%torchjob {magic_line(info.asked)}".rstrip())])]
+        ),
         *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in code.cells(state)),
     ]
     return {"heading": facts.last_line(state, now), "parts": parts}
@@ -57,7 +60,8 @@ def description(
 
 def comparison(states: Sequence[JobState], now: float) -> Page:
     """Return the curves of some jobs, a chart a metric, and in which respects they differ."""
-    names = _names(states)
+    most = max(8, int((_WIDTH - 120) / len(states) / _CHAR) - 5)
+    names = [line(f"{number} {state.info.name}", most) for number, state in enumerate(states, 1)]
     parts = [
         _part("Jobs", ("", "job", "state", "took", "size", "newest values"), _summaries(states, now)),
         *_metrics(states, names),
@@ -90,22 +94,12 @@ def _part(
     }
 
 
-def _command(spec: JobSpec) -> str:
-    return f"%%torchjob {magic_line(spec)}".rstrip()
-
-
 def _differences(aspect: Aspect, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     table = aspect.table(names)
     yield _part(aspect.title, table[0] if table else (), table[1:], aspect.said())
     for name, changed in zip(names[1:], aspect.changes, strict=False):
         if changed:
             yield _part(f"What {name} changed in {names[0]}", spans=code.changes(changed))
-
-
-def _names(states: Sequence[JobState]) -> list[str]:
-    """Return what each job is called in charts and tables: a number, as names may be alike, and its name."""
-    most = max(8, int((_WIDTH - 120) / len(states) / _CHAR) - 5)
-    return [line(f"{number} {state.info.name}", most) for number, state in enumerate(states, 1)]
 
 
 def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
@@ -116,14 +110,10 @@ def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
             facts.status(state, now).lower(),
             facts.took(state, now),
             facts.shape(state),
-            ", ".join(metrics.summary(_series(state), 4, counting=False)),
+            ", ".join(metrics.summary(state.spoken, 4, counting=False)),
         )
         for number, state in enumerate(states, 1)
     ]
-
-
-def _series(state: JobState) -> Series:
-    return state.spoken
 
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     roots it is the whole path.
     """
     info = state.info
+    newest = metrics.newest(state.spoken, counting=False)
     return {
         "id": info.id,
         "name": info.name,
@@ -75,7 +76,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "pending": attempts.pending(state, now),
         "failure": facts.heading(state.failure, state) if state.failure else None,
         "progress": _progress(state, now),
-        "metrics": _metrics(state),
+        "metrics": [f"{name} {value}" for name, value in newest[:_MOST_METRICS]],
         "still": _still(state, now),
         "artifacts": _artifacts(state),
         "resumable": state.resumable,
@@ -204,11 +205,6 @@ def _still(state: JobState, now: float) -> dict[str, Any] | None:
         unit, usual = (known.unit, known.pace) if by_unit else (REPORT, known.every)
         return {"since": known.heard, "unit": unit, "usual": usual}
     return None if stillness is None else {"since": stillness.since, "unit": None, "usual": None}
-
-
-def _metrics(state: JobState) -> list[str]:
-    newest = metrics.newest(state.spoken, counting=False)
-    return [f"{name} {value}" for name, value in newest[:_MOST_METRICS]]
 
 
 def _progress(state: JobState, now: float) -> dict[str, Any] | None:

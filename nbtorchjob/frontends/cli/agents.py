@@ -144,23 +144,6 @@ def _flags(option: Option, value: Any) -> list[str]:
     return [f"{flag}={item}" for item in values]
 
 
-async def _run(line: Sequence[str]) -> tuple[int, str, str]:
-    """Run the command; return its exit code and what it wrote to stdout and stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "nbtorchjob", *line),
-        stdin=asyncio.subprocess.DEVNULL,  # the server's own is the protocol's
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
-
-
 def server() -> Server[Any]:
     """Return the server; raises ``NotInstalledError`` where the extra ``mcp`` isn't."""
     with extras.needed("mcp", "nbtorchjob mcp"):
@@ -206,7 +189,19 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         line = TOOLS[name].command(arguments)
     except LineError as exc:
         return _REFUSED[0], "", str(exc)
-    return await _run(line)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nbtorchjob", *line),
+        stdin=asyncio.subprocess.DEVNULL,  # the server's own is the protocol's
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def _document(out: str) -> dict[str, Any] | None:

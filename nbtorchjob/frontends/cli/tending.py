@@ -38,7 +38,11 @@ def tend(options: Mapping[str, Any]) -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    _log()
+    log = logging.getLogger(LOG)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     tending = tended().tend(
         "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
     )
@@ -91,11 +95,3 @@ def _address(listen: str | None) -> str:
             f"nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, got {listen!r}"
         )
     return listen.replace("[::1]", "::1")
-
-
-def _log() -> None:
-    log = logging.getLogger(LOG)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)

@@ -81,7 +81,12 @@ def provide(
     if _PROVIDED in os.environ:
         return os.environ.pop(_PROVIDED)
     try:
-        wanted = dict(payload.header["packages"], broken=_broken(payload.header.get("needs") or ()))
+        # A distribution may be there whose module can't be found, as a binary of another Python can't.
+        needs = payload.header.get("needs") or ()
+        wanted = dict(
+            payload.header["packages"],
+            broken=sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None}),
+        )
         began = time.monotonic()
         emit("Installing", node=node)
         wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
@@ -109,11 +114,6 @@ def provide(
         others = [entry for entry in sys.path if entry != payload.path]
         os.execv(sys.executable, [sys.executable, "-c", code % ([payload.path], others, payload.path)])
     return target
-
-
-def _broken(needs: Sequence[Dict[str, str]]) -> List[str]:
-    """Return whose modules can't be found that are needed, as a binary of another Python can't."""
-    return sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None})
 
 
 def shadows(folder: str) -> bool:

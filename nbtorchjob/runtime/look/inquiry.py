@@ -189,7 +189,9 @@ class Inquiry:
                 self._hear(list(lines.values()), began + seconds)
                 for rank in [rank for rank, line in lines.items() if line.is_silent and not line.text]:
                     if rank in ran:
-                        self._have_written(rank, lines[rank], ran[rank])
+                        pid, hello = self._pids[rank], lines[rank].hello
+                        if hello and outside.holds_still(pid, hello["thread"], ran[rank]):
+                            outside.have_written(pid, hello["thread"], hello["fd"], hello["inode"])
                     elif lines[rank].waits_for_lock:
                         ran[rank] = outside.seconds(self._pids[rank])
             for line in self._lines.values():
@@ -245,11 +247,6 @@ class Inquiry:
                 poll.register(fd, select.POLLIN)
             for fd, _ in poll.poll(1000 * max(0.001, min([until, *pauses]) - now)):
                 left[fd].hear()
-
-    def _have_written(self, rank: int, line: _Line, ran: Dict[int, float]) -> None:
-        pid, hello = self._pids[rank], line.hello
-        if hello and outside.holds_still(pid, hello["thread"], ran):
-            outside.have_written(pid, hello["thread"], hello["fd"], hello["inode"])
 
 
 def _listen(folder: str) -> Optional[socket.socket]:

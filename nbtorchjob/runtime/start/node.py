@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from typing import Any, Dict, Iterator, Mapping, Optional, Type, Union
+from typing import Any, Dict, Iterator, Optional, Type, Union
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts, checkpoints
@@ -239,7 +239,11 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             from nbtorchjob.runtime.debug import bridge  # late: it travels only where it is needed
 
             handlers.update(bridge.handlers(folder))
-        _answer_questions(folder, own, handlers)
+        # In a thread, so from when the template was forked on.
+        try:
+            answering.serve(folder, own, handlers)
+        except OSError as exc:  # a file system without sockets: the job goes on without
+            sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with artifacts.sending(key), checkpoints.saving() as agent.saved, written.telling():
@@ -294,14 +298,6 @@ def _forward(asked: answering.Question) -> Iterator[Union[Dict[str, Any], bytes]
     from nbtorchjob.runtime.ask import ports  # late, as above
 
     return ports.answer(asked)
-
-
-def _answer_questions(folder: str, key: bytes, handlers: Mapping[str, answering.Handler]) -> None:
-    # In a thread, so from when the template was forked on.
-    try:
-        answering.serve(folder, key, handlers)
-    except OSError as exc:  # a file system without sockets: the job goes on without
-        sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
 
 
 def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes], fetching_s: float = 0.0) -> Any:

@@ -86,7 +86,12 @@ class _Wording(FrozenDataclass):
                 waited = f"{call} waited in for {duration(wait.seconds)}"
                 return f"{ranks(absent)} never entered {waited}; {self._places(absent, named=True)}"
             case verdicts.Circle(steps):
-                return self._circle(steps)
+                circle = sorted({rank for _, inside in steps for rank in inside})
+                parts = [
+                    f"{ranks(inside)} for {ranks(awaited)} in {self._call(wait)} ({self._at(inside[0])})"
+                    for (wait, inside), (_, awaited) in zip(steps, [*steps[1:], steps[0]], strict=True)
+                ]
+                return f"{ranks(circle)} {self._verb('waits', circle)} for each other: {', '.join(parts)}"
             case verdicts.Away(operation, away, there):
                 waiting = f"{ranks(there)} {self._verb('is', there)} waiting"
                 text = f"{ranks(away)} never entered {operation}, where {waiting}"
@@ -148,14 +153,6 @@ class _Wording(FrozenDataclass):
         last = ", ".join(filter(None, [what(verdict.last), self._lines(verdict.more)]))
         why = "the usual causes are uneven batches and a branch that some ranks skip"
         return f"{made}, and {others} before returning; the last is {last}; {why}"
-
-    def _circle(self, steps: Sequence[tuple[Wait, Sequence[int]]]) -> str:
-        circle = sorted({rank for _, inside in steps for rank in inside})
-        parts = [
-            f"{ranks(inside)} for {ranks(awaited)} in {self._call(wait)} ({self._at(inside[0])})"
-            for (wait, inside), (_, awaited) in zip(steps, [*steps[1:], steps[0]], strict=True)
-        ]
-        return f"{ranks(circle)} {self._verb('waits', circle)} for each other: {', '.join(parts)}"
 
     def _verb(self, word: str, subjects: Sequence[int]) -> str:
         """Return a verb as so many ranks do it: ``wait``."""

@@ -16,7 +16,6 @@ from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.standing import Sources, library, place
-from nbtorchjob.state.events import Sampled
 from nbtorchjob.state.spent import ACCELERATOR, COMPUTE, DATA, IDLE, PYTHON, RANKS, Spent
 from nbtorchjob.state.text import hang
 from nbtorchjob.text.words import clip, clock, columns, count, duration, line, ranks, size
@@ -57,7 +56,9 @@ class Stacks(FrozenDataclass):
     def _samples(self) -> dict[int, tuple[RankSample, float]]:
         state = self.state
         newest = [item for item in state.samples.values() if state.base(item.round) == state.round]
-        samples = [(rank, fact.time) for fact in sorted(newest, key=_time) for rank in fact.samples]
+        samples = [
+            (rank, fact.time) for fact in sorted(newest, key=lambda fact: fact.time) for rank in fact.samples
+        ]
         return {
             sample.rank: (sample, time) for sample, time in sorted(samples, key=lambda item: item[0].rank)
         }
@@ -79,9 +80,8 @@ class Stacks(FrozenDataclass):
         lines = [self.cause] if self.cause else []
         if samples and not self.asked:
             ended = "The job has ended; this" if self.state.phase.terminal else "This"
-            lines.append(
-                f"{ended} is its last sample, of {clock(max(map(_taken, samples.values())), self.time)}."
-            )
+            newest = max(time for _, time in samples.values())
+            lines.append(f"{ended} is its last sample, of {clock(newest, self.time)}.")
         lines += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
         if not samples and not lines:
             return ["Nothing is known of what its ranks do."]
@@ -111,14 +111,6 @@ class Stacks(FrozenDataclass):
             "trouble": {str(node): why for node, why in self.trouble.items()},
             "asked": self.asked,
         }
-
-
-def _time(fact: Sampled) -> float:
-    return fact.time
-
-
-def _taken(sample: tuple[RankSample, float]) -> float:
-    return sample[1]
 
 
 def html(lines: Sequence[str], *, columns: bool = False) -> str:
@@ -225,7 +217,11 @@ class Profile(FrozenDataclass):
     def lines(self) -> list[str]:
         """The whole in lines."""
         spent = self.spent
-        parts = [(_PARTS[name], seconds, "") for name, seconds in spent.parts.items() if self._is_known(name)]
+        parts = [
+            (_PARTS[name], seconds, "")
+            for name, seconds in spent.parts.items()
+            if name != ACCELERATOR or spent.busy is not None
+        ]
         return [
             self._headline(),
             *self._table(parts),
@@ -249,9 +245,6 @@ class Profile(FrozenDataclass):
             return f"{text}: hardly any waiting"
         shares = ", ".join(f"{self._share(seconds)} {_WAITS[name]}" for name, seconds in waits.items())
         return f"{text}: waiting {shares}"
-
-    def _is_known(self, part: str) -> bool:
-        return part != ACCELERATOR or self.spent.busy is not None
 
     def _operations(self) -> Iterator[tuple[str, float, str]]:
         for operation in self.spent.operations[:_MOST_OPERATIONS]:
@@ -284,6 +277,9 @@ class Held(FrozenDataclass):
     reserved: int
     used: int
 
+    def __str__(self) -> str:
+        return f"tensors use {size(self.used)} of {size(self.reserved)} that torch has reserved"
+
 
 class MemoryProfile(FrozenDataclass):
     """What the accelerator's memory held at the end, and the file with torch's own snapshot."""
@@ -300,7 +296,7 @@ class MemoryProfile(FrozenDataclass):
         newest = "the newest " if self.events >= MEMORY_EVENTS else ""
         return [
             f"rank {self.rank}, {self.seconds:.1f} s: {newest}{count(self.events, 'event')} of its allocator",
-            *(f"  device {held.device}: {_used(held)}" for held in self.held),
+            *(f"  device {held.device}: {held}" for held in self.held),
             f"snapshot: {self.path} (pytorch.org/memory_viz opens it)",
         ]
 
@@ -313,7 +309,3 @@ class MemoryProfile(FrozenDataclass):
     def to_json(self) -> dict[str, Any]:
         """Return the whole as plain data."""
         return {**asdict(self), "path": str(self.path)}
-
-
-def _used(held: Held) -> str:
-    return f"tensors use {size(held.used)} of {size(held.reserved)} that torch has reserved"

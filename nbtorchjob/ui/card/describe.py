@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ def parts(
     """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
     said = facts.annotated(state)
+    stacks = Stacks(state, asked=False, time=now)
+    # Somebody else's job may contain anything, and a later version's more than is known here.
+    why = state.info.unreadable
     sections = (
         Part("Note and tags", said=[said] if said else []),
         Part("What runs", said=[what] if what else []),
@@ -75,14 +78,18 @@ def parts(
         ),
         Part(
             "Where its ranks are" if not state.phase.terminal else "Where its ranks were",
-            wrote=_stacks(state, now),
+            wrote=stacks.lines if stacks.samples and state.phase is not Phase.SUCCEEDED else [],
         ),
         Part("Nodes", nodes.rows(state), [more] if (more := nodes.more(state)) else []),
         Part("What it uses", usage.rows(state), usage.notes(state)),
         Part("How it started", [_STEPS, *rows] if (rows := lifetime.steps(state)) else []),
         _attempts(state, now),
         *_last_lines(state),
-        Part("Run policy", _given(state, enforced), _unread(state)),
+        Part(
+            "Run policy",
+            _given(state, enforced),
+            [line(f"its spec can't be read ({why}), maybe as another version wrote it", LINE)] if why else [],
+        ),
         Part("Who looks after it", said=_tended(state, tended, now)),
         Part("When", said=lifetime.times(state, enforced, now)),
         Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
@@ -118,12 +125,6 @@ def _variables(state: JobState) -> Iterator[Part]:
             where = line(place(frame, state.info.sources.get), MAX_CELL)
             yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
         error = error.cause
-
-
-def _stacks(state: JobState, now: float) -> Sequence[str]:
-    """Return the stacks of the newest samples; nothing of a job that ended well, or has none."""
-    stacks = Stacks(state, asked=False, time=now)
-    return stacks.lines if stacks.samples and state.phase is not Phase.SUCCEEDED else []
 
 
 def _attempts(state: JobState, now: float) -> Part:
@@ -175,12 +176,6 @@ def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
         return [line(f"nobody: what is enforced by us waits until somebody does ({ways})", LINE)]
     heard = f", heard of {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
     return [line(f"{tended.who}, since {clock(tended.since, now)}{heard}", LINE)]
-
-
-def _unread(state: JobState) -> list[str]:
-    # Somebody else's job may contain anything, and a later version's more than is known here.
-    why = state.info.unreadable
-    return [line(f"its spec can't be read ({why}), maybe as another version wrote it", LINE)] if why else []
 
 
 def _value(value: Any, unit: str) -> str:

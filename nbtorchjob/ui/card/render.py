@@ -157,11 +157,7 @@ def _note(state: JobState, now: float, tone: head.Tone) -> str:
     # The verdict in one sentence, then what leads to it or out of it.
     first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
     shown = [first, reason, *lines[1:]]
-    return head.note(tone, *(prose(line(_sentence(part), LINE)) for part in shown if part))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return head.note(tone, *(prose(line(part[:1].upper() + part[1:], LINE)) for part in shown if part))
 
 
 def _tiles(state: JobState, now: float) -> str:

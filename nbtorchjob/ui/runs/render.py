@@ -364,7 +364,11 @@ _LOW, _HIGH = (9, 105, 218), (188, 76, 0)
 
 def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     """Return the picture; nothing where few parameters vary, or nothing was reported."""
-    names = [name for name in runs.varied(states) if len({_key(state, name) for state in states}) > 1][:_MOST]
+    names = [
+        name
+        for name in runs.varied(states)
+        if len({repr(state.info.given.get(name)) for state in states}) > 1
+    ][:_MOST]
     values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
     known = [(state, value) for state, value in values if math.isfinite(value)]
     if len(names) < _FEWEST or len(known) < 2:
@@ -438,7 +442,3 @@ def _text(x: float, y: float, text: str, *, bold: bool = False, halo: bool = Fal
     # A line may run below it.
     under = f'<text {at} class="ground" stroke-width="4" stroke-linejoin="round">{escape(text)}</text>'
     return under + shown if halo else shown
-
-
-def _key(state: JobState, name: str) -> str:
-    return repr(state.info.given.get(name))

@@ -244,15 +244,12 @@ async def _begun(job: JobRef, obj: Object) -> dict[str, Any]:
 
 async def _set(job: JobRef, *, suspended: bool) -> None:
     if labelling.turn(job.object):
-        await job.session.client.patch(job.target, _turn(HELD if suspended else None))
+        await job.session.client.patch(
+            job.target, {"metadata": {"annotations": {labelling.TURN: HELD if suspended else None}}}
+        )
     await holding.suspend(
         job.session, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
     )
-
-
-def _turn(value: str | None) -> dict[str, Any]:
-    """Return the patch that notes what is known of a run's turn, None that it has come."""
-    return {"metadata": {"annotations": {labelling.TURN: value}}}
 
 
 def _suspended(job: JobRef) -> bool:

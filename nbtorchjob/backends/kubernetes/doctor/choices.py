@@ -93,27 +93,24 @@ async def look(spec: JobSpec) -> dict[str, list[Choice]]:
     by_key = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)
-        wanted = _wanted(here, (await here.scope(spec)).namespace)
+        namespace = (await here.scope(spec)).namespace
+        client = here.client
+        wanted = {
+            "namespace": _names(client, NAMESPACES, None),
+            "kind": _kinds(here),
+            "runtime": _runtimes(client, namespace),
+            "queue": _queues(here, namespace),
+            "workload-priority": _priorities(here),
+            "priority-class": _names(client, PRIORITIES, None),
+            "service-account": _names(client, ACCOUNTS, namespace),
+            "mount": _claims(client, namespace),
+            "node-selector": choices(client),
+        }
     except ClusterError:
         wanted = {}
     answers = await asyncio.gather(*map(_permitted, wanted.values()))
     by_key |= dict(zip(wanted, answers, strict=True))
     return {key: choices for key, choices in by_key.items() if choices}
-
-
-def _wanted(here: Session, namespace: str) -> dict[str, Awaitable[list[Choice]]]:
-    client = here.client
-    return {
-        "namespace": _names(client, NAMESPACES, None),
-        "kind": _kinds(here),
-        "runtime": _runtimes(client, namespace),
-        "queue": _queues(here, namespace),
-        "workload-priority": _priorities(here),
-        "priority-class": _names(client, PRIORITIES, None),
-        "service-account": _names(client, ACCOUNTS, namespace),
-        "mount": _claims(client, namespace),
-        "node-selector": choices(client),
-    }
 
 
 async def _permitted(work: Awaitable[list[Choice]]) -> list[Choice]:

@@ -38,17 +38,13 @@ async def user(client: Client) -> str:
     try:
         return str((await client.create(WHO, None, review))["status"]["userInfo"].get("username", ""))
     except ClusterError:
-        return await _refused_user(client)
-
-
-async def _refused_user(client: Client) -> str:
-    """Make the server refuse something harmless: before Kubernetes 1.28 only a refusal names the user."""
-    try:
-        await client.list(NAMESPACES, None)
-    except ClusterError as exc:
-        match = re.search(r'User "([^"]*)"', exc.said if isinstance(exc, ApiError) else "")
-        return match[1] if match else ""
-    return ""
+        # Make the server refuse something harmless: before Kubernetes 1.28 only a refusal names the user.
+        try:
+            await client.list(NAMESPACES, None)
+        except ClusterError as exc:
+            match = re.search(r'User "([^"]*)"', exc.said if isinstance(exc, ApiError) else "")
+            return match[1] if match else ""
+        return ""
 
 
 def account(name: str) -> Finding:

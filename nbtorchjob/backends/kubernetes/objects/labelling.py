@@ -120,7 +120,9 @@ def attempt(obj: Mapping[str, Any]) -> int:
 def info_annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
     named = {field.name for field in fields(info)} - {"sources", "ships", "captured"}
-    text = write(replace(info, label=_without_values(info.label)), named)
+    # The label goes without the call's arguments.
+    name, call, _ = info.label.partition("(")
+    text = write(replace(info, label=f"{name}(…)" if call else name), named)
     if len(text) > _INFO_BYTES:
         raise SubmitError(
             f"{info.name}: the job's record takes {len(text):,} bytes, but its annotation holds "
@@ -224,12 +226,6 @@ def _mark(obj: Mapping[str, Any], name: str) -> float | None:
         return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
     except (KeyError, ValueError):  # whatever somebody else wrote there
         return None
-
-
-def _without_values(label: str) -> str:
-    """Return a call's label without its arguments."""
-    name, call, _ = label.partition("(")
-    return f"{name}(…)" if call else name
 
 
 def word(text: str) -> str:

@@ -34,21 +34,17 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
+    # The one way to read it without setting it, which other threads would notice.
+    status = Path("/proc/self/status").read_text()
     return {
         "python": sys.executable,
         "env": {**env, **secrets},
         "cwd": str(working()),
         "path": [entry for entry in sys.path if entry],
-        "umask": _umask(),
+        "umask": int(status.partition("Umask:")[2].split()[0], 8),
         "cpus": sorted(os.sched_getaffinity(0)),
         "limits": processes.of_this_process(),
     }
-
-
-def _umask() -> int:
-    # The one way to read it without setting it, which other threads would notice.
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("Umask:")[2].split()[0], 8)
 
 
 _made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any

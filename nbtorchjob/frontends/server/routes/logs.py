@@ -175,7 +175,8 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
                 HTTPStatus.UPGRADE_REQUIRED, "following logs needs a websocket; GET logs/RANK returns one log"
             )
         job, since = JobId.parse(id), _since(self.get_argument("since", ""))
-        ranks = _ranks(self.get_argument("ranks", ""))
+        text = self.get_argument("ranks", "")
+        ranks = frozenset(number("ranks", part) for part in text.split(",")) if text else None
         info = await self.of(job, lambda backend, name: backend.info(name))
         self._events = messages(
             info, backend_of(job.backend, job.address).follow(job.address, since=since), ranks, self._shown
@@ -237,11 +238,6 @@ def _since(text: str) -> Mapping[tuple[int, int], int]:
         rank, round_, offset = map(int, known.groups())
         offsets[rank, round_] = offset
     return offsets
-
-
-def _ranks(text: str) -> frozenset[int] | None:
-    """Parse which ranks are requested, None for all; raises ``MalformedError``."""
-    return frozenset(number("ranks", part) for part in text.split(",")) if text else None
 
 
 MOST_LISTED = 20_000  # files in an answer
