@@ -283,15 +283,18 @@ class Connection:
             name = login.api.configuration.tls_server_name
             self._multiplexers[login] = multiplex.Multiplexer(login.server, login.tls, name, CONNECT_SECONDS)
         multiplexer = self._multiplexers[login]
-        host = urlsplit(login.server).hostname or ""
-        proxied = login.api.rest_client.proxy or ("https" in getproxies() and not proxy_bypass(host))
+        server = urlsplit(login.server)
+        proxied = login.api.rest_client.proxy or (
+            "https" in getproxies() and not proxy_bypass(server.hostname or "")
+        )
         if proxied or not multiplexer.spoken:
             return None
         headers = {"accept": request.accept}
         await login.api.update_params_for_auth(
             headers, [], ["BearerToken"], request.path, request.method, None
         )
-        path = request.path + ("?" + urlencode(request.query) if request.query else "")
+        # A server's address may have a path of its own, as Rancher's have.
+        path = server.path + request.path + ("?" + urlencode(request.query) if request.query else "")
         self.requests += 1
         try:
             with _broken(login.server):

@@ -121,9 +121,14 @@ class _Link:
             raise ConnectionResetError
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing comes by it any more."""
+        return self._pump.done()
+
+    @property
     def room(self) -> int:
         """How many more streams it can carry."""
-        if self._leaves or self._pump.done():
+        if self._leaves:
             return 0
         return min(_STREAMS, self._h2.remote_settings.max_concurrent_streams) - len(self._streams)
 
@@ -152,6 +157,7 @@ class _Link:
 
     def close(self) -> None:
         """Cut it."""
+        self._leaves = True
         self._pump.cancel()
         self._writer.close()
 
@@ -288,7 +294,7 @@ class Multiplexer:
         except BaseException:
             link.close()
             raise
-        self._links = [*(link for link in self._links if link.room), link]
+        self._links = [*(link for link in self._links if not link.ended), link]
 
     def close(self) -> None:
         """Cut every connection."""

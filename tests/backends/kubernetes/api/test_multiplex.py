@@ -24,10 +24,10 @@ LOG = Target(PODS, "ns", "p", "log")
 def serving(tls, tmp_path, monkeypatch):
     """Return what runs a coroutine function with a server and a client of it."""
 
-    def run(test, make=MultiplexedServer, **options):
+    def run(test, make=MultiplexedServer, base="", **options):
         async def work():
             async with make(tls, **options) as server:
-                path = kubeconfig(tmp_path / "kubeconfig", server.url, token="first")
+                path = kubeconfig(tmp_path / "kubeconfig", server.url + base, token="first")
                 content = yaml.safe_load((tmp_path / "kubeconfig").read_text())
                 content["clusters"][0]["cluster"]["certificate-authority"] = str(tmp_path / "ca.crt")
                 (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
@@ -85,6 +85,16 @@ def test_many_logs_take_few_connections_and_each_gets_its_own_lines(serving):
     serving(test)
 
 
+def test_a_server_below_a_path_is_asked_there(serving):
+    base = "/k8s/clusters/c-1"
+
+    async def test(server, reader):
+        server.on(base + LOG.path, *[Stream([], HANG)] * APART, Stream([b"a line"]))
+        assert await whole(await reader.shared()) == b"a line"
+
+    serving(test, base=base)
+
+
 def test_no_connection_carries_more_than_the_server_lets_it(serving):
     async def test(server, reader):
         server.on(LOG.path, Stream([b"a"], HANG))
@@ -92,6 +102,20 @@ def test_no_connection_carries_more_than_the_server_lets_it(serving):
         assert [len(link.answering) for link in server.links] == [4, 4, 2]
 
     serving(test, streams=4)
+
+
+def test_a_connection_that_was_full_takes_logs_again(serving):
+    async def test(server, reader):
+        server.on(LOG.path, *[Stream([b"a"], HANG)] * APART, Stream([b"all"]), Stream([b"a"], HANG))
+        first = await reader.shared()
+        await asyncio.gather(*[reader.open() for _ in range(4)])
+        await whole(first)
+        await reader.open()
+        assert [len(link.answering) for link in server.links] == [2, 2, 1]
+        await reader.client.close()
+        await asyncio.gather(*[asyncio.wait_for(link.ended.wait(), 10) for link in server.links])
+
+    serving(test, streams=2)
 
 
 def test_a_log_that_nobody_reads_holds_up_no_other_and_all_of_it_comes(serving):
