@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 
@@ -55,10 +56,21 @@ class Telling:
             self._uses[node].add(line)
 
     def newest(self, rank: int) -> list[bytes]:
-        """Return the newest reports of a rank."""
+        """Return the newest reports of a rank, but for those whose metrics all came again."""
         key = b"%d" % rank
         kept = self._newest if key in self._newest else self._first
-        return [*kept.get(key, ())]
+        lines: list[bytes] = []
+        known: set[tuple[str, str]] = set()
+        for line in reversed(kept.get(key, ())):
+            try:
+                record = json.loads(line)
+                metrics = {(str(record["round"]), name) for name in record["metrics"]}
+            except (ValueError, LookupError, TypeError, RecursionError):
+                metrics = set()  # whoever reads it says what is wrong with it
+            if not lines or not metrics or not metrics <= known:
+                lines.append(line)
+            known |= metrics
+        return lines[::-1]
 
     @property
     def lines(self) -> list[bytes]:

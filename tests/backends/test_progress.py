@@ -29,3 +29,21 @@ def test_of_a_few_nodes_the_newest_round_is_kept():
     telling.add(*(used(0, node=node) for node in range(NODES + 3)), used(0, round_=1), b'{"event": "Used"')
 
     assert {each[:2] for each in kept(telling)} == {(0, 1), *((node, 0) for node in range(1, NODES))}
+
+
+def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
+    def reported(seq, round_=0, **metrics):
+        record = {"event": "Reported", "time": 1.0, "rank": 0, "round": round_, "seq": seq}
+        return json.dumps({**record, "metrics": metrics}).encode()
+
+    telling = Telling()
+    lines = [
+        reported(1, loss=9, accuracy=1),
+        reported(2, loss=8),
+        b'{"event": "Reported", "rank": 0, "half',
+        reported(3, round_=1, loss=7),
+        reported(4, loss=6),
+        reported(5, loss=5),
+    ]
+    telling.add(reported(0, step=0), *lines)
+    assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
