@@ -19,7 +19,7 @@ from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.resending import Taken
 from nbtorchjob.backends.talk import MOST
-from nbtorchjob.capture import Theirs, cells, origin
+from nbtorchjob.capture import RankNames, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.here import Environment
@@ -68,13 +68,13 @@ _environments: dict[str, Environment] = {}  # what the ranks of labs of this mac
 
 
 class LabAnswer(FrozenDataclass):
-    """What was asked of a lab's ranks before a call is captured for them: which names are ``theirs``.
+    """What was asked of a lab's ranks before a call is captured for them: which names they have.
 
     ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what
     both have, and what is gone.
     """
 
-    theirs: Theirs
+    rank_names: RankNames
     base: int | None
     notes: tuple[str, ...] = ()
     namespace: Mapping[str, Any] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Lab:
         with interrupts.message(interrupts.NOTHING):
             space = getattr(getattr(fn, "func", fn), "__globals__", {})
             answer = self.asked(capture.asked_for_by(fn, args), space, ranks=ranks, push=push)
-            call = capture.from_function(fn, args, kwargs, root=working(), theirs=answer.theirs)
+            call = capture.from_function(fn, args, kwargs, root=working(), rank_names=answer.rank_names)
         for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
         return self.send(call, answer, origin.here(call.sources), ranks=ranks)
@@ -163,7 +163,7 @@ class Lab:
         ranks, space = ranks_of(rank), {"__name__": "__main__", **namespace}
         with interrupts.message(interrupts.NOTHING):
             answer = self.asked(capture.asked_for(text, space), space, ranks=ranks, push=push)
-            call = capture.from_cell(text, space, root=working(), theirs=answer.theirs)
+            call = capture.from_cell(text, space, root=working(), rank_names=answer.rank_names)
         for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
         return self.send(call, answer, origin.here(call.sources), ranks=ranks)
@@ -172,10 +172,10 @@ class Lab:
         """Return the value of a name that the ranks have: that of rank 0, or of the first of some."""
         speaker = (ranks or (0,))[:1]
         answer = self.asked([name], {}, ranks=speaker)
-        if name not in answer.theirs.names:
-            why = answer.theirs.why(name) or "isn't defined on its ranks"
+        if name not in answer.rank_names.names:
+            why = answer.rank_names.why(name) or "isn't defined on its ranks"
             raise SpecError("pull", name, f"a name on {self.name}: it {why}")
-        call = capture.from_cell(name, {}, filename=turns.PULL, root=working(), theirs=answer.theirs)
+        call = capture.from_cell(name, {}, filename=turns.PULL, root=working(), rank_names=answer.rank_names)
         return self.send(replace(call, label=name), answer, ranks=speaker).result()
 
     def end(self) -> None:
@@ -204,7 +204,9 @@ class Lab:
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
-            return LabAnswer(Theirs(push=pushed, lab=self.name), None, tuple(notes), namespace, state.round)
+            return LabAnswer(
+                RankNames(push=pushed, lab=self.name), None, tuple(notes), namespace, state.round
+            )
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
         run = self.info.run
@@ -218,7 +220,7 @@ class Lab:
         for name in both:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             notes.append(f"the ranks of {self.name} use their own {name}: {options}")
-        theirs = Theirs(
+        rank_names = RankNames(
             has,
             lambda name: why_not(self.state, name, ranks),
             pushed,
@@ -226,7 +228,7 @@ class Lab:
             lambda: known_names(self.state),
         )
         base = int(answer["base"])
-        return LabAnswer(theirs, base, tuple(notes), namespace, base)
+        return LabAnswer(rank_names, base, tuple(notes), namespace, base)
 
     def notes(self, call: Call, answer: LabAnswer) -> list[str]:
         """Return what is to be said before a call is sent; raises ``LackingError`` where it can't run there.
@@ -296,14 +298,14 @@ class Lab:
         spec = replace(self._spec, all_ranks=all_ranks)
 
         def pack(file: BinaryIO, key: bytes) -> int:
-            return archive.write_turn(file, call, key, spec, push=[*answer.theirs.push])
+            return archive.write_turn(file, call, key, spec, push=[*answer.rank_names.push])
 
         question = {"base": answer.base, "ranks": list(ranks) or None}
         known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
         job, base = self._send(call, pack, question, written, known, say)
         if base != answer.seen:
             say(f"Note: {labs.anew(self.state)}")
-        self.shipped(call, answer.namespace, answer.theirs)
+        self.shipped(call, answer.namespace, answer.rank_names)
         return job
 
     def send_job(
@@ -384,9 +386,9 @@ class Lab:
         self._turns.sent(info, taken, again if self.info.is_pool else None)
         return Job(self._turns, info, trust=self.trust), int(reply["base"])
 
-    def shipped(self, call: Call, namespace: Mapping[str, Any], theirs: Theirs = NOTHING) -> None:
+    def shipped(self, call: Call, namespace: Mapping[str, Any], rank_names: RankNames = NOTHING) -> None:
         """Remember which of the notebook's variables were taken along: of these both have the same."""
-        for name in {*(ship.name for ship in call.ships), *theirs.push} - theirs.names:
+        for name in {*(ship.name for ship in call.ships), *rank_names.push} - rank_names.names:
             if name in namespace:
                 _shipped[self.info.run, name] = id(namespace[name])
 

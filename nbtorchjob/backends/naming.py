@@ -55,10 +55,10 @@ def derive(label: str, seed: str) -> str:
     return f"{_stem(label)}-" + "".join(digits)
 
 
-def again(label: str, given: str | None) -> Iterator[str]:
+def again(label: str, name: str | None) -> Iterator[str]:
     """Yield names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
     for number in itertools.count(2):
-        yield generate(label) if given is None else run(given, number)
+        yield generate(label) if name is None else run(name, number)
 
 
 def stem(name: str) -> str:
@@ -66,9 +66,9 @@ def stem(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def run(given: str, number: int) -> str:
+def run(base: str, number: int) -> str:
     """Return the name of that run of a given name: ``train``, ``train-2``, …, short enough to be a job's."""
-    return given if number == 1 else f"{given[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
+    return base if number == 1 else f"{base[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
 
 
 def in_group(group: str, number: int) -> str:
@@ -83,26 +83,26 @@ def is_in_group(name: str, group: str) -> bool:
     return re.fullmatch(rf"{re.escape(group)}-r[0-9]+(?:-[0-9]+)?", name) is not None
 
 
-def is_run(name: str, given: str) -> bool:
+def is_run(name: str, base: str) -> bool:
     """Whether :func:`run` gives that name."""
     number = digits(name.rpartition("-")[2]) or 1
-    return name == given or (number > 1 and run(given, number) == name)
+    return name == base or (number > 1 and run(base, number) == name)
 
 
-def busy(given: str, info: JobInfo) -> NameTakenError:
+def busy(name: str, info: JobInfo) -> NameTakenError:
     """Return the error for a given name of which the job of that record still runs something else."""
     error = NameTakenError(
         f"{info.name} is still running, with other code, data or options: {swap_hint(info.name)} changes its "
         f"code as it runs, {hint('attach', info.name)} follows it, {hint('cancel', info.name)} ends it; or "
-        f"choose another --name than {given}"
+        f"choose another --name than {name}"
     )
     error.running = info.address
     return error
 
 
-def beside(given: str, running: str) -> str:
+def beside(base: str, running: str) -> str:
     """Return the name for a job that is to run beside one of a given name: ``train-2``."""
-    return run(given, (digits(running.rpartition("-")[2]) or 1) + 1 if running != given else 2)
+    return run(base, (digits(running.rpartition("-")[2]) or 1) + 1 if running != base else 2)
 
 
 def _stem(label: str) -> str:

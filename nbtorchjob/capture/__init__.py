@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         from_function,
         ships_line,
     )
-    from nbtorchjob.capture.lookup import Theirs
+    from nbtorchjob.capture.lookup import RankNames
     from nbtorchjob.capture.model import Call, Part, Ship
     from nbtorchjob.capture.modules import LocalFile
     from nbtorchjob.capture.needs import Need, of_notebook
@@ -34,8 +34,8 @@ __all__ = [
     "LocalFile",
     "Need",
     "Part",
+    "RankNames",
     "Ship",
-    "Theirs",
     "asked_for",
     "asked_for_by",
     "asked_for_call",
@@ -53,7 +53,7 @@ _HOMES = {
     "Call": "model",
     "Part": "model",
     "Ship": "model",
-    "Theirs": "lookup",
+    "RankNames": "lookup",
     "Need": "needs",
     "of_notebook": "needs",
 }  # of all others ``call``

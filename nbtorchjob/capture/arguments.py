@@ -28,11 +28,11 @@ _WORD = re.compile(r"[\w./:@~+-]+")
 
 
 def bind(
-    entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any], theirs: Container[str] = ()
+    entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any], rank_names: Container[str] = ()
 ) -> dict[str, Any]:
     """Return the values to call ``entry`` with, by name; a parameter left to its default isn't there.
 
-    Nor is one that is ``theirs``, which a lab's ranks have.
+    Nor is one of ``rank_names``, which a lab's ranks have.
 
     Raises ``CaptureError`` for an argument that ``entry`` doesn't take, or one that is missing.
     """
@@ -44,7 +44,7 @@ def bind(
     if unknown and (entry.args.kwarg is None or clash):
         takes = ", ".join(known) if known else "none at all"
         raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
-    needs = [name for name in _required(spec) if name in given or name not in theirs]
+    needs = [name for name in _required(spec) if name in given or name not in rank_names]
     values = {name: namespace[name] for name in needs if name in namespace and name not in given}
     values |= {name: evaluate(name, text, namespace) for name, text in given.items()}
     missing = [name for name in needs if name not in values]
@@ -105,37 +105,37 @@ _MOST_BYTES = 16 * 1024  # each run's record holds its own, and a list of a clus
 _MOST_TEXT = 80
 
 
-def pickled(given: Mapping[str, Any], *, sourced: bool = False) -> bytes:
+def pickled(values: Mapping[str, Any], *, sourced: bool = False) -> bytes:
     """Pickle what one run is given; raises ``CaptureError`` for what can't travel, or is too big.
 
     What is ``sourced`` has the sources of its code along, for another Python.
     """
     try:
-        dumped = pickling.dump({"given": dict(given)})
+        dumped = pickling.dump({"given": dict(values)})
     except Exception as exc:  # whatever an object's own code raises while it is pickled
-        raise pickling.explain(dict(given), exc) from exc
+        raise pickling.explain(dict(values), exc) from exc
     code = dumped.seen.code.table() if sourced else {"places": []}
     data = (sources.front(code) if code["places"] else b"") + dumped.data
     size = len(data) + sum(view.nbytes for view in dumped.buffers)
     if dumped.buffers or size > _MOST_BYTES:
         raise CaptureError(
-            f"{', '.join(given)}: what one run is given takes {words.size(size)}, and may take "
+            f"{', '.join(values)}: what one run is given takes {words.size(size)}, and may take "
             f"{words.size(_MOST_BYTES)}: make a variable of all of it, and vary the index into that"
         )
     return data
 
 
-def modules(given: Mapping[str, Any]) -> frozenset[str]:
+def modules(values: Mapping[str, Any]) -> frozenset[str]:
     """Return the modules that the values refer to; none where they can't travel, which is told later."""
     try:
-        return frozenset(pickling.dump({"given": dict(given)}).seen.modules)
+        return frozenset(pickling.dump({"given": dict(values)}).seen.modules)
     except Exception:
         return frozenset()
 
 
-def shown(given: Mapping[str, Any]) -> dict[str, Any]:
+def shown(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one run is given as plain data: numbers, short texts, and of all else a description."""
-    return {name: _shown(value) for name, value in given.items()}
+    return {name: _shown(value) for name, value in values.items()}
 
 
 def _shown(value: Any) -> Any:
@@ -148,15 +148,15 @@ def _shown(value: Any) -> Any:
     return words.clip(value if isinstance(value, str) else words.short(value), _MOST_TEXT)
 
 
-def said(given: Mapping[str, Any]) -> str:
+def said(values: Mapping[str, Any]) -> str:
     """Return ``lr=0.1, seed=0`` of what is shown."""
-    return ", ".join(f"{name}={value}" for name, value in given.items())
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def check_read(given: Iterable[str], known: Iterable[str], sets: Iterable[str], what: str) -> None:
+def check_read(names: Iterable[str], known: Iterable[str], sets: Iterable[str], what: str) -> None:
     """Raise ``CaptureError`` for a name that isn't among those that a cell reads."""
     known = [*known]
-    for name in given:
+    for name in names:
         if name in known:
             continue
         if name in sets:

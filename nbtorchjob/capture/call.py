@@ -21,7 +21,7 @@ from typing import Any
 
 from nbtorchjob.capture import arguments, cells, imported, logged, lookup, modules, pickling, report
 from nbtorchjob.capture import arguments as varying
-from nbtorchjob.capture.lookup import NOTHING, Theirs
+from nbtorchjob.capture.lookup import NOTHING, RankNames
 from nbtorchjob.capture.model import NO_ITEMS, Call, Part
 from nbtorchjob.capture.needs import Imports
 from nbtorchjob.errors import CaptureError
@@ -42,7 +42,7 @@ def from_cell(
     filename: str = "<torchjob cell>",
     root: Path | None = None,
     former: Container[str] = (),
-    theirs: Theirs = NOTHING,
+    rank_names: RankNames = NOTHING,
     given: Mapping[str, Any] = NO_ITEMS,
     swaps: bool = False,
 ) -> Call:
@@ -51,9 +51,10 @@ def from_cell(
     A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
     parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
     ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
-    set on their ranks. What a lab's ranks have as ``theirs`` isn't taken along, nor what each run of a group
-    has of its own, of which ``given`` are the first one's values. One that ``swaps`` only defines names, and
-    calls nothing. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as Python does.
+    set on their ranks. A lab's ranks have their ``rank_names``: these aren't taken along, nor is what each
+    run of a group has of its own, of which ``given`` are the first one's values. One that ``swaps`` only
+    defines names, and calls nothing. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as
+    Python does.
     """
     # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
@@ -70,14 +71,14 @@ def from_cell(
             cell.sets,
             "the cell",
         )
-        theirs = Theirs(frozenset(given))
-    names, notes = lookup.captured(cell, namespace, former, theirs)
+        rank_names = RankNames(frozenset(given))
+    names, notes = lookup.captured(cell, namespace, former, rank_names)
     stops = "breakpoint" not in {*names, *cell.sets} and cells.stops(
         compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     )
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
-        kwargs = arguments.bind(cell.entry, args, namespace, theirs.names)
+        kwargs = arguments.bind(cell.entry, args, namespace, rank_names.names)
     elif args:
         raise CaptureError(
             f"--arg {next(iter(args))}: this cell isn't a function: it reads the notebook's "
@@ -91,9 +92,9 @@ def from_cell(
         "kwargs": kwargs,
         "argv": ["cell", *argv],
     }
-    if cell.entry is not None and theirs.names:
+    if cell.entry is not None and rank_names.names:
         takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
-        call["theirs"] = sorted(theirs.names & set(takes) - kwargs.keys())
+        call["theirs"] = sorted(rank_names.names & set(takes) - kwargs.keys())
     said = ", ".join(f"{name}={value}" for name, value in args.items())
     label = f"{cell.entry.name}({said})" if cell.entry else "cell"
     imports = cell.imports | varying.modules(given) if given else cell.imports
@@ -101,7 +102,7 @@ def from_cell(
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
         objects = {name: namespace[name] for name in names} | kwargs | dict(given)
-        return _take(call, objects, label, filename, imports, root, namespace, theirs, (cell.text,))
+        return _take(call, objects, label, filename, imports, root, namespace, rank_names, (cell.text,))
 
     notes += dict.fromkeys(lookup.computed(cell.code, "the cell"))
     stays: list[str] = []
@@ -143,14 +144,14 @@ def from_cells(
     calls: list[dict[str, Any]] = []
     objects: dict[str, Any] = {}
     for part, cell in zip(parts, parsed, strict=True):
-        read, said = lookup.captured(cell, namespace, (), Theirs(frozenset(before)))
+        read, said = lookup.captured(cell, namespace, (), RankNames(frozenset(before)))
         names.update(dict.fromkeys(read))
         notes += said
         kwargs: dict[str, Any] = {}
-        theirs: list[str] = []
+        rank_names: list[str] = []
         if cell.entry is not None:
             kwargs = arguments.bind(cell.entry, {}, namespace, before)
-            theirs = sorted(before & set(arguments.required(cell.entry)) - kwargs.keys())
+            rank_names = sorted(before & set(arguments.required(cell.entry)) - kwargs.keys())
         objects |= kwargs
         calls.append(
             {
@@ -159,7 +160,7 @@ def from_cells(
                 "flags": flags,
                 "entry": cell.entry and cell.entry.name,
                 "kwargs": kwargs,
-                "theirs": theirs,
+                "theirs": rank_names,
                 "ranks": part.ranks,
             }
         )
@@ -231,7 +232,7 @@ def from_function(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     *,
     root: Path | None = None,
-    theirs: Theirs = NOTHING,
+    rank_names: RankNames = NOTHING,
     given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture a call of ``fn``, which may be any callable; ``given`` are the first run's of a group.
@@ -257,7 +258,7 @@ def from_function(
         (),
         root,
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
-        theirs,
+        rank_names,
     )
     return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
@@ -267,7 +268,7 @@ def from_expression(
     namespace: dict[str, Any],
     *,
     root: Path | None = None,
-    theirs: Theirs = NOTHING,
+    rank_names: RankNames = NOTHING,
     given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
@@ -291,7 +292,7 @@ def from_expression(
     tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
     code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
     fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
-    taken = from_function(fn, args, kwargs, root=root, theirs=theirs, given=given)
+    taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
     return replace(taken, label=_bounded(text))
 
 
@@ -313,20 +314,20 @@ def _take(
     imports: Iterable[str],
     root: Path | None,
     namespace: Mapping[str, Any],
-    theirs: Theirs = NOTHING,
+    rank_names: RankNames = NOTHING,
     texts: tuple[str, ...] = (),
 ) -> Call:
     began = time.time()
-    objects = {**objects, **theirs.push}
+    objects = {**objects, **rank_names.push}
     call["logging"], handlers = logged.setup()
     call["carried"] = carried.changed()
     try:
-        pickled = pickling.dump(call, namespace, theirs.names, theirs.push)
+        pickled = pickling.dump(call, namespace, rank_names.names, rank_names.push)
         made = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
         if made:  # which ranks find by their names once they are loaded
             objects |= made
             pickled = pickling.dump(
-                {**call, "modules": [*made.values()]}, namespace, theirs.names, theirs.push
+                {**call, "modules": [*made.values()]}, namespace, rank_names.names, rank_names.push
             )
     except CaptureError:
         raise

@@ -36,7 +36,7 @@ _IMPORTS = {
 }
 
 
-class Theirs(FrozenDataclass):
+class RankNames(FrozenDataclass):
     """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
 
     ``known`` gives names that the lab's cells have set, for whoever misspells one. ``push`` are values
@@ -50,15 +50,15 @@ class Theirs(FrozenDataclass):
     known: Callable[[], Iterable[str]] = tuple
 
 
-NOTHING = Theirs()
+NOTHING = RankNames()
 
 
 def captured(
-    cell: Cell, namespace: dict[str, Any], former: Container[str] = (), theirs: Theirs = NOTHING
+    cell: Cell, namespace: dict[str, Any], former: Container[str] = (), rank_names: RankNames = NOTHING
 ) -> tuple[list[str], list[str]]:
     """Return the names that the cell takes from the notebook, in the order of their first use, and notes.
 
-    ``former`` are names that former cells set on their ranks, ``theirs`` the lab's that it runs on.
+    ``former`` are names that former cells set on their ranks, ``rank_names`` those that its lab's have.
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
     the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
@@ -73,16 +73,18 @@ def captured(
                     f"{read.name!r} (line {read.line}) works in the notebook only: "
                     f"{_NOTEBOOK_ONLY[read.name]}"
                 )
-        elif read.name in theirs.names:
+        elif read.name in rank_names.names:
             continue
         elif read.name in namespace:
             names[read.name] = None
         elif not (settled or cell.star or hasattr(builtins, read.name)):
             nowhere.setdefault(read.name, read)
     texts = sorted(
-        name for name in cell.texts & namespace.keys() - theirs.names if not _notebook_only(name, namespace)
+        name
+        for name in cell.texts & namespace.keys() - rank_names.names
+        if not _notebook_only(name, namespace)
     )
-    notes = [*_undefined(nowhere, cell, namespace, former, theirs), *_listed(cell)]
+    notes = [*_undefined(nowhere, cell, namespace, former, rank_names), *_listed(cell)]
     return list(dict.fromkeys((*names, *texts))), notes
 
 
@@ -106,7 +108,7 @@ def _undefined(
     cell: Cell,
     namespace: dict[str, Any],
     former: Container[str],
-    theirs: Theirs,
+    rank_names: RankNames,
 ) -> Iterator[str]:
     surely = surely_read(cell) if nowhere else set()
     settled = _made_builtins(cell, namespace) | _asked_for(cell) if nowhere else set()
@@ -114,7 +116,7 @@ def _undefined(
         if name in settled:
             continue
         setter = "exec() or the like in the cell" if cell.computes else _setter(name, namespace)
-        why = _why(read, {*namespace, *cell.sets, *theirs.names, *dir(builtins)}, former, theirs)
+        why = _why(read, {*namespace, *cell.sets, *rank_names.names, *dir(builtins)}, former, rank_names)
         if setter:
             yield f"{name} (line {read.line}): only {setter} can set it"
         elif name in surely:
@@ -237,9 +239,9 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
     return ""
 
 
-def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) -> str:
+def _why(read: Read, known: set[str], former: Container[str], rank_names: RankNames) -> str:
     where = f"name {read.name!r} (line {read.line})"
-    if why := theirs.why(read.name):
+    if why := rank_names.why(read.name):
         return f"{where} {why}"
     if read.name in former:
         return (
@@ -248,7 +250,7 @@ def _why(read: Read, known: set[str], former: Container[str], theirs: Theirs) ->
         )
     if read.name in _IMPORTS:
         return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
-    near = difflib.get_close_matches(read.name, sorted({*known, *theirs.known()}), 1)
+    near = difflib.get_close_matches(read.name, sorted({*known, *rank_names.known()}), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
-    places = f"in the cell, nor on the lab {theirs.lab}" if theirs.lab else "in the cell"
+    places = f"in the cell, nor on the lab {rank_names.lab}" if rank_names.lab else "in the cell"
     return f"{where} is neither defined in the notebook nor {places}{hint}"

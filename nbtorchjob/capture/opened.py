@@ -111,8 +111,8 @@ class _Opened:
             if isinstance(node, ast.BinOp) and node not in said and (text := self._text(node)):
                 yield text
             if isinstance(node, ast.Call) and node not in said and self._opens(node):
-                given = [*node.args, *(word.value for word in node.keywords)]
-                yield from (text for argument in given for text in self._named(argument))
+                values = [*node.args, *(word.value for word in node.keywords)]
+                yield from (text for argument in values for text in self._named(argument))
 
     def _opens(self, node: ast.Call) -> bool:
         name = _called(node)

@@ -103,11 +103,11 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     another one of its name on an index.
     """
     own = [need for need in call.needs if need.project]
-    given = wanted.names
+    named = wanted.names
     projects = {need.distribution for need in own}
     needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
-    wanting = sorted(needed - projects - given)
-    every = [name for name in pins.closure(wanting) if name not in given]
+    wanting = sorted(needed - projects - named)
+    every = [name for name in pins.closure(wanting) if name not in named]
     origins = here.origins()
     places = {name: here.reference(origins[name])[0] for name in every if name in origins}
     apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)

@@ -63,13 +63,13 @@ class Seen:
     loaded, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
-    isn't taken along of objects, as a word of what. ``theirs`` are names of ``namespace`` that a lab's ranks
-    have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that the
-    pickle holds, and ``stops`` is whether one may stop in a debugger.
+    isn't taken along of objects, as a word of what. ``rank_names`` are names of ``namespace`` that a lab's
+    ranks have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that
+    the pickle holds, and ``stops`` is whether one may stop in a debugger.
     """
 
     namespace: Mapping[str, Any]
-    theirs: frozenset[str] = frozenset()
+    rank_names: frozenset[str] = frozenset()
 
     modules: set[str] = field(default_factory=set)
     made: list[Any] = field(default_factory=list)
@@ -102,15 +102,15 @@ class Pickled(FrozenDataclass):
 def dump(
     call: dict[str, Any],
     namespace: Mapping[str, Any] = _EMPTY,
-    theirs: frozenset[str] = frozenset(),
+    rank_names: frozenset[str] = frozenset(),
     push: Mapping[str, Any] = _EMPTY,
 ) -> Pickled:
     """Pickle ``call`` with one more key, ``names``: pairs of what its code finds by name in ``namespace``.
 
-    Of these ``theirs`` stay here, and what is in ``push`` is among them. Raises whatever an object's own
+    Those in ``rank_names`` stay here, and what is in ``push`` is among them. Raises whatever an object's own
     pickling raises.
     """
-    seen = Seen(namespace, theirs)
+    seen = Seen(namespace, rank_names)
     seen.names += push.items()
     buffers: list[memoryview] = []
     # The list is pickled last, so by then it is complete.
@@ -226,7 +226,7 @@ class Pickler(pickler.Pickler):
         if module == "__main__":
             # One that the notebook has deleted or replaced since isn't found there by its name either.
             name = str(obj.__qualname__)
-            if self.seen.namespace.get(name) is obj and name not in self.seen.theirs:
+            if self.seen.namespace.get(name) is obj and name not in self.seen.rank_names:
                 self.seen.names.append((name, obj))
             self.seen.names += self._annotated(vars(obj), self.seen.namespace).items()
             return
@@ -238,8 +238,8 @@ class Pickler(pickler.Pickler):
         """Return what ``function`` finds in its globals, also by annotations that are texts."""
         own = {"__annotations__": function.__annotations__}
         values = {**super().reads(function), **self._annotated(own, function.__globals__)}
-        if self.seen.theirs and function.__globals__ is self.seen.namespace:
-            return {name: value for name, value in values.items() if name not in self.seen.theirs}
+        if self.seen.rank_names and function.__globals__ is self.seen.namespace:
+            return {name: value for name, value in values.items() if name not in self.seen.rank_names}
         return values
 
     def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
     keep_edited(running, edited)
     html = choice.html(running.state, edited.text, again)
     name = running.name
-    told = f"Note: {name} still runs what this cell was before: {swap_hint(name)} changes its code as it runs"
-    return Answer(told, html=html)
+    note = f"Note: {name} still runs what this cell was before: {swap_hint(name)} changes its code as it runs"
+    return Answer(note, html=html)
 
 
 def swap(args: ParsedArgs, find: Find) -> Answers:

@@ -286,13 +286,13 @@ def delete(args: ParsedArgs, find: Find) -> Answers:
 
 def note(args: ParsedArgs, find: Find) -> Answers:
     """Replace the note on a job, or on all runs of a group; without words show it."""
-    name, *told = args.words
+    name, *words = args.words
     clears = "clear" in args.options
-    if clears and told:
+    if clears and words:
         raise LineError(f"{hint('note')}: --clear and a note are mutually exclusive")
     for job in runs.matching([name], find):
-        if told or clears:
-            job.note(" ".join(told))
+        if words or clears:
+            job.note(" ".join(words))
         yield _annotated(job)
 
 

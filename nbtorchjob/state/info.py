@@ -254,13 +254,13 @@ def why(exc: Exception) -> str:
 
 
 def _built(record: Mapping[str, Any]) -> JobInfo:
-    given = dict(record)
-    given["nodes"] = tuple(given["nodes"])
-    given["turn"] = tuple(given.get("turn", ()))
+    values = dict(record)
+    values["nodes"] = tuple(values["nodes"])
+    values["turn"] = tuple(values.get("turn", ()))
     for key in ("sources", "captured"):
-        if given.get(key) is not None:
-            given[key] = {name: tuple(pair) for name, pair in given[key].items()}
-    known = checked(JobInfo, given)
+        if values.get(key) is not None:
+            values[key] = {name: tuple(pair) for name, pair in values[key].items()}
+    known = checked(JobInfo, values)
     for name, most in _MOST.items():
         value = known.get(name)
         for number in value if isinstance(value, tuple) else (value,):

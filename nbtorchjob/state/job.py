@@ -117,7 +117,7 @@ class JobState(Known):
     def waited(self, now: float) -> float:
         """Seconds that it waited, for its turn or a place, before its first node started."""
         known = (self.first_start, self.ended, now)
-        return max(0.0, next(each for each in known if each is not None) - self.info.created)
+        return max(0.0, next(time for time in known if time is not None) - self.info.created)
 
     @cached_property
     def first_start(self) -> float | None:

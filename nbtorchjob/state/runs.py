@@ -60,8 +60,14 @@ def row(state: JobState, now: float, value: object) -> dict[str, Any]:
         "job": state.info.name,
     }
     taken = {*own, *phase, *ends}
-    given = _apart("params", state.info.given, taken)
-    return {**own, **given, **phase, **_apart("metrics", metrics(state), taken | given.keys()), **ends}
+    parameters = _apart("params", state.info.given, taken)
+    return {
+        **own,
+        **parameters,
+        **phase,
+        **_apart("metrics", metrics(state), taken | parameters.keys()),
+        **ends,
+    }
 
 
 def _apart(kind: str, columns: Mapping[str, Any], taken: Container[str]) -> dict[str, Any]:

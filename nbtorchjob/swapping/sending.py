@@ -23,7 +23,7 @@ from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
 from nbtorchjob.backends.base import Backend, Signs, SwapKeeper, Talks, able
 from nbtorchjob.backends.talk import Talk
-from nbtorchjob.capture import Theirs, cells
+from nbtorchjob.capture import RankNames, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
@@ -125,9 +125,14 @@ def swap(
     far = state.info.asked.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
-        theirs = {name for name in reads if name in known.names or name not in namespace} - without
+        rank_names = {name for name in reads if name in known.names or name not in namespace} - without
         call = capture.from_cell(
-            cell.text, namespace, filename=filename, root=root, theirs=Theirs(frozenset(theirs)), swaps=True
+            cell.text,
+            namespace,
+            filename=filename,
+            root=root,
+            rank_names=RankNames(frozenset(rank_names)),
+            swaps=True,
         )
         for note in call.notes:
             say(f"Note: {note}")
@@ -136,7 +141,7 @@ def swap(
             {
                 "sets": sorted(cell.sets - {"__doc__"}),
                 "settings": dict(settings),
-                "assumes": sorted(theirs - cell.sets),
+                "assumes": sorted(rank_names - cell.sets),
                 "in_place": [local.path for local in call.files if local.elsewhere and not far],
                 "or_back": or_back,
                 "within": seconds,

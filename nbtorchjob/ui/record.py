@@ -117,9 +117,9 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
 
 
 def _swap(swap: Swapped) -> Record:
-    told = asdict(swap)
+    shown = asdict(swap)
     kept = ("number", "time", "by", "names", "point", "call", "diff", "back")
-    return {**{name: told[name] for name in kept}, "step": swap.metrics.get("step")}
+    return {**{name: shown[name] for name in kept}, "step": swap.metrics.get("step")}
 
 
 def _environment(state: JobState) -> Record | None:

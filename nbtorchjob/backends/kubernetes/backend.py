@@ -360,8 +360,8 @@ class KubernetesBackend(Backend):
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
     ) -> Background:
         """Watch the namespaces, and look after the jobs in them."""
-        given = [namespaces.Scope.parse(scope) for scope in scopes]
-        service = Service(lambda: given or namespaces.looked_at(), who, everyone=everyone)
+        chosen = [namespaces.Scope.parse(scope) for scope in scopes]
+        service = Service(lambda: chosen or namespaces.looked_at(), who, everyone=everyone)
         return Background(service, listen)
 
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:

@@ -128,12 +128,12 @@ def _waiting(behind: queue.Behind) -> Waiting:
     now, (many, mine, holders) = time.time(), behind
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
-    does = {each.name: _does(each.name, now) for each in holders}
+    does = {entry.name: _does(entry.name, now) for entry in holders}
     lacking = {*mine.gpus} if behind.lacks_gpus else set[str]()
-    gpus = {each.name: len(lacking.intersection(each.holds)) for each in holders}
-    holder = max(holders, key=lambda each: (does[each.name].stuck, gpus.get(each.name, 0), each.ranks))
-    alike = [each for each in holders if each.group == holder.group and (each.group or each is holder)]
-    ranks = sum(each.ranks for each in alike)
+    gpus = {entry.name: len(lacking.intersection(entry.holds)) for entry in holders}
+    holder = max(holders, key=lambda entry: (does[entry.name].stuck, gpus.get(entry.name, 0), entry.ranks))
+    alike = [entry for entry in holders if entry.group == holder.group and (entry.group or entry is holder)]
+    ranks = sum(entry.ranks for entry in alike)
     held = f"{ranks} of {words.count(mine.most, 'place')}" if mine.most else words.count(ranks, "place")
     exclusive = bool(gpus.get(holder.name))
     if exclusive:
@@ -393,5 +393,5 @@ def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
             reports.clear()
     state = reduce(apply, read(facts), state)
     telling.add(*reports)
-    told = telling.lines if state.ended is None else telling.newest(state.info.speaker)
-    return reduce(apply, read(told), state)
+    kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
+    return reduce(apply, read(kept), state)

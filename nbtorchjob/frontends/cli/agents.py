@@ -106,12 +106,12 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
     job = {"type": "string", "description": "a job's name or id"}
     if verb.name == "run":
         script = {"type": "string", "description": "SCRIPT.py:FUNCTION, relative to the server's folder"}
-        given = {
+        arguments = {
             "type": "array",
             "items": {"type": "string"},
             "description": "the function's arguments, as words of a command: 0.1 --lr 3",
         }
-        return {"script": script, "arguments": given}, ["script"]
+        return {"script": script, "arguments": arguments}, ["script"]
     if verb.words == "NAME OTHER":
         return {"name": job, "other": job}, ["name", "other"]
     if "PATH" in verb.words:

@@ -143,8 +143,8 @@ def load(path: Path) -> ModuleType:
             "move its entry point below if __name__ == '__main__'"
         ) from exc
     except Exception as exc:  # whatever its code raises
-        theirs = exc.__traceback__ and exc.__traceback__.tb_next
-        drawn = "".join(traceback.format_exception(type(exc), exc, theirs)).rstrip()
+        users_traceback = exc.__traceback__ and exc.__traceback__.tb_next
+        drawn = "".join(traceback.format_exception(type(exc), exc, users_traceback)).rstrip()
         raise CaptureError(f"{path.name} can't be loaded, and nothing was submitted:\n{drawn}") from exc
     return module
 

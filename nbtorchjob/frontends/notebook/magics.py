@@ -137,7 +137,7 @@ class TorchJobMagics:
                 filename=filename,
                 root=working(),
                 former=self._former,
-                theirs=on.answer.theirs if on is not None else NOTHING,
+                rank_names=on.answer.rank_names if on is not None else NOTHING,
                 given=rows[0] if rows else {},
             )
         except SyntaxError as exc:
@@ -155,11 +155,11 @@ class TorchJobMagics:
                 self._ask(exc.running, Edited(call.text, filename, self), line, spec.name or "")
             raise
 
-    def _ask(self, address: str, edited: Edited, line: str, given: str) -> None:
+    def _ask(self, address: str, edited: Edited, line: str, name: str) -> None:
         """Show what can be done with a cell whose name is that of a job that still runs something else."""
         earlier = api.attach(address)
-        named = re.compile(rf"--name[ =]+{re.escape(given)}(?!\S)")
-        other = f"--name {naming.beside(given, earlier.name)}"
+        named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
+        other = f"--name {naming.beside(name, earlier.name)}"
         again = named.sub(other, line) if named.search(line) else f"{other} {line}"
         answer = swapping.choice(earlier, edited, again.strip())
         if self._page:  # elsewhere the error says as much
@@ -213,11 +213,11 @@ class TorchJobMagics:
         on = running.ask_lab(
             cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
         )
-        theirs = on.answer.theirs if on is not None else NOTHING
+        rank_names = on.answer.rank_names if on is not None else NOTHING
         rows = runs.rows(cell_options, self._look_up, self)
         parameters = rows[0] if rows else {}
         call = capture.from_expression(
-            expression, self.shell.user_ns, root=working(), theirs=theirs, given=parameters
+            expression, self.shell.user_ns, root=working(), rank_names=rank_names, given=parameters
         )
         return RunRequest(call, spec, cell_options, self.origin(call), on, rows)
 

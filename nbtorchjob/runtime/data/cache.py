@@ -129,7 +129,7 @@ def entries(cache: str) -> List[Entry]:
         names = os.listdir(cache)
     except FileNotFoundError:
         return []
-    found = []
+    entries = []
     for path in (os.path.join(cache, name[: -len(_LOCK)]) for name in names if name.endswith(_LOCK)):
         with suppress(OSError):  # somebody removes it meanwhile
             with open(path + _LOCK) as file:
@@ -139,14 +139,14 @@ def entries(cache: str) -> List[Entry]:
                 size = folder_size(partial(path))
             with suppress(FileNotFoundError):
                 used = max(used, os.stat(path + _USED).st_mtime)
-            found.append(Entry(path, where, size, used))
-    return sorted(found, key=lambda entry: entry.used)
+            entries.append(Entry(path, where, size, used))
+    return sorted(entries, key=lambda entry: entry.used)
 
 
 def _described(text: str) -> Tuple[str, int]:
     try:
-        told = json.loads(text)
-        return str(told["where"]), int(told["size"])
+        record = json.loads(text)
+        return str(record["where"]), int(record["size"])
     except (ValueError, KeyError, TypeError):  # cut off, or somebody else's
         return "", 0
 

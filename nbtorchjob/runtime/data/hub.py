@@ -99,8 +99,10 @@ class Hub(Source):
         with page.open({}) as response:
             text = page.read(response)
         try:
-            told = json.loads(text.decode())
-            return str(told["sha"]), [File(row["rfilename"], row.get("size")) for row in told["siblings"]]
+            listing = json.loads(text.decode())
+            return str(listing["sha"]), [
+                File(row["rfilename"], row.get("size")) for row in listing["siblings"]
+            ]
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise DataError.later("%s answers without a list of files: %r" % (address, exc)) from None
 
@@ -136,12 +138,12 @@ class LibraryHub(Hub):
     def _listed(self) -> Tuple[str, List[File]]:
         repo = self._repo
         try:
-            told = self._library.HfApi().repo_info(
+            repository = self._library.HfApi().repo_info(
                 repo.id, repo_type=repo.kind, revision=repo.revision, files_metadata=True
             )
         except Exception as exc:  # the library's own, whatever its version calls them
             raise self._error(exc) from None
-        return str(told.sha), [File(row.rfilename, row.size) for row in told.siblings or ()]
+        return str(repository.sha), [File(row.rfilename, row.size) for row in repository.siblings or ()]
 
     def _download(self, file: File, folder: str) -> None:
         try:

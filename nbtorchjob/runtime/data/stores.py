@@ -42,8 +42,8 @@ class Store(Source):
                 infos = {self._root.rpartition("/")[2]: self._fs.info(self._root)}
             else:
                 self._fs.ls(self._root, detail=False)  # ``find`` takes what can't be had for empty (2026.9)
-                found = self._fs.find(self._root, detail=True)
-                infos = {path[len(self._root) :].lstrip("/"): info for path, info in found.items()}
+                objects = self._fs.find(self._root, detail=True)
+                infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
         files = [File(name, info.get("size")) for name, info in infos.items() if name]
         kept = self._filtered.kept(files, url)
         marks = [[name, _mark(infos[name])] for name, _ in kept]

@@ -173,10 +173,10 @@ def turns(state: JobState) -> Mapping[int, str]:
 
 def setback(state: JobState) -> str:
     """Say from where the ranks go on after they were started again, until they have caught up."""
-    found = progress.setback(state)
-    if found is None or state.phase is not Phase.RUNNING:
+    setback = progress.setback(state)
+    if setback is None or state.phase is not Phase.RUNNING:
         return ""
-    round_, reached, begun = found
+    round_, reached, begun = setback
     unit, why = progress.unit_of(state.spoken), turns(state).get(round_, "started again")
     if begun < reached:
         return f"{why}: goes on from {unit} {number(begun)}, of {number(reached)} done before"

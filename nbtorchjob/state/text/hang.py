@@ -256,14 +256,24 @@ def _differ(where: str, sides: Sides, entered: Mapping[int, str]) -> str:
 def what(call: Collective) -> str:
     """Return an operation and what it is called with: ``all_reduce float32[4, 8]``."""
     dtypes = [*call.dtypes, *[""] * (len(call.sizes) - len(call.dtypes))]
-    given = [f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)]
-    more = [f"and {len(given) - _MOST_SIZES} more"] if len(given) > _MOST_SIZES else []
-    return line(" ".join([call.op, *given[:_MOST_SIZES], *more]), _MAX_LINE)
+    shapes = [
+        f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)
+    ]
+    more = [f"and {len(shapes) - _MOST_SIZES} more"] if len(shapes) > _MOST_SIZES else []
+    return line(" ".join([call.op, *shapes[:_MOST_SIZES], *more]), _MAX_LINE)
 
 
-def parties(inside: str, given: Mapping[str, str]) -> str:
+def parties(inside: str, arguments: Mapping[str, str]) -> str:
     """Return whom an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
-    parts = [f"{word} rank {given[name]}" for name, word in (("src", "from"), ("dst", "to")) if name in given]
-    parts += [f"({given['op']})"] if given.get("op", "SUM") != "SUM" else []
-    parts += [f"with tag {given['tag']}"] if given.get("tag", "0") != "0" and inside in POINT_TO_POINT else []
+    parts = [
+        f"{word} rank {arguments[name]}"
+        for name, word in (("src", "from"), ("dst", "to"))
+        if name in arguments
+    ]
+    parts += [f"({arguments['op']})"] if arguments.get("op", "SUM") != "SUM" else []
+    parts += (
+        [f"with tag {arguments['tag']}"]
+        if arguments.get("tag", "0") != "0" and inside in POINT_TO_POINT
+        else []
+    )
     return " ".join(parts)

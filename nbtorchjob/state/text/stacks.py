@@ -178,8 +178,8 @@ def _block(
 def _call(call: Collective, group: Group) -> str:
     peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
     did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
-    name, *given = hang.what(call).split(" ", 1)
-    sizes = f", {given[0]}" if given else ""
+    name, *shape = hang.what(call).split(" ", 1)
+    sizes = f", {shape[0]}" if shape else ""
     return f"{did} {name} #{call.seq} of {hang.group_name(group, group.ranks)}{peer}{sizes}"
 
 

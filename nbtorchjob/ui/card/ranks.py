@@ -231,8 +231,8 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     series = state.series.get
     pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
     usual, ends = _usual(pulses), _ends(state)
-    found = hang(state, now)
-    awaited = {*found.ranks} if found is not None and not found.slow else set()
+    diagnosis = hang(state, now)
+    awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
     words = {pulse.rank: _word(pulse, usual, ends) for pulse in pulses}
     if awaited:  # all others wait for those, whatever they have reported
         words |= {rank: "awaited" if rank in awaited else "waiting" for rank in words if rank not in ends}

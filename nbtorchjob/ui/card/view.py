@@ -42,9 +42,9 @@ def script(info: JobInfo, offers: Offers) -> str:
         for verb, o in offers.items()
         if o.done
     ]
-    given = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
+    attributes = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
     # A name that contains </script> would end the script.
-    arguments = json.dumps(given).replace("<", "\\u003c")
+    arguments = json.dumps(attributes).replace("<", "\\u003c")
     return f"<script>({_source()})(document.currentScript.parentElement, {arguments})</script>"
 
 

@@ -125,7 +125,7 @@ def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
 
 
 def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
-    given, names = columns
+    parameters, names = columns
     reported = runs.metrics(state)
     took = runs.seconds(state, now)
     waits = [wait.text for wait in state.waiting]
@@ -133,7 +133,7 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     status = f"{status} {waits[0]}" if waits else status
     return [
         str(state.info.number),
-        *(_given(state.info.given.get(name)) for name in given),
+        *(_given(state.info.given.get(name)) for name in parameters),
         *(_number(reported.get(name)) for name in names),
         status,
         "" if took is None else f"{took:.1f}",
@@ -335,12 +335,12 @@ def _spread(last: Mapping[int, float]) -> list[int]:
 def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:
     """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
     names = _varying(states)
-    given = [[_given(state.info.given.get(name)) for name in names] for state in some]
+    rows = [[_given(state.info.given.get(name)) for name in names] for state in some]
     long = [
-        ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in given
+        ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in rows
     ]
     numbered = [f"run {state.info.number}" for state in some]
-    for legend in (long, [", ".join(values) for values in given], numbered):
+    for legend in (long, [", ".join(values) for values in rows], numbered):
         if chart.legend_width(legend) <= width - _AXIS and len({*legend}) == len(legend):
             return legend
     return [str(state.info.number) for state in some]

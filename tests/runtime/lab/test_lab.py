@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from nbtorchjob.capture import Theirs
+from nbtorchjob.capture import RankNames
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.facts import exits
 from tests.runtime.labs import Lab, packed
@@ -155,8 +155,8 @@ def test_a_process_that_is_spawned_knows_what_came_along_with_later_cells(lab):
             found = pool.map(outer, range(2))
         found
     """
-    theirs = Theirs(frozenset(["multiprocessing"]))
-    sent = lab.cell("\n".join(line[8:] for line in text.splitlines()), notebook, theirs=theirs)
+    rank_names = RankNames(frozenset(["multiprocessing"]))
+    sent = lab.cell("\n".join(line[8:] for line in text.splitlines()), notebook, rank_names=rank_names)
     round_ = lab.take(sent, ranks=[0])["round"]
     assert lab.over(round_) == []
     assert lab.value(round_) == [15, 16]

@@ -77,8 +77,8 @@ def pack(tmp_path):
     def write(text, namespace=(), assumes=(), **more):
         (tmp_path / "swaps").mkdir(exist_ok=True)
         path = tmp_path / "swaps" / f"{len(earlier(str(tmp_path / 'swaps'))) + 1}.payload"
-        theirs = capture.Theirs(frozenset(assumes))
-        packed = capture.from_cell(text, dict(namespace), theirs=theirs, swaps=True)
+        rank_names = capture.RankNames(frozenset(assumes))
+        packed = capture.from_cell(text, dict(namespace), rank_names=rank_names, swaps=True)
         words = {"sets": sorted(packed.sets), "assumes": sorted(assumes), "or_back": False, **more}
         with path.open("wb") as file:
             archive.write_swap(file, packed, KEY, words, far=False)

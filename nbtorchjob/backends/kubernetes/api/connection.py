@@ -206,8 +206,8 @@ class ServerClock:
         mine = time.time()
         if self._heard is None:
             return mine
-        theirs = self._heard[0] + time.monotonic() - self._heard[1]
-        return theirs if abs(theirs - mine) > _AGREES_S else mine
+        servers_time = self._heard[0] + time.monotonic() - self._heard[1]
+        return servers_time if abs(servers_time - mine) > _AGREES_S else mine
 
 
 class Connection:

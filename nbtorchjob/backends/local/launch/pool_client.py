@@ -102,12 +102,12 @@ def give_up(job: JobDirectory, exc: Exception) -> None:
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
     """Have this Python's pool start the job, a group's run with GPUs of its own. Raises ``SubmitError``."""
     asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
-    given = info.asked.env
-    asked["env"] = {**compilers.chosen(asked["env"]), **given}
+    env = info.asked.env
+    asked["env"] = {**compilers.chosen(asked["env"]), **env}
     if info.group and gpus:
         asked["env"][devices.VISIBLE] = ",".join(gpus)
     # As a Python that was started with it would: before all that this one has.
-    ahead = [entry for entry in given.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    ahead = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
     # A job of before the machine, or its container, was started anew may know other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)

@@ -80,9 +80,9 @@ class Behind(NamedTuple):
 def place(job: JobDirectory) -> Place:
     """Return what a job takes up that this process sends."""
     info, me = job.info(), Process.of(os.getpid())
-    given = info.asked.env.get(devices.VISIBLE)
+    visible = info.asked.env.get(devices.VISIBLE)
     lab = info.lab is not None
-    gpus = devices.names(given) if not lab else ()
+    gpus = devices.names(visible) if not lab else ()
     wants = min(len(gpus), info.nproc_per_node) if info.group else len(gpus)
     return Place(
         name=info.name,

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from nbtorchjob import CaptureError, capture
-from nbtorchjob.capture import Part, Theirs
+from nbtorchjob.capture import Part, RankNames
 from nbtorchjob.runtime.rank import call as running
 
 
@@ -25,13 +25,13 @@ CODE = "scale = 2\nmodel = 'mine'\ndef step(x): return model, scale, x\n"
 
 def test_a_name_that_is_nowhere_was_looked_for_on_the_lab_too():
     with pytest.raises(CaptureError, match="nor in the cell, nor on the lab explore: did you mean 'batch'"):
-        capture.from_cell("step(bach)", notebook(CODE) | {"batch": 1}, theirs=Theirs(lab="explore"))
+        capture.from_cell("step(bach)", notebook(CODE) | {"batch": 1}, rank_names=RankNames(lab="explore"))
 
 
 def test_a_name_that_the_labs_cells_have_set_is_near_too():
-    theirs = Theirs(lab="explore", known=lambda: ("weights",))
+    rank_names = RankNames(lab="explore", known=lambda: ("weights",))
     with pytest.raises(CaptureError, match="nor on the lab explore: did you mean 'weights'"):
-        capture.from_cell("weigths + 1", notebook(CODE), theirs=theirs)
+        capture.from_cell("weigths + 1", notebook(CODE), rank_names=rank_names)
 
 
 def test_the_names_to_ask_for_are_those_that_the_cells_code_reaches():
@@ -44,30 +44,34 @@ def test_the_names_to_ask_for_are_those_that_the_cells_code_reaches():
 
 def test_what_the_ranks_have_stays_here_also_where_a_function_reads_it():
     space = notebook(CODE)
-    call = capture.from_cell("step(batch)", space, theirs=Theirs(frozenset({"model", "batch"})))
+    call = capture.from_cell("step(batch)", space, rank_names=RankNames(frozenset({"model", "batch"})))
 
     assert {"step", "scale"} <= shipped(call).keys()
     assert not {"model", "batch"} & shipped(call).keys()
 
 
 def test_what_is_pushed_travels_whether_it_is_read_or_not():
-    call = capture.from_cell("1", notebook(CODE), theirs=Theirs(push={"model": "mine"}))
+    call = capture.from_cell("1", notebook(CODE), rank_names=RankNames(push={"model": "mine"}))
 
     assert shipped(call)["model"] == "mine"
     assert "model" in capture.ships_line(call)
 
 
 def test_a_name_that_neither_has_is_refused_with_why():
-    theirs = Theirs(why=lambda name: "was set by cell 2, on ranks that are gone" if name == "gone" else "")
+    rank_names = RankNames(
+        why=lambda name: "was set by cell 2, on ranks that are gone" if name == "gone" else ""
+    )
 
     with pytest.raises(CaptureError, match=r"name 'gone' \(line 2\) was set by cell 2"):
-        capture.from_cell("gone", {}, theirs=theirs)
+        capture.from_cell("gone", {}, rank_names=rank_names)
     with pytest.raises(CaptureError, match="neither defined"):
-        capture.from_cell("other", {}, theirs=theirs)
+        capture.from_cell("other", {}, rank_names=rank_names)
 
 
 def test_a_parameter_that_the_ranks_have_is_theirs():
-    call = capture.from_cell("def f(model, n): return n", {"n": 1}, theirs=Theirs(frozenset({"model"})))
+    call = capture.from_cell(
+        "def f(model, n): return n", {"n": 1}, rank_names=RankNames(frozenset({"model"}))
+    )
     found = pickle.loads(call.pickle, buffers=call.buffers)
 
     assert (found["theirs"], found["kwargs"]) == (["model"], {"n": 1})
