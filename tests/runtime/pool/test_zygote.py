@@ -63,7 +63,10 @@ def spoken(tmp_path):
         node.settimeout(LIMIT)
         said: list[dict[str, Any]] = []
         with node, node.makefile("rw") as lines:
-            for order in ({"round": ROUND, "id": "a", "path": str(tmp_path / "job")}, {"round": "clear-7"}):
+            for order in (
+                {"round": ROUND, "id": "a", "attempt": 1, "path": str(tmp_path / "job")},
+                {"round": "clear-7"},
+            ):
                 lines.write(json.dumps(order) + "\n")
                 lines.flush()
                 while not said or said[-1]["done"] != order["round"]:
