@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, Mapping
 from nbtorchjob.runtime.api import points
 
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
-PLACE = "NBTORCHJOB_SWAPS"  # where that is, for ranks and the processes that they start
+PLACE = "NBTORCHJOB_KEPT_SWAPS"  # where that is, for ranks and the processes that they start
 MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
 # How a name came by its new value, in the order of what says most. With REBOUND the name alone stands for it:
 # whoever holds the old one keeps that.
