@@ -80,6 +80,8 @@ def pool(args: ParsedArgs, front: Front) -> Any:
         policy = spec.launch.run_policy
         if policy is not None and policy.active_deadline_seconds is not None:
             front.say("Note: a deadline doesn't end a pool, which ends when nobody uses it (--idle)")
+        if spec.launch.max_restarts:
+            front.say("Note: --max-restarts has no effect on a pool, whose pods are replaced (--retries)")
         if cell_options.dry_run:
             from nbtorchjob import pools  # late: most lines name no pool
 

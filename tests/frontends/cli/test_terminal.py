@@ -323,3 +323,13 @@ def test_pdb_on_a_rank_of_a_script(command, monkeypatch):
     assert command("attach", "--quiet", "stops").out == "10\n"
     assert (again := command("debug", "stops")).code == 4
     assert again.err == "nbtorchjob: stops has ended: there is no rank to look at any more\n"
+
+
+def test_what_has_no_effect_on_a_pool_is_said(command):
+    cluster = ("--backend", "kubernetes", "--image", "torch:1")
+    done = command(
+        "pool", "warm", *cluster, "--max-restarts", "2", "--active-deadline-seconds", "60", "--dry-run"
+    )
+
+    assert "--max-restarts has no effect on a pool" in done.err
+    assert "a deadline doesn't end a pool" in done.err
