@@ -29,7 +29,7 @@ from nbtorchjob.errors import (
     failed,
 )
 from nbtorchjob.machine import interrupts
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.interrupts import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.logs import LogLine, Stream, Wanted, check_stream, compiled

@@ -1,9 +1,18 @@
-"""Ctrl-C, or the notebook's stop button: a message in place of the interrupted frames."""
+"""Ctrl-C, or the notebook's stop button: what is shown in place of frames, and how to wait despite it.
+
+A thread that may be interrupted waits for an outcome with :class:`Once`. ``threading.Event``, ``Condition``,
+``Thread.start`` and ``concurrent.futures`` take their locks in Python code: an interrupt that comes just then
+leaves one taken for good (CPython, bpo-29988), and what brings the outcome waits for ever. With them a second
+Ctrl-C, right after the first, could stop all that is followed in a kernel. A ``SimpleQueue`` is written in C,
+and so are a list's methods: an interrupt comes before or after.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Generic, TypeVar, cast
 
 NOTHING = "Interrupted: nothing was submitted."
 
@@ -24,3 +33,65 @@ def message(text: str) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise Interrupted(text) from None
+
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A value or an error that one thread brings, and any may wait for."""
+
+    def __init__(self) -> None:
+        self._outcome: tuple[T | None, BaseException | None] | None = None
+        self._callbacks: list[Callable[[], object]] = []
+
+    def bring(self, value: T) -> None:
+        """Have it come."""
+        self._come(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Have an error come."""
+        self._come(None, error)
+
+    def _come(self, value: T | None, error: BaseException | None) -> None:
+        self._outcome = value, error
+        self._tell()
+
+    def _tell(self) -> None:
+        with suppress(IndexError):  # each is taken by one thread
+            while True:
+                self._callbacks.pop(0)()
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called once it has come, by who brings it, or at once."""
+        self._callbacks.append(callback)
+        if self.come:
+            self._tell()
+
+    @property
+    def come(self) -> bool:
+        """Whether it has come."""
+        return self._outcome is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most ``timeout`` seconds for it; return whether it has come."""
+        come: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def tell() -> None:
+            come.put(None)
+
+        self.then(tell)
+        with suppress(queue.Empty):
+            come.get(timeout=None if timeout is None else max(0.0, timeout))
+        if not self.come:
+            with suppress(ValueError):
+                self._callbacks.remove(tell)
+        return self.come
+
+    def result(self) -> T:
+        """Return the value that has come, or raise the error."""
+        assert self._outcome is not None, "nothing has come yet"
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return cast(T, value)

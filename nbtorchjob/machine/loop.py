@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.interrupts import Once
 
 T = TypeVar("T")
 _END_S = 3.0  # for work still on the loop when the process ends

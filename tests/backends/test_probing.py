@@ -9,7 +9,7 @@ import pytest
 from nbtorchjob import JobSpec
 from nbtorchjob.backends import backend, probing
 from nbtorchjob.machine import folders
-from nbtorchjob.runtime.data import cache, hub
+from nbtorchjob.runtime.data import cache, web
 from nbtorchjob.spec.cluster import Cluster
 from tests.runtime.data.test_sources import Server
 
@@ -60,7 +60,7 @@ def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch)
 
     server.files["data/part-0.bin"] = bytes(6_000_000)
     monkeypatch.setenv("HF_ENDPOINT", server.url("").rstrip("/"))
-    monkeypatch.setattr(hub, "hub", hub.Hub)
+    monkeypatch.setattr(web, "hub", web.Hub)
     places = {"web": "hf://datasets/org/squad/data", "here": "./here", "held": "pvc://corpus/en"}
     cluster = Cluster(storage="s3://bucket/jobs", limit={"ephemeral-storage": "5M"})
     findings = list(probing.data_findings(JobSpec(backend="kubernetes", cluster=cluster, data=places)))

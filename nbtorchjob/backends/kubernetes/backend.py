@@ -54,8 +54,7 @@ from nbtorchjob.errors import (
     SpecError,
 )
 from nbtorchjob.machine import interrupts, loop
-from nbtorchjob.machine.interrupts import Interrupted
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.interrupts import Interrupted, Once
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply

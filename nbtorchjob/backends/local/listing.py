@@ -38,8 +38,7 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
-from nbtorchjob.state.hanging import hang
-from nbtorchjob.state.progress import heard
+from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
-from nbtorchjob.frontends.cli import completion, output
+from nbtorchjob.frontends.cli import commands, output
 from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.machine import processes
@@ -76,8 +76,8 @@ def _do(words: list[str]) -> int:
     elif not name:
         output.beside(overview())
         return 2
-    elif name == completion.ASKED:
-        output.answer("\n".join(completion.candidates(rest)))
+    elif name == commands.ASKED:
+        output.answer("\n".join(commands.candidates(rest)))
     else:
         return _verb(name, rest)
     return 0
@@ -93,7 +93,7 @@ def _verb(name: str, words: list[str]) -> int:
     if json:
         words.remove("--json")
     if verb.name == "completion":
-        output.answer(completion.script(words))
+        output.answer(commands.script(words))
         return 0
     if verb.name == "tend":
         from nbtorchjob.frontends.cli import tending  # late: it is seldom asked for

@@ -21,8 +21,7 @@ from nbtorchjob.state.events import (
     Waiting,
 )
 from nbtorchjob.state.failure import Cause, Reason, table
-from nbtorchjob.state.hanging import hang, missed
-from nbtorchjob.state.progress import still
+from nbtorchjob.state.progress import hang, missed, still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import labs, lifetime, swaps, usage
 from nbtorchjob.state.text.hang import describe

@@ -14,8 +14,7 @@ from statistics import median, median_high, median_low
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.state import JobState, Node, Phase, Series
-from nbtorchjob.state.hanging import hang
-from nbtorchjob.state.progress import RECENT, REPORT, counts, done, pace, unit_of
+from nbtorchjob.state.progress import RECENT, REPORT, counts, done, hang, pace, unit_of
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.colours import of_rank, shade
 from nbtorchjob.text.words import DOT, clip, count, duration, line, number, ranks

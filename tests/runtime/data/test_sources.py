@@ -15,11 +15,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from nbtorchjob.runtime.api.data import DATA
-from nbtorchjob.runtime.data import hub, provide, sources, stores
-from nbtorchjob.runtime.data.hub import Hub, LibraryHub
-from nbtorchjob.runtime.data.sources import DataError
-from nbtorchjob.runtime.data.stores import Store
-from nbtorchjob.runtime.data.web import Page, Web
+from nbtorchjob.runtime.data import provide, sources, web
+from nbtorchjob.runtime.data.sources import DataError, Store
+from nbtorchjob.runtime.data.web import Hub, LibraryHub, Page, Web
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import EVENTS
 from nbtorchjob.runtime.facts.injected import STREAM
@@ -432,7 +430,7 @@ def test_an_object_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path, mo
     fsspec = pytest.importorskip("fsspec")
     fs = fsspec.filesystem("memory")
     fs.pipe({"/bucket/blob.bin": BLOB, "/bucket/none": b""})
-    monkeypatch.setattr(stores, "_RANGE", 40_000)
+    monkeypatch.setattr(sources, "_RANGE", 40_000)
     cat, begins, fails = type(fs).cat_file, [], [200_000, 240_000]
 
     def flaky(fs, path, start=None, end=None, **options):
@@ -504,7 +502,7 @@ def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_pat
             raise DataError("the line was cut", exits.RECOVERABLE_ERROR)
         fetch(self, file, folder)
 
-    monkeypatch.setattr(hub, "hub", Hub)
+    monkeypatch.setattr(web, "hub", Hub)
     monkeypatch.setattr(provide, "_AT_ONCE", 1)
     monkeypatch.setattr(Hub, "fetch", fails)
     entry = {"name": "squad", "where": "hf://datasets/org/squad"}
@@ -545,7 +543,7 @@ def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, fact
 
 
 def test_a_cache_that_lost_a_file_gets_it_back_and_can_be_removed(server, tmp_path, facts, monkeypatch):
-    monkeypatch.setattr(hub, "hub", Hub)
+    monkeypatch.setattr(web, "hub", Hub)
     entry = {"name": "squad", "where": "hf://datasets/org/squad"}
     provide.provide(header(tmp_path, entry), str(tmp_path), 0)
     folder = Path(places()["squad"])
@@ -566,7 +564,7 @@ def test_a_cache_that_lost_a_file_gets_it_back_and_can_be_removed(server, tmp_pa
 
 
 def test_a_librarys_notes_go_and_the_data_beside_them_stays(server, tmp_path, facts, library, monkeypatch):
-    monkeypatch.setattr(hub, "hub", lambda where: source_of(where, library))
+    monkeypatch.setattr(web, "hub", lambda where: source_of(where, library))
     server.files[".cache/own.txt"] = b"own"
     entry = {"name": "squad", "where": "hf://datasets/org/squad?exclude=*.h5,*.bin"}
     provide.provide(header(tmp_path, entry), str(tmp_path), 0)
@@ -578,7 +576,7 @@ def test_a_librarys_notes_go_and_the_data_beside_them_stays(server, tmp_path, fa
 
 
 def test_data_where_a_library_keeps_its_notes_stays(server, tmp_path, facts, library, monkeypatch):
-    monkeypatch.setattr(hub, "hub", lambda where: source_of(where, library))
+    monkeypatch.setattr(web, "hub", lambda where: source_of(where, library))
     server.files[".cache/huggingface/.gitignore"] = b"*"  # as people commit it
     entry = {"name": "squad", "where": "hf://datasets/org/squad?exclude=*.h5,*.bin"}
     provide.provide(header(tmp_path, entry), str(tmp_path), 0)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from nbtorchjob.machine.once import Once
+from nbtorchjob.machine.interrupts import Once
 from tests.interrupting import Interrupting
 from tests.patience import LIMIT
 
