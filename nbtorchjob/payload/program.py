@@ -50,7 +50,14 @@ PARTS = {
         *("node/kept.py", "node/receiving.py", "node/swaps.py"),
     ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
-    "pool": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/", "pool/"),
+    "pool": (
+        "install/needed.py",
+        "install/shipped.py",
+        "rank/names.py",
+        "node/receiving.py",
+        "lab/",
+        "pool/",
+    ),
     "debugger": ("debug/",),
     "data": ("data/",),
 }
