@@ -31,7 +31,7 @@ class News:
 
     def wait(self) -> None:
         """Wait for news; raises ``RuntimeError`` where the store is gone."""
-        # torch warns of a wait that is over without an answer (2.13), so there is none in a job's time.
+        # torch warns of a wait that is over without an answer, so there is none in a job's time.
         self._store.wait([_key(self._next)], _FOR_EVER)
         self._next += 1
 
