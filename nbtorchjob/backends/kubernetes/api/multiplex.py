@@ -133,9 +133,12 @@ class _Link:
         return min(_STREAMS, self._h2.remote_settings.max_concurrent_streams) - len(self._streams)
 
     def open(self, headers: list[tuple[str, str]]) -> Stream:
-        """Send a request without a body."""
-        number = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(number, headers, end_stream=True)
+        """Send a request without a body; raises ``OSError`` where no more can be sent."""
+        try:
+            number = self._h2.get_next_available_stream_id()
+            self._h2.send_headers(number, headers, end_stream=True)
+        except ProtocolError as exc:  # all numbers are used, or the server now wants fewer streams
+            raise ConnectionResetError from exc
         self._flush()
         stream = self._streams[number] = Stream(self, number)
         return stream
@@ -291,6 +294,9 @@ class Multiplexer:
         link = _Link(reader, writer)
         try:
             await link.known(self._wait)
+            if link.room <= 0:
+                self.spoken = False
+                raise UnspokenError
         except BaseException:
             link.close()
             raise

@@ -118,6 +118,16 @@ def test_a_connection_that_was_full_takes_logs_again(serving):
     serving(test, streams=2)
 
 
+def test_a_server_that_allows_no_stream_has_a_connection_for_each_log(serving):
+    async def test(server, reader):
+        server.on(LOG.path, Stream([b"a"]))
+        assert await whole(await reader.shared()) == b"a"
+        assert await whole(await reader.open()) == b"a"
+        assert len(server.links) == 1
+
+    serving(test, streams=0)
+
+
 def test_a_log_that_nobody_reads_holds_up_no_other_and_all_of_it_comes(serving):
     async def test(server, reader):
         long = bytes(range(256)) * (8 * multiplex._ROOM // 256 // 8)
