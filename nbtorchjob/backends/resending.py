@@ -98,7 +98,8 @@ class Sent:
     ) -> bool:
         """Have the attempt that follows ``lost`` sent; return whether it was.
 
-        ``facts`` are those of the lost one, and ``lab`` returns what is known of the pool.
+        ``facts`` are those of the lost one, and ``lab`` returns what is known of the pool, for which it may
+        have to wait.
         """
         if self.taken is lost and not self._problem:
             if self._sending is None:
@@ -108,7 +109,7 @@ class Sent:
 
     async def _send(self, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]) -> None:
         try:
-            while time.time() < plan.at or (turns.lead(lab()) is None and not lab().phase.terminal):
+            while time.time() < plan.at or not _takes(await asyncio.to_thread(lab)):
                 if self.cancelled:
                     return
                 await asyncio.sleep(_LOOK_S)
@@ -133,6 +134,11 @@ class Sent:
         if self.cancelled:
             return [CancelRequested(now), Closed(now)]
         return [Notice(now, f"it can't be sent to its pool again: {self._problem}"), Closed(now)]
+
+
+def _takes(lab: JobState) -> bool:
+    """Whether it is worth asking a pool now: it has ranks, or never will again."""
+    return turns.lead(lab) is not None or lab.phase.terminal
 
 
 def unclosed(facts: Sequence[Event]) -> list[Event]:
