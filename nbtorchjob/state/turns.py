@@ -197,9 +197,15 @@ def ahead(lab: JobState, round: int) -> list[Turn]:
 
 
 def _waits(lab: JobState, round: int) -> bool:
-    """Whether the one before that of a round isn't over, as far as was told."""
-    before = next((taken for taken in reversed(lab.turns) if taken.round < round), None)
-    return before is not None and not _through(lab, before)
+    """Whether the one before that of a round isn't over, as far as was told.
+
+    One of an older base is in nobody's way: it was lost with its ranks.
+    """
+    upto = (taken for taken in reversed(lab.turns) if taken.round <= round)
+    this, before = next(upto, None), next(upto, None)
+    if this is None or before is None or this.round != round or before.base != this.base:
+        return False
+    return not _through(lab, before)
 
 
 def _through(lab: JobState, taken: ev.TurnTaken) -> bool:

@@ -325,6 +325,19 @@ def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
     assert [notice.text for notice in alone.notices] == [turns.POOL_GONE]  # it may have
 
 
+def test_a_job_may_have_begun_where_the_one_before_it_was_lost_with_earlier_ranks():
+    lost = [
+        ev.NodeExited(4.0, 1, 137, pod="p1"),
+        ev.NodeStarted(5.0, 1, "host1", 12, pod="p2"),
+        *base(9, 6.0),
+    ]
+    before = [*BEGUN, taken(4, 3.0, "b"), *ran(4, 3.1)[:6], *lost]
+    events = [*before, taken(10, 10.0, "a", base_=9), ev.NodeExited(14.0, 1, 137, pod="p2"), *base(20, 16.0)]
+    job = seen(events, "a", info=POOL)
+
+    assert [notice.text for notice in job.notices] == [turns.POOL_GONE]
+
+
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
     sent = [ev.ArtifactsReady(3.3, 0, of_round(round_), "log#x", 9, 1, 9) for round_ in (5, 6)]
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *sent, *ran(5, 3.1)[6:]]
