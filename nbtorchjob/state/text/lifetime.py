@@ -117,6 +117,8 @@ def deadline(state: JobState, now: float) -> str:
     most, at = state.info.deadline_s, state.deadline_at
     if most is None or state.phase.terminal:
         return ""
+    if state.info.in_pool:
+        return f"each attempt may run for {duration(most)}"
     if at is None:
         return f"once it is resumed, it may run for {duration(most)}"
     if at <= now:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.spec.config import RunPolicy
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress
 from nbtorchjob.state.text import facts, lifetime
@@ -48,6 +48,13 @@ def test_a_deadline_counts_from_the_last_resume():
 
     assert lifetime.deadline(paused, 1150.0) == "once it is resumed, it may run for 10 min 00 s"
     assert lifetime.deadline(resumed, 1230.0) == "ends at 00:30:00, in 9 min 30 s"
+
+
+def test_a_deadline_counts_for_each_attempt_of_a_pools_job():
+    pool = JobInfo("pool", lab=0.0, spec={"fresh": True})
+
+    state = JobState(turns.of(pool, key="1", created=1000.0, deadline_s=600))
+    assert lifetime.deadline(state, 1700.0) == "each attempt may run for 10 min 00 s"
 
 
 def test_who_removes_a_job_and_when():
