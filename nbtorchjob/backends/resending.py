@@ -113,7 +113,8 @@ class Sent:
                 if self.cancelled:
                     return
                 await asyncio.sleep(_LOOK_S)
-            assert self._again is not None
+            if self._again is None:  # somebody else heard that it is over
+                return
             taken = await asyncio.to_thread(self._again, self._times + 1, plan.attempt)
             self._times += 1
             began = [AttemptBegan(time.time(), plan.attempt)] if plan.attempt > self.attempt else []

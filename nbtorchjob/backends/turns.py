@@ -151,7 +151,7 @@ class Feed:
                 listener.wake()
 
 
-_MOST_SENT = 64  # turns of which it is remembered where they begin
+_MOST_SENT = 64  # turns of which it is remembered where they begin, beside those that may be sent again
 _ASKED_S = 10.0
 
 
@@ -201,8 +201,9 @@ class TurnBackend(Backend):
         ``again`` sends a job of a pool once more (``resending.Sent``).
         """
         self._sent[info.address] = Sent(info, taken, again)
-        while len(self._sent) > _MOST_SENT:
-            self._sent.pop(next(iter(self._sent))).taken.since.forget()
+        through = [name for name, sent in self._sent.items() if not sent.may_go_on]
+        for name in through[:-_MOST_SENT]:
+            self._sent.pop(name).taken.since.forget()
 
     def _view(self, name: str) -> View:
         known = self._sent.get(name)
@@ -282,7 +283,9 @@ class TurnBackend(Backend):
                 for event in unclosed(last):
                     yield event
             if not await sent.go_on(taken, plan, [*facts, *last], partial(self.lab, taken.lab.info)):
-                for event in [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]:
+                end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
+                sent.over()
+                for event in end:
                     yield event
                 return
             if sent.cancelled:
