@@ -72,6 +72,7 @@ class Sent:
         self._again = again
         self._times = 1
         self._problem = ""
+        self._end: tuple[Event, ...] = ()
         self._sending: asyncio.Future[None] | None = None
 
     @property
@@ -85,8 +86,15 @@ class Sent:
 
     def plan(self, facts: Sequence[Event]) -> Plan | None:
         """Return what follows an attempt of which these are the facts; None where nothing does."""
+        return self._planned(facts) if not self.cancelled else None
+
+    def given_up(self, facts: Sequence[Event]) -> bool:
+        """Whether another attempt would have followed, had the job not been cancelled."""
+        return self.cancelled and self._planned(facts) is not None
+
+    def _planned(self, facts: Sequence[Event]) -> Plan | None:
         verdicts = {fact.reason: fact for fact in facts if isinstance(fact, Verdict)}
-        if self._again is None or self.cancelled or self._problem or not verdicts or turns.UNREAD in verdicts:
+        if self._again is None or self._problem or not verdicts or turns.UNREAD in verdicts:
             return None
         if turns.ANEW in verdicts and verdicts[turns.ANEW].text == turns.POOL_GONE_BEFORE:
             return Plan(self.attempt, verdicts[turns.ANEW].time)
@@ -113,14 +121,14 @@ class Sent:
                 if self.cancelled:
                     return
                 await asyncio.sleep(_LOOK_S)
-            if self._again is None:  # somebody else heard that it is over
+            if self._again is None or self.cancelled:  # or somebody else heard that it is over
                 return
             taken = await asyncio.to_thread(self._again, self._times + 1, plan.attempt)
             self._times += 1
             began = [AttemptBegan(time.time(), plan.attempt)] if plan.attempt > self.attempt else []
             # Of one that never began there is nothing to be told.
             self.past = (*self.past, *unclosed(facts), *began) if began else self.past
-            self.attempt, self.taken = plan.attempt, taken
+            self.attempt, self.taken, self._end = plan.attempt, taken, ()
         except NBTorchJobError as exc:
             self._problem = str(exc)
         finally:
@@ -130,11 +138,16 @@ class Sent:
         """Keep its payload no longer."""
         self._again = None
 
-    def end(self, now: float) -> list[Event]:
-        """Return what is told of a job that was to be sent again, and wasn't."""
-        if self.cancelled:
-            return [CancelRequested(now), Closed(now)]
-        return [Notice(now, f"it can't be sent to its pool again: {self._problem}"), Closed(now)]
+    def end(self, now: float) -> tuple[Event, ...]:
+        """Return what is told of a job that was to be sent again, and wasn't: to all the same."""
+        if not self._end:
+            why = f"it can't be sent to its pool again: {self._problem}"
+            self._end = (CancelRequested(now) if self.cancelled else Notice(now, why), Closed(now))
+        return self._end
+
+    def told(self, facts: Sequence[Event]) -> list[Event]:
+        """Return the facts of its newest attempt with the end that the job came to."""
+        return [*unclosed(facts), *self._end] if self._end else [*facts]
 
 
 def _takes(lab: JobState) -> bool:

@@ -254,7 +254,8 @@ class TurnBackend(Backend):
             )
             async for event in self._of_view(name, view, since, sent):
                 yield event
-            for event in view.last:
+            last = [*view.last]
+            for event in last if sent is None else sent.told(last):
                 yield event
             return
         for event in sent.past:
@@ -262,7 +263,7 @@ class TurnBackend(Backend):
         while True:
             taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
             facts: list[Event] = []
-            last: list[Event] = []
+            last = []
             async with aclosing(self._of_view(name, view, since, sent)) as events:
                 async for event in events:
                     fact = numbered(event, attempt)
@@ -275,7 +276,9 @@ class TurnBackend(Backend):
             last += [numbered(event, attempt) for event in view.last]
             plan = sent.plan([*facts, *last])
             if plan is None:
-                for event in last:
+                if sent.given_up([*facts, *last]):
+                    sent.end(time.time())
+                for event in sent.told(last):
                     yield event
                 sent.over()
                 return
@@ -323,6 +326,10 @@ class TurnBackend(Backend):
             facts += view.take(event)
         facts = [numbered(event, attempt) for event in (*facts, *view.last)]
         plan = sent.plan(facts) if sent is not None else None
+        if sent is not None and plan is None:
+            if sent.given_up(facts):
+                sent.end(time.time())
+            facts = sent.told(facts)
         yield from past
         for fact in facts if plan is None else unclosed(facts):
             if plan is None or plan.attempt > attempt or not isinstance(fact, Verdict):

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
 import pytest
 
 from nbtorchjob import Elastic, JobSpec, Retry
+from nbtorchjob.backends import turns as backends_turns
 from nbtorchjob.backends.resending import Plan, Sent, Taken
 from nbtorchjob.backends.turns import Since, TurnBackend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import US, apply, turns
+from nbtorchjob.state import US, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
 from tests.state.test_turns import BEGUN, POOL, known, ran, taken
@@ -40,6 +42,12 @@ class Pool:
 
     def known(self, name):
         return reduce(apply, self.told, LAB)
+
+    def info(self, name):
+        return POOL
+
+    def facts(self, name, turn):
+        yield from self.told
 
     async def follow(self, name, *, since=None, turn=None):
         for event in self.told:
@@ -89,8 +97,7 @@ def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
     assert notices == ["it can't be sent to its pool again: no room"]
     for number in range(100):
         backend.sent(job(f"e{number}"), BEFORE)
-    with pytest.raises(AttributeError):  # it has to ask the pool for it
-        backend.info(first.address)
+    assert backend.info(first.address) is not first  # made of what the pool knows
 
 
 @pytest.mark.parametrize("deadline", [None, 600, 30])
@@ -103,3 +110,24 @@ def test_a_deadline_counts_for_each_attempt_of_a_pools_job_and_ends_no_retries(d
     assert plan is not None
     assert plan.attempt == 2
     assert plan.at == pytest.approx(150.4)
+
+
+def test_a_job_that_is_cancelled_between_two_attempts_is_so_whoever_asks_and_whenever(monkeypatch):
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, lambda times, attempt: AFTER)
+    backend.cancel(info.address)
+
+    asked = [backend.snapshot(info.address)]
+    asked += [reduce(apply, followed(backend, info), JobState(info)) for _ in range(2)]
+    assert [state.phase for state in [*asked, backend.snapshot(info.address)]] == [Phase.CANCELLED] * 4
+
+
+def test_one_that_failed_for_good_before_it_was_cancelled_has_failed(monkeypatch):
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    backend, info = of_pool(), replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
+    backend.sent(info, BEFORE, lambda times, attempt: AFTER)
+    backend.cancel(info.address)
+
+    assert backend.snapshot(info.address).phase is Phase.FAILED
+    assert reduce(apply, followed(backend, info), JobState(info)).phase is Phase.FAILED
