@@ -252,9 +252,12 @@ class TurnBackend(Backend):
             view = (
                 sent.view(parsed(name)[1]) if sent is not None else await asyncio.to_thread(self._view, name)
             )
-            async for event in self._of_view(name, view, since, sent):
+            past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
+            for event in past:
                 yield event
-            last = [*view.last]
+            async for event in self._of_view(name, view, since, sent):
+                yield numbered(event, attempt)
+            last = [numbered(event, attempt) for event in view.last]
             for event in last if sent is None else sent.told(last):
                 yield event
             return

@@ -131,3 +131,19 @@ def test_one_that_failed_for_good_before_it_was_cancelled_has_failed(monkeypatch
 
     assert backend.snapshot(info.address).phase is Phase.FAILED
     assert reduce(apply, followed(backend, info), JobState(info)).phase is Phase.FAILED
+
+
+def test_who_follows_a_job_again_once_it_is_over_hears_of_all_its_attempts():
+    backend, info = of_pool(), job()
+
+    def again(times, attempt):
+        second = [taken(7, 160.0, turns.again("c1", times)), *ran(7, 160.5)]
+        lab = backend.inner.known(info.address)
+        backend.inner.told += second
+        return Taken(lab, 7, Since(None, None))
+
+    backend.sent(info, BEFORE, again)
+    first, second = (reduce(apply, followed(backend, info), JobState(info)) for _ in range(2))
+
+    assert (first.phase, first.tries) == (second.phase, second.tries) == (Phase.SUCCEEDED, 2)
+    assert [attempt.number for attempt in second.attempts] == [1, 2]
