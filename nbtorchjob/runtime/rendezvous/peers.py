@@ -376,7 +376,8 @@ class Peers(Alone):
             while self._ended is None and not self._settled:
                 ring = self._ring
                 # A node may be killed after a word, before its news; a round may have words as it begins.
-                if ring is not None and (self._looks % _UNHEARD == 0 or not ring.heard):
+                # Before the first one, too, whoever hosts the store may be gone without a word.
+                if self._looks % _UNHEARD == 0 or (ring is not None and not ring.heard):
                     self._hear(store)
                 if ring is not None and self._ended is None and not self._settled:
                     self._beat(store, ring)

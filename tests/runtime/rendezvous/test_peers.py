@@ -595,6 +595,27 @@ def test_a_connection_that_takes_long_to_open_is_no_silence(store):
     assert ended(peers) is None
 
 
+def test_a_host_that_answers_no_more_before_the_first_round_is_gone_too(store, monkeypatch):
+    monkeypatch.setattr("nbtorchjob.runtime.rendezvous.peers.LOOK_S", 0.001)
+    may_answer = threading.Event()
+
+    def connect():
+        return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY)
+
+    def late(check, keys):
+        may_answer.wait(LIMIT)
+        return check(keys)
+
+    peers = Peers(connect(), connect, Kept(connect(), check=late), 0, elastic=False, hosted=False, silence=2)
+    give_up = time.monotonic() + LIMIT
+    while not peers.pulse(0.0):
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    may_answer.set()
+    assert ended(peers) == exits.INFRASTRUCTURE_ERROR
+    peers.close()
+
+
 def test_who_is_to_end_hears_first_that_a_sample_is_wanted(gangs):
     one, other = gangs()
     heard = []
