@@ -17,13 +17,14 @@ from tests.backends.kubernetes.scripted import CUT, HANG, Asked, Reply, Server, 
 
 
 class MultiplexedServer(Server):
-    """Each connection carries ``streams`` answers at once; ``connections`` counts those of HTTP/2."""
+    """Each connection carries ``streams`` answers at once; the first ``leaving`` ones end at once."""
 
-    def __init__(self, tls: ssl.SSLContext, streams: int = 100) -> None:
+    def __init__(self, tls: ssl.SSLContext, streams: int = 100, leaving: int = 0) -> None:
         tls.set_alpn_protocols(["h2", "http/1.1"])
         super().__init__(tls)
         self.links: list[Link] = []
         self.streams = streams
+        self.leaving = leaving
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
@@ -53,6 +54,10 @@ class Link:
 
     async def run(self) -> None:
         self.h2.initiate_connection()
+        if len(self._server.links) <= self._server.leaving:
+            self.h2.close_connection()  # in one segment with its settings
+            self.flush()
+            return
         self.flush()
         try:
             while data := await self._reader.read(1 << 16):
@@ -86,12 +91,13 @@ class Link:
         url = urlsplit(headers[":path"])
         asked = Asked(headers[":method"], url.path, dict(parse_qsl(url.query)), headers, None)
         reply: Any = self._server.reply(asked)
+        more = getattr(reply, "headers", {})
         if isinstance(reply, Reply):
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             reply, status = Stream([body], reply.end), reply.status
         else:
             status = 200
-        self.h2.send_headers(number, [(":status", str(status))])
+        self.h2.send_headers(number, [(":status", str(status)), *more.items()])
         self.flush()
         for piece in reply.pieces:
             if isinstance(piece, asyncio.Event):

@@ -104,7 +104,7 @@ class _Link:
         self._streams: dict[int, Stream] = {}
         self._came = bytearray()  # of a frame that isn't whole yet
         self._owed = 0  # bytes that the server's window of the connection lacks
-        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
         wanted = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
         self._h2.local_settings = Settings(client=True, initial_values=wanted)
         self._h2.initiate_connection()
@@ -115,9 +115,9 @@ class _Link:
         self._pump = asyncio.ensure_future(self._run())
 
     async def known(self, seconds: float) -> None:
-        """Wait until it is known how many streams the server allows. Raises ``OSError``."""
+        """Wait until it is known how many streams the server allows. Raises ``OSError`` if it leaves, too."""
         await asyncio.wait_for(self._known.wait(), seconds)
-        if self._pump.done():
+        if self._leaves:
             raise ConnectionResetError
 
     @property

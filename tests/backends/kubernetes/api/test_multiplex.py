@@ -128,6 +128,31 @@ def test_a_server_that_allows_no_stream_has_a_connection_for_each_log(serving):
     serving(test, streams=0)
 
 
+def test_a_server_that_shuts_down_as_it_is_reached_still_shares_connections_later(serving):
+    async def test(server, reader):
+        server.on(LOG.path, *[Stream([], HANG)] * APART, Stream([b"a"], HANG))
+        with pytest.raises(UnreachableError):
+            await reader.shared()
+        await asyncio.gather(*[reader.open() for _ in range(4)])
+        assert [len(link.answering) for link in server.links] == [0, 4]
+
+    serving(test, leaving=1)
+
+
+def test_a_header_that_isnt_text_cuts_no_log(serving):
+    async def test(server, reader):
+        goes_on = asyncio.Event()
+        noted = Reply(200, b"noted", {"x-note": b"caf\xe9"})  # type: ignore[dict-item]
+        server.on(LOG.path, *[Stream([], HANG)] * APART, Stream([goes_on, b"a line"]), noted)
+        answer = await reader.shared()
+        assert await whole(await reader.open()) == b"noted"
+        goes_on.set()
+        assert await whole(answer) == b"a line"
+        assert len(server.links) == 1
+
+    serving(test)
+
+
 def test_a_log_that_nobody_reads_holds_up_no_other_and_all_of_it_comes(serving):
     async def test(server, reader):
         long = bytes(range(256)) * (8 * multiplex._ROOM // 256 // 8)
