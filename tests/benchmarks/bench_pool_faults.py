@@ -155,9 +155,8 @@ class Trial:
         return due and self._kill_above(0)
 
     def _kill_node(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
-        return due and self._kill_above(
-            3
-        )  # above a rank are its zygote, the template of zygotes, and the agent
+        # Above a rank are its zygote, the template of zygotes, and the agent.
+        return due and self._kill_above(3)
 
     def _kill_above(self, generations: int) -> bool:
         """Kill what is so far above a rank of this job."""
@@ -167,7 +166,7 @@ class Trial:
         pid = int(random.choice(ran).name.split("-")[2])
         with suppress(OSError):
             for _ in range(generations):
-                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                pid = parent(pid)
             return pid > 1 and killed(pid)
         return False
 
@@ -194,10 +193,21 @@ def killed(pid: int) -> bool:
 
 
 def commands() -> Iterator[tuple[int, bytes]]:
-    """Yield this machine's processes, with their commands."""
+    """Yield the processes below this one, with their commands; others' askers look just the same."""
     for entry in os.listdir("/proc"):
         with suppress(ValueError, OSError):
-            yield int(entry), Path(f"/proc/{entry}/cmdline").read_bytes()
+            pid = int(entry)
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            above = pid
+            while above not in (0, os.getpid()):
+                above = parent(above)
+            if above:
+                yield pid, words
+
+
+def parent(pid: int) -> int:
+    """Return the process that a process was started by; 0 of the first one."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main() -> int:
