@@ -63,6 +63,7 @@ def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any],
 def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
     """Return a payload that begins with the code as it was swapped, by those payloads, in their order.
 
+    They come behind those that it has already, as it is itself of a job that began so.
     Raises ``PayloadError`` for one of them that wasn't signed with the job's key.
     """
     with tempfile.NamedTemporaryFile() as file:
@@ -74,9 +75,10 @@ def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
             wire.Payload(file.name).verify_signature(key)
     with zipfile.ZipFile(io.BytesIO(payload)) as whole:
         begin = min(member.header_offset for member in whole.infolist())
+        made = sum(name.startswith(wire.SWAPS) for name in whole.namelist())
     out = io.BytesIO(payload[begin:])
     with zipfile.ZipFile(out, "a", zipfile.ZIP_STORED) as archive:
-        for number, swap in enumerate(swaps, 1):
+        for number, swap in enumerate(swaps, made + 1):
             archive.writestr(f"{wire.SWAPS}{number}", swap)
     signed = out.getvalue()
     return payload[: begin - wire.MARK] + sign(signed, key) + signed
@@ -152,6 +154,9 @@ def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     return {"idle": spec.idle_s, "fresh": spec.fresh, "ground": _ground(spec), **_turn(call)}
 
 
+_MEMORY = "/dev/shm"
+
+
 def _ground(spec: JobSpec) -> dict[str, Any]:
     """Return what a pool's node is told of its container's mounts (``runtime/pool/ground``)."""
     pod = spec.cluster.patch.get("spec") or {}
@@ -166,7 +171,7 @@ def _ground(spec: JobSpec) -> dict[str, Any]:
     mounted = [mount["mountPath"] for mount in (*own, *others) if mount.get("name") not in volumes]
     return {
         "mounted": [*(mount.dst for mount in spec.cluster.mounts), *mounted],
-        "empty": [*empty, *(["/dev/shm"] if spec.own_shared_memory else [])],
+        "empty": [*empty, *([_MEMORY] if spec.own_shared_memory and _MEMORY not in mounted else [])],
         "shared": bool(pod.get("hostIPC")) or not alone,
     }
 

@@ -21,6 +21,7 @@ from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store.payload import HEADER, MARK, Payload, PayloadError
+from nbtorchjob.spec.cluster import Cluster
 from tests.programs import program
 
 # As in a notebook, whose functions no node can import.
@@ -188,3 +189,31 @@ def test_a_local_module_travels_as_a_file(folder, monkeypatch):
 
     assert (folder / "files" / "mine.py").read_text() == Path("mine.py").read_text()
     shutil.rmtree(folder / "files")
+
+
+def test_swaps_of_a_payload_that_has_some_come_behind_them(job):
+    swaps = []
+    for rate in (0.1, 0.2):
+        file = io.BytesIO()
+        call = capture.from_cell(f"lr = {rate}", {})
+        archive.write_swap(file, call, KEY, {"text": f"lr = {rate}"}, far=True)
+        swaps.append(file.getvalue())
+    first, second = swaps
+    job.write_bytes(archive.with_swaps(archive.with_swaps(job.read_bytes(), KEY, [first]), KEY, [second]))
+
+    payload = Payload(str(job))
+    payload.verify(KEY)
+    with zipfile.ZipFile(job) as whole:
+        made = [name for name in whole.namelist() if name.startswith("swaps/")]
+    assert {name: payload.read(name) for name in made} == {"swaps/1": first, "swaps/2": second}
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_pool_s_node_clears_the_pod_s_shared_memory_unless_a_patch_mounts_something_there(folder, patched):
+    mount = {"name": "host", "mountPath": "/dev/shm"}
+    patch = json.dumps({"spec": {"containers": [{"volumeMounts": [mount]}]}}) if patched else None
+    spec = JobSpec(
+        Elastic(nproc_per_node=2), "kubernetes", lab=True, fresh=True, cluster=Cluster(pod_patch=patch)
+    )
+    ground = Payload(str(packed(folder / "job.pyz", 1, 2, spec=spec))).header["lab"]["ground"]
+    assert (ground["mounted"], ground["empty"]) == ((["/dev/shm"], []) if patched else ([], ["/dev/shm"]))

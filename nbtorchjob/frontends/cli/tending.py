@@ -70,7 +70,7 @@ def _write_base(folder: Path, manifests: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         base = folder / _BASE
-        before = base.read_text() if base.exists() else ""
+        before = base.read_text(errors="replace") if base.exists() else ""
         if not before.startswith(_OURS) and any(folder.iterdir()):
             raise LineError(
                 f"nbtorchjob tend: --kustomize expects an empty folder or one of its own, got {folder}"

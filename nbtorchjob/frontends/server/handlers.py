@@ -215,7 +215,11 @@ class Lanes:
 
         done.add_done_callback(end)
         # No ThreadPoolExecutor: Python waits for its threads at exit, and so for a cluster that hangs.
-        threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True).start()
+        thread = threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # this user may start no more of them
+            done.set_exception(exc)
         return await asyncio.wrap_future(done)
 
 

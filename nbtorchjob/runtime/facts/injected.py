@@ -20,6 +20,7 @@ JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
 SWAPS = "NBTORCHJOB_SWAPS"  # a folder with swaps that later attempts begin with
+UNSEEN = "NBTORCHJOB_UNSEEN"  # there in a pool whose pods have volumes and containers of a cluster's runtime
 STREAM = "NBTORCHJOB_STREAM"  # there on a cluster: what it writes is copied to stdout (``stream.py``)
 GRACE = "NBTORCHJOB_STOP_WITHIN"  # seconds from SIGTERM to SIGKILL for ranks
 SAVING = "NBTORCHJOB_SAVE_WITHIN"  # seconds for ranks to leave after their node got SIGTERM; else GRACE

@@ -7,9 +7,11 @@ there is copied first, and checked then.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
+import stat
 from contextlib import suppress
 from typing import Any, Callable, Iterable, List, Optional
 
@@ -87,13 +89,14 @@ class Kept:
                 *replay.earlier(checkpoints.fetched(KEPT)),
                 *replay.earlier(os.environ.get(injected.SWAPS, "")),
             ]:
-                target = self._path(self.count() + 1)
+                target, staged = self._path(self.count() + 1), self._staged(self.place)
                 if os.path.basename(path) == os.path.basename(target):
                     os.makedirs(self.place, exist_ok=True)
                     # Others may write there: what is checked is what the ranks are going to read.
-                    shutil.copyfile(path, self._staged(self.place))
-                    Payload(self._staged(self.place)).verify(self._key)
-                    os.replace(self._staged(self.place), target)
+                    with open(path, "rb", opener=_file) as source, open(staged, "wb") as copy:
+                        shutil.copyfileobj(source, copy)
+                    Payload(staged).verify(self._key)
+                    os.replace(staged, target)
         except Exception as exc:  # whatever a store's library raises
             text = "swaps of earlier attempts aren't all made again, as they can't be read: %s" % exc
             emit("Notice", text=text)
@@ -154,3 +157,12 @@ def _forget_bytecode(path: str) -> None:
     # Python takes it for a file's that has the same size and was written in the same second.
     with suppress(OSError, NotImplementedError):
         os.unlink(importlib.util.cache_from_source(path))
+
+
+def _file(path: str, flags: int) -> int:
+    """Open a file, also by a link, as a Secret's are; a pipe or a device in its place would have no end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it isn't a file", path)

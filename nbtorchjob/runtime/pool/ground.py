@@ -60,15 +60,23 @@ class Ground:
 
     Nothing is looked at below ``mounted``, where the job's user has mounted something. ``empty`` are empty
     volumes of the container's own. ``shared`` says that the container shares its memory with others.
+    ``unseen`` says that somebody else may have added mounts, whose files are left alone, too.
     """
 
     def __init__(
-        self, own: str, mounted: Sequence[str] = (), empty: Sequence[str] = (), *, shared: bool = False
+        self,
+        own: str,
+        mounted: Sequence[str] = (),
+        empty: Sequence[str] = (),
+        *,
+        shared: bool = False,
+        unseen: bool = False,
     ) -> None:
         self._own = os.path.realpath(own)
         self._mounted = frozenset(map(os.path.realpath, mounted))
         self._empty = frozenset(map(os.path.realpath, empty))
-        self._shared = shared
+        self._shared = shared or unseen
+        self._unseen = unseen
         self._alone = _alone()
         self._mounts = _mounts()
         roots = dict.fromkeys(map(os.path.realpath, [*self._places(), *empty]))
@@ -111,9 +119,11 @@ class Ground:
     def _goes_with_the_pod(self, path: str) -> bool:
         place = _place(path, {*self._mounts, *self._mounted})
         kind, source = self._mounts.get(place, ("", ""))[:2]
-        if place in self._empty or (place == "/" and "/" not in self._mounted):
+        if place in self._mounted or (self._shared and place in _SHARED_MEMORY and place not in self._empty):
+            return False
+        if place in self._empty or place == "/":
             return True
-        if place in self._mounted or (self._shared and place in _SHARED_MEMORY):
+        if self._unseen:
             return False
         return kind in _KINDS_IN_MEMORY or _EMPTY in source
 

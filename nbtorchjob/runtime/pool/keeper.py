@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.lab.keeper import Keeper
 from nbtorchjob.runtime.node.agent import NodeAgent
@@ -27,7 +29,8 @@ def keeper(
 ) -> Tuple[Callable[..., NodeAgent], Callable[..., None], Callable[[worker.Rank], None]]:
     """Return the same for a pool's node as ``lab/keeper`` does for a lab's."""
     pool = Pool(payload.header, payload.path, key, folder, files, node)
-    ground = partial(Ground, folder, **payload.header["lab"]["ground"])
+    unseen = bool(os.environ.get(injected.UNSEEN))
+    ground = partial(Ground, folder, **payload.header["lab"]["ground"], unseen=unseen)
     return partial(PoolKeeper, lab=pool, ground=ground), stand, call_with_files
 
 

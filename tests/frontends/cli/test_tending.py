@@ -49,9 +49,10 @@ def test_a_base_is_written_anew_in_its_place_beside_files_of_others(command):
 
 def test_a_folder_of_something_else_is_left_as_it_is(command):
     Path("base").mkdir()
-    Path("base/kustomization.yaml").write_text("resources: [mine.yaml]\n")
+    mine = b"resources: [mine-\xe9.yaml]\n"
+    Path("base/kustomization.yaml").write_bytes(mine)
     done = command(*BASE)
 
     assert (done.code, done.out) == (2, "")
     assert done.err == ("nbtorchjob tend: --kustomize expects an empty folder or one of its own, got base\n")
-    assert Path("base/kustomization.yaml").read_text() == "resources: [mine.yaml]\n"
+    assert Path("base/kustomization.yaml").read_bytes() == mine

@@ -128,6 +128,19 @@ async def test_work_of_a_name_is_under_way_once_though_nobody_waits_for_it_any_m
     assert await lanes.run("local", lambda: "anew", "retry a") == "anew"
 
 
+async def test_work_that_has_no_thread_fails_and_leaves_its_room(monkeypatch):
+    lanes, start = Lanes(LONG, 1), threading.Thread.start
+
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        await lanes.run("local", lambda: 3, "retry a")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert await lanes.run("local", lambda: 4, "retry a") == 4
+
+
 async def test_a_lane_that_hangs_holds_up_no_other(gate):
     lanes, hanging = Lanes(LONG, 1), Hanging(gate)
     slow = asyncio.create_task(lanes.run("kubernetes:far", hanging))

@@ -307,6 +307,19 @@ def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_
         assert payloads == ["lr = 1", "lr = 2"]
 
 
+def test_a_device_in_the_place_of_an_earlier_attempts_swap_is_not_read(folder, monkeypatch):
+    mounted = folder / "mounted"
+    mounted.mkdir()
+    (mounted / "..data").write_bytes(pack("lr = 1"))
+    (mounted / "1.payload").symlink_to("..data")  # as a Secret's files are
+    (mounted / "2.payload").symlink_to("/dev/null")
+    monkeypatch.setenv(injected.SWAPS, str(mounted))
+    monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
+
+    assert Kept(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None) == 1
+    assert "it isn't a file" in (folder / "events.jsonl").read_text()
+
+
 def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", str(folder / "checkpoints"))
     monkeypatch.setenv("NBTORCHJOB_STREAM", "x")

@@ -79,6 +79,15 @@ def test_what_is_mounted_is_left_alone(home, tmp_path):
     assert all_below(home) == ["of-image", "of-image/checkpoint", "of-image/file"]
 
 
+def test_what_is_mounted_in_an_empty_volumes_place_is_left_alone(home, tmp_path):
+    image = str(home / "of-image")
+    ground = Ground(str(tmp_path / "tmp" / "nbtorchjob-1"), [image], [image])
+    (home / "of-image" / "checkpoint").write_text("to be kept")
+
+    assert ground.restore() == []
+    assert (home / "of-image" / "checkpoint").exists()
+
+
 def test_bytecode_that_python_replaces_is_no_change(home, tmp_path):
     bytecode = home / "of-image" / "__pycache__" / "file.pyc"
     bytecode.parent.mkdir()
@@ -212,20 +221,21 @@ def test_a_mount_over_the_images_files_is_named_alone(tmp_path):
     assert in_a_pod(tmp_path, text) == ["True ['file']"]
 
 
-def test_an_empty_volume_of_the_pod_is_cleared_and_a_claim_is_not(tmp_path):
-    text = """
+@pytest.mark.parametrize(("unseen", "stays"), [(False, []), (True, ["left"])])
+def test_an_empty_volume_of_the_pod_is_cleared_and_a_claim_is_not(tmp_path, unseen, stays):
+    text = f"""
     empty, of_kubelet = os.path.join(root, "empty"), os.path.join(root, "tmp")
     volume = os.path.join(root, "pods/1/volumes/kubernetes.io~empty-dir/tmp")
     os.makedirs(volume)
     os.makedirs(os.path.join(root, "disk"))
     mount(of_kubelet, "--bind", volume)
     mount(empty, "--bind", os.path.join(root, "disk"))
-    before = Ground(os.path.join(root, "own"), [claim], [empty])
+    before = Ground(os.path.join(root, "own"), [claim], [empty], unseen={unseen})
     for folder in (claim, of_kubelet, empty):
         write(folder, "left")
     print(before.restore(), os.listdir(of_kubelet), os.listdir(empty), sorted(os.listdir(claim)))
     """
-    assert in_a_pod(tmp_path, text) == ["[] [] [] ['left', 'of others']"]
+    assert in_a_pod(tmp_path, text) == [f"[] {stays} [] ['left', 'of others']"]
 
 
 @pytest.mark.parametrize(("shared", "stays"), [(False, "0 []"), (True, "1 ['left']")])

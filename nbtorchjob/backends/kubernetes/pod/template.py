@@ -268,6 +268,7 @@ def _variables(sub: Submission) -> dict[str, str]:
         "NBTORCHJOB_STORAGE": stores.folder(storage, sub.info) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.SWAPS: SWAPS if package.swaps_name(sub.spec, sub.info) else "",
+        injected.UNSEEN: "1" if sub.spec.fresh and sub.runtime is not None else "",
         injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
         injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,

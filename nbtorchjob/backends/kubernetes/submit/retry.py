@@ -18,10 +18,12 @@ from nbtorchjob.backends.kubernetes.submit.submitter import Submitter
 from nbtorchjob.errors import NotFoundError, SubmitError
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.objects.wire import derived, unsealed
+from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec import site
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.text import swaps
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 
@@ -74,15 +76,25 @@ async def as_swapped(
 ) -> tuple[Packed | Stored, list[tuple[str, str]]]:
     """Have a payload begin with the job's code as it was swapped; return also these swaps' labels and texts.
 
-    What lies in a store is sent as it is, and so is a swap that the record doesn't have whole.
+    What lies in a store is sent as it is, and so is a swap that the record doesn't have whole. Raises
+    ``SubmitError`` for swaps that can't be read, or that make the payload too big.
     """
     made = swaps.carried(await results.snapshot(job))
     if not made or not isinstance(packed, Packed):
         return packed, []
     key = derived(packed.key, "swap")
-    payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in made]
-    data = archive.with_swaps(bytes(packed.data), packed.key, payloads)
-    return replace(packed, data=memoryview(data)), swaps.texts(made, info.name)
+    try:
+        payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in made]
+        data = archive.with_swaps(bytes(packed.data), packed.key, payloads)
+    except (ValueError, PayloadError) as exc:  # whatever runs in a pod may write such a fact
+        raise SubmitError(f"a swap of {info.name} can't be read ({exc}): run its cell, as swapped") from exc
+    swapped = replace(packed, data=memoryview(data))
+    if packed.travels and not swapped.travels and not info.asked.cluster.storage:
+        raise SubmitError(
+            f"with its swaps the payload of {info.name} takes {words.size(len(data))}, more than the API of "
+            f"a cluster takes: run its cell, as swapped, with --storage"
+        )
+    return swapped, swaps.texts(made, info.name)
 
 
 def where_it_is(job: JobRef) -> JobSpec:
