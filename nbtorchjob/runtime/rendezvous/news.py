@@ -30,10 +30,10 @@ class News:
         self._next = _latest(store)
 
     def wait(self) -> None:
-        """Wait for news; raises ``RuntimeError`` where the store is gone."""
+        """Wait for news, however many came at once; raises ``RuntimeError`` where the store is gone."""
         # torch warns of a wait that is over without an answer, so there is none in a job's time.
         self._store.wait([_key(self._next)], _FOR_EVER)
-        self._next += 1
+        self._next = max(self._next, _latest(self._store)) + 1
 
 
 def _latest(store: Any) -> int:

@@ -102,3 +102,27 @@ def test_news_wake_all_who_wait_however_many_there_were_before():
     for thread in threads:
         thread.join(LIMIT)
     assert sorted(heard) == [0, 1]
+
+
+def test_news_that_came_together_wake_once():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def connect():
+        return SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), b"k" * 32)
+
+    news, woken = News(connect()), threading.Semaphore(0)
+
+    def listen():
+        for _ in range(2):
+            news.wait()
+            woken.release()
+
+    for _ in range(5):
+        announce(connect())
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert woken.acquire(timeout=LIMIT)
+    assert not woken.acquire(timeout=0.2)
+    announce(connect())
+    assert woken.acquire(timeout=LIMIT)
+    thread.join(LIMIT)
