@@ -26,6 +26,8 @@ def give(store: Any, ring: Ring, name: str, record: Dict[str, Any]) -> None:
     data = zlib.compress(json.dumps(record).encode())
     if len(data) <= _MOST_BYTES:
         store.seal(_key(ring, name, ring.node), data)
+        if store.get(ring.key(WORD)) != name.encode():  # it comes too late for whoever would delete it
+            store.delete_key(_key(ring, name, ring.node))
 
 
 def gather(store: Any, ring: Ring, seconds: float) -> Iterator[Tuple[int, bytes]]:
@@ -35,21 +37,27 @@ def gather(store: Any, ring: Ring, seconds: float) -> Iterator[Tuple[int, bytes]
     store.set(ring.key(WORD), name)
     announce(store)
     left = ring.after
-    while left and time.monotonic() - began < seconds:
-        together = _TOGETHER if time.monotonic() - began < _LATE_S else 1
-        still: List[int] = []
-        for at in range(0, len(left), together):
-            nodes = left[at : at + together]
-            keys = [_key(ring, name, node) for node in nodes]
-            if not store.check(keys):
-                still += nodes
-                continue
-            for node, key in zip(nodes, keys):
-                yield node, store.unseal(key)
-                store.delete_key(key)
-        if len(still) == len(left):
-            time.sleep(_LOOK_S)
-        left = still
+    try:
+        while left and time.monotonic() - began < seconds:
+            together = _TOGETHER if time.monotonic() - began < _LATE_S else 1
+            still: List[int] = []
+            for at in range(0, len(left), together):
+                nodes = left[at : at + together]
+                keys = [_key(ring, name, node) for node in nodes]
+                if not store.check(keys):
+                    still += nodes
+                    continue
+                for node, key in zip(nodes, keys):
+                    yield node, store.unseal(key)
+                    store.delete_key(key)
+            if len(still) == len(left):
+                time.sleep(_LOOK_S)
+            left = still
+    finally:
+        # In this order: who tells something from now on sees that, and deletes it.
+        store.compare_set(ring.key(WORD), name, "")
+        for node in left:
+            store.delete_key(_key(ring, name, node))
 
 
 def _key(ring: Ring, name: str, node: int) -> str:

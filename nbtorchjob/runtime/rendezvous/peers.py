@@ -117,7 +117,7 @@ class Peers(Alone):
         self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
         self._closed, self._stirred = threading.Event(), threading.Event()
-        self._hearing = threading.Lock()
+        self._hearing, self._gathering = threading.Lock(), threading.Lock()
         self._threads = [
             threading.Thread(target=self._listen, args=(connect,), daemon=True),
             threading.Thread(target=self._live, args=(beats.below(PREFIX),), daemon=True),
@@ -203,10 +203,16 @@ class Peers(Alone):
                 self._store.seal(ring.key("seen", ring.node), data)
 
     def gather(self, seconds: float) -> Iterator[Tuple[int, bytes]]:
-        """See the base class."""
-        if self._ring is not None:
-            with store_may_be_gone(PeersEnded):
-                yield from gather(self._store, self._ring, seconds)
+        """See the base class; who asks while another one does waits for that."""
+        until = time.monotonic() + seconds
+        if not self._gathering.acquire(timeout=max(0.0, seconds)):
+            return
+        try:
+            if self._ring is not None:
+                with store_may_be_gone(PeersEnded):
+                    yield from gather(self._store, self._ring, until - time.monotonic())
+        finally:
+            self._gathering.release()
 
     @property
     def asks(self) -> bool:  # type: ignore[override]
@@ -216,10 +222,10 @@ class Peers(Alone):
     def say_asks(self) -> None:
         """See the base class."""
         ring = self._ring
-        if ring is not None and "asks" not in ring.said:
+        if ring is not None and not ring.asks:  # else all hear of it already
             with store_may_be_gone():
                 self._store.set(ring.key("asks"), "1")
-                ring.said.add("asks")
+                ring.asks = True
                 announce(self._store)
 
     @property
@@ -445,7 +451,7 @@ class Peers(Alone):
 
     def _look_for_gathering(self, ring: Ring, store: Any) -> None:
         name = store.get(ring.key(WORD)) if ring.gathered or store.check([ring.key(WORD)]) else b""
-        if name != ring.gathered:
+        if name and name != ring.gathered:
             ring.gathered = name
 
             def tell(record: Dict[str, Any]) -> None:

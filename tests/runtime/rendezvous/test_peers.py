@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -711,6 +712,57 @@ def test_one_node_gathers_what_all_do_and_leaves_nothing_of_it_behind(gangs, sto
     assert list(one.gather(0.2)) == []
     assert time.monotonic() - began < LIMIT
     assert store.num_keys() <= keys + 4  # news, and beats
+
+
+def words_of(store):
+    return SignedStore(TCPStore("127.0.0.1", store.port, is_master=False), KEY).below(PREFIX)
+
+
+def test_of_two_who_ask_at_once_what_all_do_each_is_told(gangs):
+    both_ask = threading.Event()
+
+    def late(check, keys):
+        if keys == ["7/gather"]:
+            both_ask.wait(LIMIT)
+        return check(keys)
+
+    one, other = gangs(watching={"check": late})
+    other.on_gather = lambda give: give({"node": 1})
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(lambda: [node for node, _ in one.gather(LIMIT)]) for _ in range(2)]
+        time.sleep(0.2)
+        both_ask.set()
+        assert [future.result() for future in asking] == [[1], [1]]
+
+
+def test_nothing_stays_of_what_is_told_late_or_to_who_has_left(gangs, store):
+    sealed: list[str] = []
+    gives: list[Callable[[dict[str, int]], None]] = []
+
+    def note(seal, key, value):
+        sealed.append(key)
+        seal(key, value)
+
+    one, other = gangs(asking={"seal": note})
+    other.on_gather = gives.append
+    eventually(lambda: list(one.gather(0.3)) == [] and gives)
+    gives[0]({"node": 1})
+    other.on_gather = lambda give: give({"node": 1})
+    asking = one.gather(LIMIT)
+    assert next(asking)[0] == 1
+    asking.close()
+    assert len(sealed) == 2
+    assert [words_of(store).check([key]) for key in sealed] == [False, False]
+
+
+def test_a_node_that_has_heard_that_ranks_ask_doesnt_wake_all_again(gangs, store):
+    one, other = gangs()
+    one.say_asks()
+    eventually(lambda: other.asks)
+    newest = words_of(store).get("news")
+    one.say_asks()
+    other.say_asks()
+    assert words_of(store).get("news") == newest
 
 
 def meet(port, host="127.0.0.1", **configs):
