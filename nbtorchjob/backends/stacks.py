@@ -69,9 +69,10 @@ class _Answers:
         """Ask one node for all nodes' samples, and those that told it none; False where it can't be asked."""
         question = {"question": "sample", "all": max(_LEAST_S, self._timeout - _SPARE_S)}
         (answer,) = self._backend.ask(self.state.info.address, question, [lead], timeout=self._timeout)
-        if not any(record.get("gathers") for record in answer.records):
+        records = [record for record in answer.records if isinstance(record, dict)]
+        if not any(record.get("gathers") for record in records):
             return False
-        for record in answer.records:
+        for record in records:
             self._take(_unpacked(record) if "packed" in record else record)
         alone = [node for node, known in self.state.nodes.items() if known.life.running]
         missed = sorted({*range(self.state.info.nodes[0]), *alone} - {*self.samples})
@@ -90,7 +91,7 @@ class _Answers:
 
     def _fact(self, record: dict[str, Any]) -> Event | None:
         """Return a record's fact; ranks are at few places, of which each is read once."""
-        samples = record.get("samples")
+        samples = record.get("samples") if isinstance(record, dict) else None  # a node may tell anything
         if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
             return believed(record)
         fact = believed({**record, "samples": [{**sample, "threads": []} for sample in samples]})
