@@ -106,7 +106,9 @@ def of_this_process() -> dict[str, list[int]]:
     """Return this process's resource limits by name, each as soft and hard limit, as its user set them."""
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
-    return {**limits, **_raised}
+    # One that was set since then is the user's own.
+    ours = {name: before for name, before in _raised.items() if limits[name] == [before[1], before[1]]}
+    return {**limits, **ours}
 
 
 _raised: dict[str, list[int]] = {}  # what limits were before they were raised here

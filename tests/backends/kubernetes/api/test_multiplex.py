@@ -271,6 +271,8 @@ def test_our_own_programs_raise_the_limit_of_open_files_and_jobs_keep_the_users(
         processes.raise_open_files()
         assert processes.most_open_files() == before[1]
         assert processes.of_this_process()["RLIMIT_NOFILE"] == [300, before[1]]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
+        assert processes.of_this_process()["RLIMIT_NOFILE"] == [400, before[1]]
     finally:
         processes._raised.clear()
         with suppress(ValueError):
