@@ -69,10 +69,9 @@ class _Answers:
         """Ask one node for all nodes' samples, and those that told it none; False where it can't be asked."""
         question = {"question": "sample", "all": max(_LEAST_S, self._timeout - _SPARE_S)}
         (answer,) = self._backend.ask(self.state.info.address, question, [lead], timeout=self._timeout)
-        records = [record for record in answer.records if isinstance(record, dict)]
-        if not any(record.get("gathers") for record in records):
+        if not any(record.get("gathers") for record in answer.records):
             return False
-        for record in records:
+        for record in answer.records:
             self._take(_unpacked(record) if "packed" in record else record)
         alone = [node for node, known in self.state.nodes.items() if known.life.running]
         missed = sorted({*range(self.state.info.nodes[0]), *alone} - {*self.samples})

@@ -30,6 +30,7 @@ from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import (
     ArtifactsReady,
     AttemptBegan,
+    Closed,
     Event,
     LogChunk,
     ValueReady,
@@ -182,8 +183,6 @@ class TurnBackend(Backend):
         return self._feed(info).state if info.cluster else self.inner.known(info.address)
 
     def _feed(self, info: JobInfo) -> Feed:
-        # late: most labs are on this machine
-
         feed = self._feeds.get(info.id)
         if feed is None or feed.error is not None or feed.info.run != info.run:
             feed = self._feeds[info.id] = Feed(self.inner, info)
@@ -333,6 +332,8 @@ class TurnBackend(Backend):
             if sent.given_up(facts):
                 sent.end(time.time())
             facts = sent.told(facts)
+            if any(isinstance(fact, Closed) for fact in facts):
+                sent.over()  # also where nobody follows it
         yield from past
         for fact in facts if plan is None else unclosed(facts):
             if plan is None or plan.attempt > attempt or not isinstance(fact, Verdict):

@@ -255,6 +255,4 @@ NOTHING = Wanted()
 
 def names(lines: Iterable[str]) -> frozenset[str]:
     """Return the normalised names in requirements."""
-    # late: most jobs ask for none
-
     return frozenset(normalised(parsed(line).name) for line in lines)

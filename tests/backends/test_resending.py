@@ -100,6 +100,17 @@ def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
     assert backend.info(first.address) is not first  # made of what the pool knows
 
 
+def test_a_job_that_is_over_is_kept_no_longer_though_nobody_follows_it(monkeypatch):
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    backend, info = TurnBackend(cast("Any", Pool([taken(5, 100.0, "c1"), *ran(5, 150.0)]))), job()
+    backend.sent(info, BEFORE, lambda times, attempt: AFTER)
+    assert backend.snapshot(info.address).phase is Phase.SUCCEEDED
+
+    for number in range(100):
+        backend.sent(job(f"d{number}"), BEFORE)
+    assert backend.info(info.address) is not info
+
+
 @pytest.mark.parametrize("deadline", [None, 600, 30])
 def test_a_deadline_counts_for_each_attempt_of_a_pools_job_and_ends_no_retries(deadline):
     sent = Sent(job(deadline_s=deadline), BEFORE, lambda times, attempt: AFTER)
