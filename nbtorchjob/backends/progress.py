@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Iterable
 
 from nbtorchjob.state.progress import RECENT
 
@@ -19,17 +20,22 @@ DISPLAYED = b'{"event": "Displayed"'
 
 _rank = re.compile(rb'"rank": (\d+),').search
 _node = re.compile(rb'"node": (\d+), "round": (\d+),').search
+_round = re.compile(rb'"round": (\d+),').search
+_METRICS = b'"metrics": {'
+_names = re.compile(rb'"((?:[^"\\]|\\.)*)": ').findall
 _FIRST = b'"seq": 0,'
 _ROUNDS = 128
 _MOST_RANKS = 1024
 _MOST_USES = 32  # of a node
 NODES = 4  # whose use is told
+_UNSORTED = 4096  # lines: of a job that has ended few are looked at
 
 
 class Telling:
     """Keeps a few of a million lines: the first and the newest reports, and what the first nodes used."""
 
     def __init__(self) -> None:
+        self._unsorted: list[bytes] = []
         # Of each rank; the first of each round tell whether it counts from 0.
         self._first: dict[bytes, deque[bytes]] = {}
         self._newest: dict[bytes, deque[bytes]] = {}
@@ -37,6 +43,12 @@ class Telling:
 
     def add(self, *lines: bytes) -> None:
         """Take in lines that begin with ``REPORTED`` or ``USED``."""
+        self._unsorted += lines
+        if len(self._unsorted) > _UNSORTED:
+            self._sort()
+
+    def _sort(self) -> None:
+        lines, self._unsorted = self._unsorted, []
         for line in lines:
             if line.startswith(USED):
                 self._use(line)
@@ -57,11 +69,13 @@ class Telling:
 
     def newest(self, rank: int) -> list[bytes]:
         """Return the newest reports of a rank, but for those whose metrics all came again."""
-        key = b"%d" % rank
-        kept = self._newest if key in self._newest else self._first
         lines: list[bytes] = []
         known: set[tuple[str, str]] = set()
-        for line in reversed(kept.get(key, ())):
+        alike: set[tuple[bytes, ...]] = set()
+        for line in self._newest_first(b"%d" % rank):
+            names = _named(line)
+            if names in alike:
+                continue
             try:
                 record = json.loads(line)
                 metrics = {(str(record["round"]), name) for name in record["metrics"]}
@@ -69,14 +83,38 @@ class Telling:
                 metrics = set()  # whoever reads it says what is wrong with it
             if not lines or not metrics or not metrics <= known:
                 lines.append(line)
+            if metrics:
+                alike.add(names)
             known |= metrics
         return lines[::-1]
+
+    def _newest_first(self, rank: bytes) -> Iterable[bytes]:
+        """Return the newest reports of a rank, or its first where it has no others."""
+        if self._newest or self._first:
+            self._sort()
+            return reversed(self._newest.get(rank) or self._first.get(rank) or deque())
+        newest: list[bytes] = []
+        first: list[bytes] = []
+        for line in reversed(self._unsorted):
+            match = _rank(line)
+            if match and match[1] == rank and not line.startswith(USED):
+                (first if _FIRST in line else newest).append(line)
+                if len(newest) == RECENT:
+                    break
+        return newest or first
 
     @property
     def lines(self) -> list[bytes]:
         """What is kept."""
+        self._sort()
         kept = (*self._first.values(), *self._newest.values(), *(uses.lines for uses in self._uses.values()))
         return [line for lines in kept for line in lines]
+
+
+def _named(line: bytes) -> tuple[bytes, ...]:
+    """Return a report's round, and the names of its metrics as they are written."""
+    match = _round(line)
+    return (match[1] if match else b"", *_names(line.partition(_METRICS)[2]))
 
 
 class _Uses:

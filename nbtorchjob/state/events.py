@@ -857,10 +857,8 @@ def from_json(record: dict[str, Any]) -> Event:
         # Without a time of its own it is another one each time it is read.
         fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
     for name in _SEQUENCES.keys() & fields.keys():
-        part = _SEQUENCES[name]
-        fields[name] = tuple(
-            item if part is None else _sane_parts(built(part, item)) for item in fields[name]
-        )
+        part, items = _SEQUENCES[name], fields[name]
+        fields[name] = tuple(items if part is None else (_sane_parts(built(part, item)) for item in items))
     if "stage" in fields:
         fields["stage"] = Stage(fields["stage"])
     known = checked(type_, fields)
@@ -915,7 +913,8 @@ def sane(name: str, value: T) -> T:
     bound = _BOUNDS.get(name)
     if bound is None or value is None:
         return value
-    for number in _numbers(value) if bound.most < math.inf else ():
+    numbers: Iterable[Any] = _numbers(value) if isinstance(value, tuple) else (value,)
+    for number in numbers if bound.most < math.inf else ():
         if not bound.least <= number <= bound.most:  # nor is NaN
             raise ValueError(f"its {name} is {number!r:.40}")
     if bound.items is not None and isinstance(value, tuple | Mapping) and len(value) > bound.items:

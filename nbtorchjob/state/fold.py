@@ -64,18 +64,22 @@ def apply(state: JobState, event: ev.Event) -> JobState:
 
 
 @cache
-def _names(type_: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(type_))
+def _many(type_: type) -> int:
+    return len(fields(type_))
 
 
 def replace(known: V, **changes: Any) -> V:
-    """Return what ``dataclasses.replace`` does, of a class without ``__post_init__``, in half the time.
+    """Return what ``dataclasses.replace`` does, of a class without ``__post_init__``, in a fifth of the time.
 
-    A state has thirty fields, and a frozen class sets each by a call.
+    A state has forty fields, and a frozen class sets each by a call.
     """
     type_: Any = type(known)
-    held, new = vars(known), object.__new__(type_)
-    vars(new).update({name: held[name] for name in _names(type_)}, **changes)
+    values = vars(known).copy()
+    while len(values) > _many(type_):
+        values.popitem()  # a cached result, which was set after all fields
+    values.update(changes)
+    new = object.__new__(type_)
+    object.__setattr__(new, "__dict__", values)
     return cast(V, new)
 
 

@@ -270,10 +270,10 @@ class Known(FrozenDataclass):
     @cached_property
     def waiting(self) -> tuple[ev.Waiting, ...]:
         """Why what doesn't run doesn't: the whole job's reason first, then its nodes', by index."""
-        nodes = sorted(self.nodes.values(), key=lambda n: n.index)
-        waits = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
         if self.ended is not None:
             return ()
+        nodes = sorted(self.nodes.values(), key=lambda n: n.index)
+        waits = tuple(wait for node in nodes if (wait := node.life.waiting) is not None)
         if self.working and self.verdict is None:
             return waits
         return (*(w for w in self.waits if self._holds(w)), *waits)

@@ -47,3 +47,18 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
     ]
     telling.add(reported(0, step=0), *lines)
     assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
+
+
+def test_newest_reports_are_the_same_however_many_lines_came_before():
+    def reported(rank, seq, **metrics):
+        record = {"event": "Reported", "time": 1.0, "rank": rank, "round": 0, "seq": seq}
+        return json.dumps({**record, "metrics": metrics}).encode()
+
+    lines = [reported(seq % 3, seq // 3, **{f"m{seq % 5}": seq}) for seq in range(90)]
+    few, many = Telling(), Telling()
+    few.add(*lines)
+    many.add(*(used(seq) for seq in range(10_000)), *lines)
+
+    for rank in range(4):
+        assert few.newest(rank) == many.newest(rank)
+    assert [json.loads(line)["seq"] for line in few.newest(1)] == [25, 26, 27, 28, 29]

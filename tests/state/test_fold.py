@@ -1,3 +1,4 @@
+import dataclasses
 import random
 from functools import reduce
 
@@ -539,3 +540,12 @@ def test_how_ranks_left_is_told_by_one_that_reported(step):
     silent, told = ev.RankLeft(1.0, 0, 1, 0, 5, {}), ev.RankLeft(2.0, 0, 0, 0, 5, {"step": 4.0})
 
     assert fold(*[silent, told][::step]).left == (told,)
+
+
+def test_a_changed_state_keeps_nothing_that_was_concluded_before():
+    running = fold(*WELL[:2])
+    assert running.phase is Phase.RUNNING
+
+    ended = apply(running, ev.Closed(6.0))
+    assert ended == dataclasses.replace(running, closed=6.0)
+    assert vars(ended).keys() == {field.name for field in dataclasses.fields(JobState)}

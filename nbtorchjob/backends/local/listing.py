@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,7 @@ from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
+from nbtorchjob.state.fold import replace
 from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words
 
@@ -218,7 +219,6 @@ DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 _MOST_LOGS = 256  # of a job, looked at in each look
 _ALIKE = 2  # marshal's last version in which what is alike has the same bytes
-_UNSORTED = 4096  # reports of a job that may have ended, of which then few are read
 
 
 class Listing:
@@ -381,16 +381,12 @@ def _mark(stat: os.stat_result) -> Mark:
 def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
     """Return the state that knows the lines, too: some of its reports, of an ended job the newest."""
     facts: list[bytes] = []
-    reports: list[bytes] = []
     telling = Telling()
     for line in lines:
-        if line.startswith(DISPLAYED):
-            continue
-        (reports if line.startswith((REPORTED, USED)) else facts).append(line)
-        if len(reports) == _UNSORTED:
-            telling.add(*reports)
-            reports.clear()
+        if line.startswith((REPORTED, USED)):
+            telling.add(line)
+        elif not line.startswith(DISPLAYED):
+            facts.append(line)
     state = reduce(apply, read(facts), state)
-    telling.add(*reports)
     kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
     return reduce(apply, read(kept), state)

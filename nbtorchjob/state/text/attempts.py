@@ -24,6 +24,8 @@ _MAX_TEXT = 300
 
 def pending(state: JobState, now: float) -> list[str]:
     """Explain why the job doesn't run as it should: what comes next, who left, what waits for whom."""
+    if state.phase.terminal:
+        return []
     texts = (
         *(
             coming(state, now),
