@@ -40,13 +40,11 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
     from nbtorchjob.runs import Runs, as_completed
-    from nbtorchjob.runtime.api.artifacts import artifacts_dir
+    from nbtorchjob.runtime.api.artifacts import artifacts_dir, data_dir
     from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
-    from nbtorchjob.runtime.api.data import data_dir
-    from nbtorchjob.runtime.api.leaving import Leaving, leaving
+    from nbtorchjob.runtime.api.points import Leaving, leaving, swap_point
     from nbtorchjob.runtime.api.report import report
     from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
-    from nbtorchjob.runtime.api.swapping import swap_point
     from nbtorchjob.runtime.api.training import ResumableTraining
     from nbtorchjob.runtime.facts.errors import RecoverableError
     from nbtorchjob.spec.cluster import Cluster
@@ -152,15 +150,13 @@ _HOMES = {
     "job": ("Job",),
     "labs": ("Lab",),
     "runs": ("Runs", "as_completed"),
-    "runtime.api.artifacts": ("artifacts_dir",),
+    "runtime.api.artifacts": ("artifacts_dir", "data_dir"),
     "runtime.api.checkpoints": ("attempt", "checkpoint_dir"),
-    "runtime.api.data": ("data_dir",),
     "runtime.facts.errors": ("RecoverableError",),
-    "runtime.api.leaving": ("Leaving", "leaving"),
+    "runtime.api.points": ("Leaving", "leaving", "swap_point"),
     "runtime.api.report": ("report",),
     "runtime.api.sampler": ("GlobalBatchSampler",),
     "runtime.api.training": ("ResumableTraining",),
-    "runtime.api.swapping": ("swap_point",),
     "spec.jobspec": ("JobSpec",),
     "frontends.panel": ("ConfigPanel",),
 }

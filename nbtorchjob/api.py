@@ -19,7 +19,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.spec import profiles, site
+from nbtorchjob.spec import profiles
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec, job_name
@@ -248,7 +248,7 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
 
     ``needs`` are what the code of its user imports; those that the image lacks are no fault.
     """
-    checked = site.admitted(JobSpec.of(spec))
+    checked = profiles.admitted(JobSpec.of(spec))
     chosen = backend(checked.backend)
     findings = chosen.doctor(checked)
     if checked.data:

@@ -36,7 +36,7 @@ from nbtorchjob.job import Job, newest_run
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET
+from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
@@ -240,9 +240,9 @@ class Lab:
         if there is not None:
             lines += self._differences(call, there)
         if PLACES[self.info.backend].remote:
-            from nbtorchjob.capture import opened  # late: on this machine they are there
+            from nbtorchjob.capture import imported  # late: on this machine they are there
 
-            lines += opened.not_shipped(call, working(), self._spec.ship)
+            lines += imported.not_shipped(call, working(), self._spec.ship)
         return lines
 
     def _there(self) -> Environment | None:

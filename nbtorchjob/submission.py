@@ -28,7 +28,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import identity, settings
-from nbtorchjob.spec import grid, site
+from nbtorchjob.spec import grid, profiles
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
@@ -86,7 +86,7 @@ def check(spec: JobSpec, *, runs: bool = False) -> Plan:
         from nbtorchjob import pools
 
         spec, pool = (pools.apart(spec), None) if runs else pools.placed(spec)
-    spec = site.admitted(spec)
+    spec = profiles.admitted(spec)
     if spec.package or spec.requirements:
         from nbtorchjob.capture import packages
 
@@ -392,10 +392,10 @@ def _with_files(call: Call, plan: Plan) -> Call:
     """Return a call with the files and data that its spec names; one that has them already stays as it is."""
     spec = plan.spec
     if spec.data and not call.data and plan.pool is None:  # which has its data already
-        from nbtorchjob.capture import data
+        from nbtorchjob.capture import shipped
 
-        data.check(spec, working())
-        call = dataclasses.replace(call, data=data.collect(spec, working()))
+        shipped.check_data(spec, working())
+        call = dataclasses.replace(call, data=shipped.collect_data(spec, working()))
     if not spec.ship or call.shipped:
         return call
     from nbtorchjob.capture import shipped
@@ -409,9 +409,9 @@ def missing_files(call: Call, spec: JobSpec) -> tuple[str, ...]:
     """Return a note on the files beside the notebook that a call opens and its ranks won't have."""
     if not spec.remote:
         return ()
-    from nbtorchjob.capture import opened
+    from nbtorchjob.capture import imported
 
-    return opened.not_shipped(call, working(), spec.ship)
+    return imported.not_shipped(call, working(), spec.ship)
 
 
 def _provided(call: Call, spec: JobSpec) -> Call:

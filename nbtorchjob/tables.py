@@ -44,17 +44,17 @@ class Jobs(list[JobState]):
         return Jobs(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
     def __str__(self) -> str:
-        from nbtorchjob.ui import jobs_table  # late: only a table that is shown is drawn
+        from nbtorchjob.ui.record import jobs_text  # late: only a table that is shown is drawn
 
-        return safe(jobs_table.text(self._records()))
+        return safe(jobs_text(self._records()))
 
     def __repr__(self) -> str:
         return f"<Jobs {', '.join(self._counted()) or 'none'}>"
 
     def _repr_html_(self) -> str:
-        from nbtorchjob.ui import jobs_table  # late, as above
+        from nbtorchjob.ui.record import jobs_html  # late, as above
 
-        return jobs_table.html(self._records())
+        return jobs_html(self._records())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

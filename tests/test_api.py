@@ -38,7 +38,7 @@ from nbtorchjob.environment.images import Asked as AskedImage
 from nbtorchjob.errors import LackingError
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
-from nbtorchjob.spec import options, site
+from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
@@ -372,7 +372,7 @@ def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
     backend = LocalBackend()
     monkeypatch.setattr(backend, "submit", lambda call, spec, info: info)
     monkeypatch.setattr(backend, "check", counted("checked", backend.check))
-    monkeypatch.setattr(site, "admitted", counted("admitted", site.admitted))
+    monkeypatch.setattr(profiles, "admitted", counted("admitted", profiles.admitted))
     monkeypatch.setattr(submission, "backend", lambda name: backend)
 
     send()

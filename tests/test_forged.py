@@ -16,9 +16,9 @@ from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive,
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import read
 from nbtorchjob.state.text import labs
-from nbtorchjob.ui import jobs_table, page
+from nbtorchjob.ui import page
 from nbtorchjob.ui.card import describe, render
-from nbtorchjob.ui.record import detail, record
+from nbtorchjob.ui.record import detail, jobs_html, jobs_text, record
 from tests.forging import NOW, budgets, chunks, corpus, facts, infos, lines, numbers, of_labs, texts, times
 
 
@@ -27,8 +27,8 @@ def draw(state):
     json.dumps(page.description(state, NOW, {}, Path("/state")), allow_nan=False)
     render.html(state, NOW).encode()
     render.text(state, NOW).encode()
-    jobs_table.html([record(state, NOW)]).encode()
-    jobs_table.text([record(state, NOW)]).encode()
+    jobs_html([record(state, NOW)]).encode()
+    jobs_text([record(state, NOW)]).encode()
     describe.html(state, NOW, {}, Path("/state")).encode()
     describe.text(state, NOW, {}, Path("/state")).encode()
     json.dumps(record(state, NOW, ["/"]), allow_nan=False)  # for a page

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbtorchjob.backends.base import Backend, Finding
-from nbtorchjob.capture import data as folders
+from nbtorchjob.capture import shipped
 from nbtorchjob.errors import CaptureError, ClusterError
 from nbtorchjob.machine import loop
 from nbtorchjob.machine.folders import working
@@ -18,8 +18,7 @@ from nbtorchjob.payload import archive
 from nbtorchjob.runtime.data import cache as kept
 from nbtorchjob.runtime.data import provide, sources
 from nbtorchjob.spec.cluster.grammars import amount
-from nbtorchjob.spec.config import Elastic
-from nbtorchjob.spec.data import where
+from nbtorchjob.spec.config import Elastic, where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.text import attempts, facts
@@ -59,10 +58,10 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
 def _folder(name: str, text: str, spec: JobSpec) -> Finding:
     alone = replace(spec, data={name: text})
     try:
-        folders.check(alone, working())
+        shipped.check_data(alone, working())
         if not spec.remote:
-            return Finding(True, f"data {name}: ranks are led to {folders.path(text, working())}")
-        (folder,) = folders.collect(alone, working())
+            return Finding(True, f"data {name}: ranks are led to {shipped.data_path(text, working())}")
+        (folder,) = shipped.collect_data(alone, working())
     except CaptureError as exc:
         return Finding(False, str(exc))
     what = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"

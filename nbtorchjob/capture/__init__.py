@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     )
     from nbtorchjob.capture.lookup import RankNames
     from nbtorchjob.capture.model import Call, Part, Ship
-    from nbtorchjob.capture.modules import LocalFile
-    from nbtorchjob.capture.needs import Need, of_notebook
+    from nbtorchjob.capture.modules import LocalFile, Need, of_notebook
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels
 
@@ -54,8 +53,8 @@ _HOMES = {
     "Part": "model",
     "Ship": "model",
     "RankNames": "lookup",
-    "Need": "needs",
-    "of_notebook": "needs",
+    "Need": "modules",
+    "of_notebook": "modules",
 }  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

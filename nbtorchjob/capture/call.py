@@ -19,11 +19,11 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, imported, logged, lookup, modules, pickling, report
+from nbtorchjob.capture import arguments, cells, imported, lookup, modules, pickling, report
 from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.lookup import NOTHING, RankNames
 from nbtorchjob.capture.model import NO_ITEMS, Call, Part
-from nbtorchjob.capture.needs import Imports
+from nbtorchjob.capture.modules import Imports
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.objects import importable, pickler
@@ -319,7 +319,7 @@ def _take(
 ) -> Call:
     began = time.time()
     objects = {**objects, **rank_names.push}
-    call["logging"], handlers = logged.setup()
+    call["logging"], handlers = pickling.logging_setup()
     call["carried"] = carried.changed()
     try:
         pickled = pickling.dump(call, namespace, rank_names.names, rank_names.push)
@@ -355,7 +355,7 @@ def _take(
             *imported.differences(paths),
             *imported.patched(named, taken),
             *left,
-            *(handlers if logged.used(taken, imports) else ()),
+            *(handlers if pickling.uses_logging(taken, imports) else ()),
         ),
         began=began,
         stops=pickled.seen.stops or any(cells.file_stops(file.data) for file in files),

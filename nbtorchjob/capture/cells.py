@@ -241,7 +241,7 @@ def surely_read(cell: Cell) -> set[str]:
                 # Those of a function are taken to be called by it, those of a class by who names the class.
                 later = (
                     code.co_name
-                    if _is_class(code)
+                    if (not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier())
                     else ""
                     if code is not cell.code
                     else instruction.argval.co_name
@@ -259,10 +259,6 @@ def surely_read(cell: Cell) -> set[str]:
 
 def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name.isidentifier()
-
-
-def _is_class(code: CodeType) -> bool:
-    return not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier()
 
 
 def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:

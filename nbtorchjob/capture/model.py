@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 from types import CodeType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture.modules import LocalFile
-from nbtorchjob.capture.needs import NO_IMPORTS, Imports, Need, needs
+from nbtorchjob.capture.modules import NO_IMPORTS, Imports, LocalFile, Need, needs
 from nbtorchjob.environment.requirements import NOTHING as INSTALLS_NOTHING
 from nbtorchjob.environment.requirements import Wanted
 from nbtorchjob.environment.wheels import Installer

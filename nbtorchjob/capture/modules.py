@@ -1,23 +1,33 @@
-"""The notebook's own modules, as files: those that ranks can't have from anywhere else.
+"""The modules that a call needs: the notebook's own, as files, and the distributions that have the others.
 
 A module is local if its file lies below the notebook's folder and belongs to no environment there, or where
 somebody has put a folder on ``sys.path``: by hand, by PYTHONPATH.
+
+Of the distributions it is known which the call is sure to import where it runs.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import os
 import site
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import CodeType, ModuleType
+from typing import Any
 
+from nbtorchjob.capture import cells
 from nbtorchjob.capture.cells import BY_TEXT, imported, module_in
-from nbtorchjob.errors import CaptureError
+from nbtorchjob.environment import here
+from nbtorchjob.environment.here import Need as Need
+from nbtorchjob.errors import CaptureError, NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.objects import importable
 from nbtorchjob.text import words
 
@@ -115,7 +125,11 @@ def _added(root: Path, folder: Path) -> bool:
     installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
     there = folder.resolve()
     # What lies in them is seen last: to list a folder of installed packages takes a millisecond.
-    return not (any(map(there.is_relative_to, installed)) or _is_site(folder) or _of_pth_files(there, sites))
+    return not (
+        any(map(there.is_relative_to, installed))
+        or (bool(_INSTALLED.intersection(folder.parts)) or any(folder.glob("*.dist-info")))
+        or _of_pth_files(there, sites)
+    )
 
 
 def _of_pth_files(folder: Path, sites: Iterable[Path]) -> bool:
@@ -126,10 +140,6 @@ def _of_pth_files(folder: Path, sites: Iterable[Path]) -> bool:
             if any(map(folder.is_relative_to, named)):
                 return True
     return False
-
-
-def _is_site(folder: Path) -> bool:
-    return bool(_INSTALLED.intersection(folder.parts)) or any(folder.glob("*.dist-info"))
 
 
 def _files(name: str, root: Path, added: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
@@ -216,3 +226,146 @@ def _refuse_too_much(sizes: Mapping[str, int]) -> None:
             f"the local modules are {words.size(total)}, but at most {words.size(LIMIT)} can go along; the "
             f"biggest files are {named}: move data out of the packages"
         )
+
+
+# The payload brings its own.
+_BROUGHT = {"nbtorchjob", "cloudpickle"}
+_SHELL = ("IPython", "ipykernel")  # what every notebook has of them
+
+
+class Imports(FrozenDataclass):
+    """The full names of the modules that something imports, surely or perhaps.
+
+    ``texts`` are of cells that run, ``code`` is of a function that is called: what these surely import is
+    found once somebody asks.
+    """
+
+    surely: frozenset[str] = frozenset()
+    perhaps: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()
+    code: CodeType | None = None
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All of them."""
+        return self.surely | self.perhaps
+
+
+NO_IMPORTS = Imports()
+
+
+def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
+    """Return what ``imports`` need from elsewhere than ``files``, which travel and import more; by module."""
+    local = {file.path: file.data for file in files}
+    texts = (*imports.texts, *_source(imports.code))
+    said = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
+    surely = _reached([name for imported in said for name in imported.surely], local, surely=True)
+    every = _reached([name for imported in said for name in imported.all], local, surely=False)
+    by_module: dict[str, Need] = {}
+    for module in every:
+        if module.partition(".")[0] in _BROUGHT:
+            continue  # to look them up would take an editable installation 0.1 s
+        known = here.distribution(module)
+        if known is not None and known[1].name not in _BROUGHT:
+            name, owner = known
+            sure = module in surely or (name in by_module and by_module[name].surely)
+            by_module[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
+    return tuple(by_module[name] for name in sorted(by_module))
+
+
+def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple[Need, ...]:
+    """Return what the values of a notebook's variables are of: its code may need all of that."""
+    homes = {_home(value) for name, value in [*namespace.items()] if not name.startswith("_")}
+    modules = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
+    files: tuple[LocalFile, ...] = ()
+    with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
+        files = local_files(modules, root or working())
+    return needs(Imports(perhaps=modules), files)
+
+
+def _home(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return importable.name_of(value)
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return home if isinstance(home, str) else ""
+
+
+def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:
+    """Return what is imported: ``modules`` without those that are ``local``, and what these import."""
+    tops = {path.partition("/")[0].partition(".")[0] for path in local}
+    reached: set[str] = set()
+    waiting = [*modules]
+    seen = set(waiting)
+    while waiting:
+        module = waiting.pop()
+        if module.partition(".")[0] not in tops:
+            reached.add(module)
+            continue
+        for path in _source_files(module):
+            if path in local:
+                imports = _of_file(path, local[path])
+                new = (imports.surely if surely else imports.all) - seen
+                waiting += new
+                seen |= new
+    return reached
+
+
+def _source(code: CodeType | None) -> Iterator[str]:
+    with suppress(OSError, SyntaxError, TypeError, IndexError):  # none is kept, or it doesn't stand alone
+        text = textwrap.dedent(inspect.getsource(code)) if code is not None else ""
+        if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
+            yield text
+
+
+def _source_files(module: str) -> Iterator[str]:
+    """Yield where the source of a module, and of the packages that it is in, may be."""
+    parts = module.split(".")
+    for many in range(1, len(parts) + 1):
+        path = "/".join(parts[:many])
+        yield f"{path}/__init__.py"
+        yield f"{path}.py"
+
+
+def _of_file(path: str, data: bytes) -> Imports:
+    try:
+        return _of(ast.parse(data), PurePosixPath(path).parts[:-1])
+    except (SyntaxError, ValueError):  # a template; importing it would fail anyway
+        return NO_IMPORTS
+
+
+def _of(tree: ast.Module, package: Sequence[str] = (), *, runs: bool = False) -> Imports:
+    """Return what a module imports, or with ``runs`` a cell, of which a function may be called."""
+    entry = cells.entry(tree) if runs else None
+    sure = [*_surely(tree.body), *(_surely(entry.body) if entry is not None else ())]
+    every = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    surely, perhaps = (frozenset(_names(nodes, package)) for nodes in (sure, every))
+    return Imports(surely, perhaps)
+
+
+def _surely(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that every way through ``body`` passes, if nothing is raised before."""
+    for stmt in body:
+        if isinstance(stmt, ast.Import | ast.ImportFrom):
+            yield stmt
+        elif isinstance(stmt, ast.ClassDef):
+            yield from _surely(stmt.body)
+        elif not isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+            map(_leaves, ast.walk(stmt))
+        ):
+            return
+
+
+def _leaves(node: ast.AST) -> bool:
+    named = getattr(node, "id", getattr(node, "attr", ""))
+    return isinstance(node, ast.Return) or named in ("SystemExit", "exit", "_exit")
+
+
+def _names(nodes: Iterable[ast.Import | ast.ImportFrom], package: Sequence[str]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            continue
+        above = package[: len(package) + 1 - node.level] if node.level else ()
+        base = ".".join((*above, *filter(None, [node.module])))
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)  # which may be modules

@@ -4,6 +4,8 @@ Code from the notebook goes by value, code from modules by name; the memory of a
 stays where it is and goes out of band (PEP 574). The runtime says how: values come home the same way.
 
 Why something can't travel: the way from a captured name to the object that can't be pickled.
+
+``logging_setup`` reads how ``logging`` is set up in the notebook, as far as that can go along to ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -431,3 +433,30 @@ def _object_parts(value: Any) -> Iterator[tuple[str, Any]]:
         elif part is not None:
             yield "(…)", part
     yield from (("(…)", part) for part in reduced[1])
+
+
+def logging_setup() -> tuple[dict[str, Any], list[str]]:
+    """Return what ``carried.lay_logging`` applies on a rank, and a note of each handler that stays here."""
+    if "logging" not in sys.modules:
+        return {}, []
+    from nbtorchjob.runtime.rank import carried
+
+    current, stay = carried.changed_logging()
+    loggers = dict(current.get("loggers", {}))
+    for name, logger in loggers.items():
+        travels = [item for item in logger.handlers if not fails(item)]
+        stay += [item.type.__name__ for item in logger.handlers if item not in travels]
+        filters = [item for item in logger.filters if not fails(item)]
+        loggers[name] = logger._replace(handlers=travels, filters=filters)
+    notes = [
+        f"logging's {name} stays here: on ranks nothing is written to it" for name in dict.fromkeys(stay)
+    ]
+    return {**current, "loggers": loggers} if current else {}, notes
+
+
+def uses_logging(captured: Mapping[str, Any], imports: Iterable[str]) -> bool:
+    """Whether code that travels logs: it imports ``logging``, or has it or a logger among its variables."""
+    logging = sys.modules.get("logging")
+    return "logging" in imports or any(
+        value is logging or type(value).__module__ == "logging" for value in captured.values()
+    )

@@ -16,7 +16,7 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime.lab.lead import TEXT
+from nbtorchjob.runtime.lab import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.state.info import MARK

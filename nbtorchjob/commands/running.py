@@ -34,8 +34,7 @@ from nbtorchjob.errors import (
     SpecError,
 )
 from nbtorchjob.machine import interrupts
-from nbtorchjob.spec.config import Elastic
-from nbtorchjob.spec.data import where
+from nbtorchjob.spec.config import Elastic, where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase, turns

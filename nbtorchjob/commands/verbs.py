@@ -28,9 +28,9 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui import jobs_table, parts
+from nbtorchjob.ui import elements
 from nbtorchjob.ui.offers import Offers
-from nbtorchjob.ui.record import detail, record
+from nbtorchjob.ui.record import detail, jobs_html, jobs_text, matches, record
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
@@ -63,12 +63,12 @@ def list_(args: ParsedArgs, _find: Find) -> Answers:
         jobs = api.summaries(record, everyone="all" in args.options)
     yield from _asides(notes)
     if args.words:
-        jobs = [job for job in jobs if jobs_table.matches(job, args.words)]
+        jobs = [job for job in jobs if matches(job, args.words)]
     # If a backend couldn't be asked, it isn't known whether there are any.
-    text = "" if notes and not jobs else jobs_table.text(jobs)
+    text = "" if notes and not jobs else jobs_text(jobs)
     if args.words and not jobs:
         text = f"No job matches {' '.join(args.words)!r}."
-    yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_table.html(jobs)) if text else "")
+    yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_html(jobs)) if text else "")
 
 
 def status(args: ParsedArgs, find: Find, offers: Offers) -> Answers:
@@ -406,7 +406,7 @@ def doctor(args: ParsedArgs, _find: Find) -> Answers:
     findings = api.doctor(spec, capture.of_notebook(vars(sys.modules["__main__"])) if images else ())
     data = [{"good": finding.good, "text": finding.text, "remedy": finding.remedy} for finding in findings]
     yield Answer(
-        parts.finding_lines(findings), {"findings": data}, good=all(finding.good for finding in findings)
+        elements.finding_lines(findings), {"findings": data}, good=all(finding.good for finding in findings)
     )
 
 

@@ -19,7 +19,7 @@ from nbtorchjob.runtime.install import packages, stock
 from nbtorchjob.runtime.objects.wire import ALIGN, sign
 from nbtorchjob.runtime.rank import settings
 from nbtorchjob.runtime.store import payload as wire
-from nbtorchjob.spec import data
+from nbtorchjob.spec import config
 from nbtorchjob.spec.jobspec import JobSpec
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _data(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     listed = {folder.name: folder.listed for folder in call.data}
     entries = []
     for name, text in spec.data.items():
-        place = data.where(text)
+        place = config.where(text)
         entry: dict[str, Any] = {"name": name, "where": text}
         if name in listed:
             file = listed[name]

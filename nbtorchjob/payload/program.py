@@ -36,17 +36,14 @@ PARTS = {
     "packages": ("install/needed.py", "install/packages.py"),
     "stock": ("install/stock.py",),
     "mirror": ("api/mirror.py",),
-    "nodes": tuple(
-        f"rendezvous/{name}.py"
-        for name in ("endpoint", "gathering", "news", "peers", "rendezvous", "ring", "signed")
-    ),
+    "nodes": tuple(f"rendezvous/{name}.py" for name in ("peers", "rendezvous", "ring", "signed")),
     "trainer status": ("api/trainerstatus.py",),
     "training": tuple(f"api/{name}.py" for name in ("dcp", "sampler", "training")),
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
-    "process": ("rank/carried.py", "rank/logsetup.py"),
+    "process": ("rank/carried.py",),
     "swaps": (
-        *(f"rank/{name}.py" for name in ("names", "optimizers", "replay", "swapped", "swapping")),
+        *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
         *("node/kept.py", "node/receiving.py", "node/swaps.py"),
     ),
     "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
@@ -61,7 +58,7 @@ PARTS = {
     "debugger": ("debug/",),
     "data": ("data/",),
 }
-# What travels with the question that needs it, and with no payload (``ask/late.py``); by the question's name.
+# What travels with the question that needs it, and with no payload (``add_modules``); by the question's name.
 LATE = {
     "files": ("ask/files.py",),
     "forward": ("ask/ports.py",),

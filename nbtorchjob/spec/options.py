@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.spec import spellings
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
 from nbtorchjob.spec.grid import Early, GroupOptions
@@ -24,15 +23,21 @@ from nbtorchjob.spec.overlay import (
     CLUSTER,
     ELASTIC,
     POLICY,
+    RANKS,
     RETRY,
     SPEC,
     WORKER,
+    dashed,
+    flags_near,
     named,
     overlay,
     pair,
+    ranks_of,
     read,
     split,
+    takes_value,
     value_at,
+    why_needless,
 )
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import Option, setting
@@ -195,8 +200,8 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
             alone.append(word)
             continue
         flagged.append(word)
-        known = _BY_FLAG.get(flag := spellings.dashed(flag, _BY_FLAG))
-        if not equals and (known.takes != "switch" if known else spellings.takes_value(flag)):
+        known = _BY_FLAG.get(flag := dashed(flag, _BY_FLAG))
+        if not equals and (known.takes != "switch" if known else takes_value(flag)):
             flagged += islice(rest, 1)
     return alone, flagged
 
@@ -235,9 +240,9 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         for why, them in needless.items()
     ]
     word = str(spec.get(_RANKS))
-    if word in spellings.RANKS:
+    if word in RANKS:
         with named([_RANKS], _flag):
-            spec[_RANKS] = spellings.ranks(word, overlay(base, {**spec, _RANKS: 1}, _flag))
+            spec[_RANKS] = ranks_of(word, overlay(base, {**spec, _RANKS: 1}, _flag))
         notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
     result = overlay(base, spec, _flag)
     return result, replace(cell_options, notes=tuple(notes))
@@ -314,11 +319,11 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
     """Yield options and values; those of torchrun's that have no effect go to ``needless``, by the reason."""
     rest = iter(words)
     for word in rest:
-        flag, equals, text = spellings.dashed(word, _BY_FLAG).partition("=")
+        flag, equals, text = dashed(word, _BY_FLAG).partition("=")
         o = _BY_FLAG.get(flag)
         if o is None:
-            text = next(rest, "") if spellings.takes_value(flag) and not equals else text
-            why = spellings.needless(flag, text) or _refuse(word)
+            text = next(rest, "") if takes_value(flag) and not equals else text
+            why = why_needless(flag, text) or _refuse(word)
             needless.setdefault(why, []).append(flag)
             continue
         if o.takes == "switch":
@@ -340,6 +345,6 @@ def _refuse(word: str) -> NoReturn:
         allowed = 'options start with "--"; quote values that contain spaces'
         raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
     flag = word.partition("=")[0]
-    near = spellings.near(flag, flags())
+    near = flags_near(flag, flags())
     allowed = f"did you mean {near}?" if near else f"{options_hint()} lists them"
     raise SpecError("option", flag, allowed, Shape.UNKNOWN)

@@ -35,7 +35,7 @@ _SITES: _Keys = {
 
 
 class File(FrozenDataclass):
-    """One file's contents. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``site.py``)."""
+    """One file's contents. Only a site's may have ``defaults``, ``limits`` and ``locked`` (``Site``)."""
 
     path: Path
     default: str | None = None

@@ -292,7 +292,7 @@ class CheckoutTold(FrozenDataclass):
     more: int = 0
 
 
-# What ``FilesSeen`` tells of, as ``runtime/node/written`` names it.
+# What ``FilesSeen`` tells of, as ``runtime/api/artifacts`` names it.
 CHECKPOINT, CURVES = "checkpoint", "tensorboard"
 
 

@@ -20,7 +20,7 @@ from nbtorchjob.errors import SwapError
 from nbtorchjob.runtime.facts.described import is_secret
 from nbtorchjob.runtime.objects import pickler
 from nbtorchjob.runtime.rank.optimizers import VALUES
-from nbtorchjob.runtime.rank.replay import set_by
+from nbtorchjob.runtime.rank.swapping import set_by
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.text.hints import hint
 

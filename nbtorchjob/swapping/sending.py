@@ -27,7 +27,7 @@ from nbtorchjob.capture import RankNames, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.payload import archive, identity
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME, merged
+from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME, merged
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns

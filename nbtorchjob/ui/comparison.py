@@ -22,10 +22,9 @@ from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
 from nbtorchjob.state.text import attempts, swaps, usage
 from nbtorchjob.text.words import LINE, duration, line, number, short
-from nbtorchjob.ui import parts as rendered
+from nbtorchjob.ui import elements
 from nbtorchjob.ui.card import chart, metrics
-from nbtorchjob.ui.elements import SMALL, tag
-from nbtorchjob.ui.parts import MAX_CELL, Part
+from nbtorchjob.ui.elements import MAX_CELL, SMALL, Part, tag
 
 _MOST_ROWS = 200  # of an aspect
 _MOST_METRICS = 12
@@ -81,7 +80,7 @@ def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
 
 def text(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return how jobs differ in plain text; ``outcomes`` are what :func:`outcome` made of each."""
-    return rendered.text(heading(respects, names), _parts(respects, names, outcomes))
+    return elements.text(heading(respects, names), _parts(respects, names, outcomes))
 
 
 def html(
@@ -94,7 +93,7 @@ def html(
     titles = (tag("div", tag("b", escape(line(metric, LINE))), SMALL) for metric in drawn)
     captioned = [title + picture.img for title, picture in zip(titles, drawn.values(), strict=True)]
     top = "".join(metrics.beside(captioned[at : at + _BESIDE]) for at in range(0, len(captioned), _BESIDE))
-    return rendered.html(heading(respects, names), _parts(respects, names, outcomes), top)
+    return elements.html(heading(respects, names), _parts(respects, names, outcomes), top)
 
 
 def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:

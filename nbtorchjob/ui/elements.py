@@ -1,4 +1,4 @@
-"""The few HTML elements that cards are made of.
+"""The few HTML elements that cards are made of, and titled parts about jobs, as lines and as HTML (pure).
 
 They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): semantic tags, and
 inline styles without ``var()``, ids or scripts. Text keeps the page's colour, so that it is readable in
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
+from nbtorchjob.backends.base import Finding
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import Phase
+from nbtorchjob.text import words
 from nbtorchjob.text.colours import GROUND, INK, RGB
-from nbtorchjob.text.words import LINE, line
+from nbtorchjob.text.words import LINE, columns, line
 
 # The JupyterLab extension takes the theme's colours, by the same phases (``style/logs.css``).
 PHASES: Mapping[Phase, RGB] = {
@@ -127,3 +131,65 @@ def fold(summary: str, body: str, *, opened: bool = False) -> str:
     """Return ``body`` folded under ``summary``; both are HTML."""
     head = f'<details style="{PLAIN}"{" open" if opened else ""}>'
     return f"{head}{tag('summary', summary)}{body}</details>"
+
+
+MAX_CELL = 470  # characters of a table's cell
+
+
+class Part(FrozenDataclass):
+    """A titled part: a table whose first row is its head, sentences, and lines as they were written."""
+
+    title: str
+    rows: Sequence[tuple[str, ...]] = ()
+    said: Sequence[str] = ()
+    wrote: Sequence[str] = ()
+
+
+def text(heading: str, parts: Iterable[Part]) -> str:
+    """Return them in plain text."""
+    lines = [heading]
+    for part in parts:
+        lines += ["", f"{part.title}:"]
+        lines += [f"  {row}".rstrip() for row in (*columns(part.rows), *part.said, *part.wrote)]
+    return "\n".join(lines)
+
+
+def html(heading: str, parts: Iterable[Part], top: str = "") -> str:
+    """Return the same as :func:`text`, as HTML that a sanitiser leaves whole; ``top`` comes first, if any."""
+    body = [tag("div", tag("b", escape(heading)), PLAIN), *([top] if top else [])]
+    for part in parts:
+        body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
+        body += [grid(part.rows, MAX_CELL)] if part.rows else []
+        body += [text_line(row) for row in part.said]
+        body += [pre([escape(row, quote=False) for row in part.wrote], BOX)] if part.wrote else []
+    return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
+
+
+_WIDTH = 110  # characters that a cell's output shows without wrapping
+
+
+def finding_lines(findings: Iterable[Finding]) -> str:
+    """Return each finding after its mark, with what to do about it, and how many are bad."""
+    listed = list(findings)
+    wrong = sum(not finding.good for finding in listed)
+    end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "No problems found."
+    return "\n".join([*(line for finding in listed for line in _lines(finding)), "", end])
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    yield _wrapped("ok  " if finding.good else "!!  ", finding.text)
+    if finding.remedy:
+        # At the margin, so that it can be pasted: in YAML an indented "---" ends no document.
+        yield finding.remedy
+
+
+def _wrapped(mark: str, said: str) -> str:
+    # A name or an address that is split can't be copied.
+    return textwrap.fill(
+        said,
+        _WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

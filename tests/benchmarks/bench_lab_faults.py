@@ -20,7 +20,7 @@ from typing import Any
 import nbtorchjob
 from nbtorchjob import Elastic, JobFailedError, JobSpec
 from nbtorchjob.labs import Lab
-from nbtorchjob.spec.cluster.settings import KINDS, Cluster
+from nbtorchjob.spec.cluster import KINDS, Cluster
 from tests.backends.kubernetes.cluster import Emulator
 from tests.benchmarks.measure import own_state
 

@@ -17,9 +17,7 @@ from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.runtime.look.lookout import Lookout
 from nbtorchjob.runtime.rendezvous.alone import Alone
-from nbtorchjob.runtime.rendezvous.gathering import WORD, gather, give
-from nbtorchjob.runtime.rendezvous.news import News
-from nbtorchjob.runtime.rendezvous.ring import Ring
+from nbtorchjob.runtime.rendezvous.ring import GATHER, News, Ring, gather, give
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -99,9 +97,9 @@ def measured(nodes: int) -> tuple[float, float]:
 
     def others(mine: Sequence[int], store: Any, news: News) -> None:
         ring = Ring(0, range(nodes), 0, 15.0)
-        while not store.check([ring.key(WORD)]):
+        while not store.check([ring.key(GATHER)]):
             news.wait()
-        name = store.get(ring.key(WORD)).decode()
+        name = store.get(ring.key(GATHER)).decode()
         for node in mine:
             ring.node = node
             give(store, ring, name, told[node])

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from nbtorchjob import Elastic, Job, JobSpec, Retry, SwapError, api, capture, submission
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.runtime.api.points import Page, begin
-from nbtorchjob.runtime.api.swapping import swap_point
+from nbtorchjob.runtime.api.points import Page, begin, swap_point
 from tests.benchmarks.measure import own_state
 
 CELL = """

@@ -11,8 +11,8 @@ from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.facts.errors import Error, Frame
-from nbtorchjob.runtime.facts.marks import TIMES
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
+from nbtorchjob.runtime.store.stream import TIMES
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state import events as ev
 

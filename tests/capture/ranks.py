@@ -24,7 +24,7 @@ sys.path[:0] = [sys.argv[1]]
 if "torch" in sys.argv:
     import torch
 from nbtorchjob.runtime.rank import call
-from nbtorchjob.runtime.objects import loading, sources, wire
+from nbtorchjob.runtime.objects import rebuilt, sources, wire
 from nbtorchjob.runtime.store.payload import Payload
 from nbtorchjob.runtime.objects.pickler import Pickler, dumps
 os.write(1, b"\\n")
@@ -50,7 +50,7 @@ def rank(path, folder, root, names):
         got.extract(os.path.join(folder, "files"))
         sys.path.insert(0, os.path.join(folder, "files"))
         got.show_sources()
-        found = loading.loads(got.call(), got.buffers())
+        found = rebuilt.loads(got.call(), got.buffers())
         space = call.namespace_of(found)
         value = call.run(found)
     except BaseException as exc:

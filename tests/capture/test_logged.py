@@ -79,7 +79,7 @@ def test_handlers_filters_and_loggers_of_a_notebook_hold(notebook, ranks):
 
 
 def test_a_fresh_process_with_torch_has_nothing_to_carry(notebook, ranks):
-    text = "import torch.distributed\nfrom nbtorchjob.runtime.rank import logsetup\nlogsetup.changed()"
+    text = "import torch.distributed\nfrom nbtorchjob.runtime.rank import carried\ncarried.changed_logging()"
     assert printed(ranks, text, notebook)[0] == ({}, [])
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
-from nbtorchjob.capture.needs import Imports, needs
+from nbtorchjob.capture.modules import Imports, needs
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.compare import DIFFERS, PINNED
 from nbtorchjob.environment.images import Asked

@@ -132,9 +132,9 @@ import sys
 import zipfile
 sys.path.insert(0, sys.argv[1])
 import nbtorchjob.runtime.store.payload
-from nbtorchjob.runtime.ask import late
+from nbtorchjob.runtime.ask import questions
 import json
-late.bring(json.loads(sys.argv[2]))
+questions.add_modules(json.loads(sys.argv[2]))
 from importlib.util import find_spec
 import inspect, traceback
 for name in {sorted(MODULES)}:

@@ -11,7 +11,7 @@ sys.path[0] = job
 
 from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: E402
 
-from nbtorchjob.runtime.node import watchdog  # noqa: E402  the payload's
+from nbtorchjob.runtime.node import processes  # noqa: E402  the payload's
 
 
 def stuck(self, group):
@@ -21,5 +21,5 @@ def stuck(self, group):
 
 
 local_elastic_agent.LocalElasticAgent._monitor_workers = stuck
-watchdog.LIMIT_S = 1.0
+processes.LIMIT_S = 1.0
 runpy.run_path(job, run_name="__main__")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from nbtorchjob import Elastic, PyTorch, Worker, submit
 from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.runtime.rendezvous import listening
+from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.nodes import Node, pack
 from tests.patience import LIMIT
@@ -123,10 +123,10 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
     ],
 )
 def test_a_node_knows_its_own_address(host, said, address, monkeypatch):
-    monkeypatch.setenv(listening.ADDRESS, said)
-    assert listening.own_address(host) == address
+    monkeypatch.setenv(groups.ADDRESS, said)
+    assert groups.own_address(host) == address
 
 
 def test_a_name_that_means_this_machine_here_alone_is_no_address(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
-    assert listening.own_address("my-laptop") == ""
+    assert groups.own_address("my-laptop") == ""

@@ -11,7 +11,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.site import admitted
+from nbtorchjob.spec.profiles import admitted
 
 
 def write(folder, text):

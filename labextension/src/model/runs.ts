@@ -66,7 +66,7 @@ function runsOf(members: Some): Runs {
   return { id: groupIdOf(first), name: first.group, jobs, newest, phase: phaseOf(newest) };
 }
 
-/** As `nbtorchjob/ui/jobs_table.py` has it. */
+/** As `nbtorchjob/ui/record.py` has it. */
 function phaseOf(jobs: readonly Job[]): Phase {
   // That some are stopped early is what was asked for.
   const found = new Set(jobs.map(job => (wasStopped(job) ? 'SUCCEEDED' : job.phase)));

@@ -14,7 +14,7 @@ from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.api.checkpoints import is_partial
-from nbtorchjob.spec import site
+from nbtorchjob.spec import profiles
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.text import swaps
 from nbtorchjob.text import words
@@ -30,7 +30,7 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
     locked or limited since, ``SubmitError``.
     """
     info = job.info()
-    site.admitted(info.asked)
+    profiles.admitted(info.asked)
     made = swaps.texts(swaps.as_swapped(state), info.name)
     if resume:
         _check_checkpoints(job)

@@ -1,9 +1,10 @@
-"""``SCRIPT.py:FUNCTION``: the script is loaded, and a call of its function captured.
+"""``SCRIPT.py:FUNCTION``: the script is loaded, a call of its function captured, and its job shown.
 
 The script becomes ``__main__``, as a notebook is: so its functions and classes travel by value, and
 a value that comes back finds its classes. Code under ``if __name__ == "__main__"`` isn't run.
 
-What follows ``--``: the arguments of the function that a job runs.
+What follows ``--`` are the arguments of the function. On a terminal, or in the log of a CI run, a job's own
+log is written to stdout, its status to stderr.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import ast
 import inspect
 import linecache
 import sys
+import time
 import tokenize
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from nbtorchjob import capture
+from nbtorchjob.commands.front import LogRequest
 from nbtorchjob.errors import CaptureError, LineError
+from nbtorchjob.job import Job
 from nbtorchjob.spec.grid import LookUp
-from nbtorchjob.state import Origin
+from nbtorchjob.state import JobState, Origin, Phase
+from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
+from nbtorchjob.state.logs import LogLine, Splitter, of_stream
+from nbtorchjob.ui.card import render
+from nbtorchjob.ui.card.view import Stops
 
 # What ``ast.literal_eval`` raises for a text that isn't a literal.
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -188,3 +196,75 @@ def _functions(path: Path) -> list[str]:
     return [
         statement.name for statement in body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
+
+
+_RANK_0 = LogRequest()
+
+
+class Stream:
+    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
+
+    The log is written in the thread that follows the job, so that a slow reader slows that down and
+    nothing piles up here.
+    """
+
+    tells = False
+
+    def __init__(
+        self,
+        job: Job[Any],
+        *,
+        write: Callable[[bytes], object],
+        tell: Callable[[str], object],
+        request: LogRequest = _RANK_0,
+    ) -> None:
+        self._write = write
+        self._tell = tell
+        self._request = request
+        self._splitters: dict[int, Splitter] = {}  # by rank
+        self._there: set[tuple[int, int]] = set()  # of the node that was asked for: rank and round
+        self._line_open = False
+        self._phase: Phase | None = None
+        self._stops = Stops()
+        job.listen(self._heard)
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Closed | Lost):
+            self._put(line for splitter in self._splitters.values() for line in splitter.end())
+        if isinstance(event, WorkersStarted) and event.node == self._request.node:
+            self._there |= {(rank, event.round) for rank in event.ranks}
+        if not isinstance(event, LogChunk) or not self._is_wanted(event):
+            return
+        if self._request.as_written:
+            if data := b"".join(data for _, data in of_stream(event, self._request.stream)):
+                self._write(data)
+                self._line_open = not data.endswith(b"\n")
+        else:
+            splitter = Splitter(event.rank, self._request.stream)
+            self._put(self._splitters.setdefault(event.rank, splitter).feed(event))
+
+    def _is_wanted(self, chunk: LogChunk) -> bool:
+        if self._request.node is not None:
+            return (chunk.rank, chunk.round) in self._there
+        return self._request.rank in (None, chunk.rank)
+
+    def _put(self, lines: Iterable[LogLine]) -> None:
+        if shown := b"".join(map(self._request.shown, filter(self._request.wanted.has, lines))):
+            self._write(shown)
+
+    def draw(self, state: JobState) -> None:
+        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
+        if state.phase is not self._phase and not state.phase.terminal:
+            self._phase = state.phase
+            self._say(state)
+        if stops := self._stops.new(state):
+            self._tell(stops.rstrip("\n"))
+
+    def close(self, state: JobState, value: str = "") -> None:
+        """Print how the job ended, or its status when it is left."""
+        self._say(state)
+
+    def _say(self, state: JobState) -> None:
+        # A progress bar leaves the line open.
+        self._tell(("\n" if self._line_open else "") + render.last_line(state, time.time()))
+        self._line_open = False

@@ -129,7 +129,7 @@ class Terminal:
     def log(self, job: Job[Any], request: LogRequest) -> None:
         """Write the log's bytes as they are."""
         if request.follow:
-            from nbtorchjob.frontends.cli.shown import Stream  # late, as what draws a card is
+            from nbtorchjob.frontends.cli.script import Stream  # late, as what draws a card is
 
             Stream(job, write=output.log, tell=self.say, request=request)
             job.wait()
@@ -145,7 +145,7 @@ class Terminal:
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
         """Write the log as it comes, and a line for each phase."""
-        from nbtorchjob.frontends.cli.shown import Stream  # late: most verbs show no job that goes on
+        from nbtorchjob.frontends.cli.script import Stream  # late: most verbs show no job that goes on
         from nbtorchjob.ui.card import view
 
         # A program that reads the JSON has no use for the log, but a person may.

@@ -24,7 +24,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text import words
-from nbtorchjob.ui import parts
+from nbtorchjob.ui import elements
 from nbtorchjob.ui.card import view
 
 # Begins while the notebook's names are at hand, and returns what is left to do without them.
@@ -80,7 +80,7 @@ class Actions:
 
     def _doctor(self, spec: JobSpec) -> Callable[[], None]:
         needs = capture.of_notebook(vars(sys.modules["__main__"]))
-        return lambda: self._say(parts.finding_lines(api.doctor(spec, needs)))
+        return lambda: self._say(elements.finding_lines(api.doctor(spec, needs)))
 
     def _captured(self) -> tuple[capture.Call, Origin]:
         """Capture the call and all that it needs, while no cell can change it."""

@@ -237,11 +237,11 @@ def _called(name: str, arguments: list[str]) -> str:
 
 
 def _changed(config: Any) -> list[Field[Any]]:
-    return [f for f in fields(config) if getattr(config, f.name) != _default(f)]
-
-
-def _default(f: Field[Any]) -> Any:
-    return f.default if f.default_factory is MISSING else f.default_factory()
+    return [
+        f
+        for f in fields(config)
+        if getattr(config, f.name) != (f.default if f.default_factory is MISSING else f.default_factory())
+    ]
 
 
 def _names(value: Any) -> Iterator[str]:

@@ -1,20 +1,29 @@
-"""``artifacts_dir()``: what ranks write below it comes home with their job, as an archive from each node.
+"""A rank's folders: ``artifacts_dir()``, whose content comes home with the job, and ``data_dir()``.
 
-An archive is sent as a rank's value is, by the log or to the job's store; it is a zip file, nothing in it is
-compressed. A node sends one for each attempt that wrote any: once its ranks have ended, however they did.
+Artifacts come home as an archive from each node. An archive is sent as a rank's value is, by the log or to
+the job's store; it is a zip file, nothing in it is compressed. A node sends one for each attempt that wrote
+any: once its ranks have ended, however they did.
+
+A node also reports once that its ranks have saved a checkpoint, and once that they write for TensorBoard: so
+a page offers to resume an ended job, or to show its curves, without asking its nodes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
 import tempfile
+import threading
+import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Tuple
 
+from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.checkpoints import attempt, unstopped
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts.emit import emit
@@ -180,3 +189,89 @@ def _sizes(folder: str, left: List[str]) -> Dict[str, int]:
             elif not stat.S_ISDIR(seen.st_mode):
                 left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
     return sizes
+
+
+DATA = "NBTORCHJOB_DATA"  # JSON: paths by name, set by the node once all of them are complete
+
+
+def data_dir(name: str) -> Path:
+    """Return the folder, or the single file's folder, that ``--data NAME=WHERE`` stands for on this node.
+
+    It is complete before the first rank starts, for reading only, and may be shared with other jobs.
+
+    Raises ``RuntimeError`` in a notebook, and ``KeyError`` for a name that the job doesn't have.
+    """
+    if ROUND not in os.environ:
+        raise RuntimeError("data_dir() is for ranks, and this isn't one: call it in what the job runs")
+    places: Dict[str, str] = json.loads(os.environ.get(DATA) or "{}")
+    if name not in places:
+        there = ", ".join(sorted(places)) or "none: --data %s=WHERE names it" % name
+        raise KeyError("this job has no data named %r; available: %s" % (name, there))
+    return Path(places[name])
+
+
+CHECKPOINT, CURVES = "checkpoint", "tensorboard"
+EVERY_S = 5.0
+_QUIET_S = 2.0  # for which a file that ranks may still write stays as it is
+_MOST_FOLDERS = 10_000  # that are looked into
+_LONGER = 50  # times as long as a look takes, the next one is waited for
+# torch's distributed checkpoint writes its metadata once all shards are there.
+_SHARD, _METADATA = ".distcp", ".metadata"
+
+
+@contextmanager
+def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
+    """Look now and then, and once the ranks have ended."""
+    left = {CHECKPOINT: _has_saved, CURVES: _has_curves}
+    ended = threading.Event()
+
+    def look() -> None:
+        for what, is_there in list(left.items()):
+            with suppress(OSError):
+                if is_there(ended=ended.is_set()):
+                    del left[what]
+                    emit("FilesSeen", node=node_index(), what=what)
+
+    def watch() -> None:
+        took = 0.0
+        while left and not ended.wait(max(every_s, _LONGER * took)):
+            began = time.monotonic()
+            look()
+            took = time.monotonic() - began
+
+    thread = threading.Thread(target=watch, daemon=True, name="written")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        look()
+
+
+def _has_saved(*, ended: bool) -> bool:
+    """Return whether a checkpoint is whole; of a folder that all nodes share the first one tells."""
+    if checkpoints.shared() and node_index():
+        return False
+    before = time.time() - _QUIET_S
+    for at, files in _folders(checkpoints.folder()):
+        names = [name for name in files if not checkpoints.is_partial(name)]
+        if any(name.endswith(_SHARD) for name in names):
+            names = [name for name in names if name == _METADATA]
+        if any(ended or os.lstat(os.path.join(at, name)).st_mtime <= before for name in names):
+            return True
+    return False
+
+
+def _has_curves(*, ended: bool) -> bool:
+    """Return whether there is a file of events, which TensorBoard reads as it grows."""
+    return any("tfevents" in name for _, files in _folders(folder()) for name in files)
+
+
+def _folders(folder: str) -> Iterator[Tuple[str, List[str]]]:
+    """Yield the folders below one, with their files' names; not those that we keep there ourselves."""
+    if not folder:
+        return
+    for at, folders, files in islice(os.walk(folder), _MOST_FOLDERS):
+        folders[:] = [name for name in folders if not name.startswith(checkpoints.BESIDE)]
+        yield at, files

@@ -80,7 +80,9 @@ class Checkpoints:
         Where there are some, and none is whole, that is reported, and all stay until a new one is.
         """
         names = self._names()
-        gathered = self._gathered((names, {name for name in names if self._is_whole(name)}))
+        gathered = self._gathered(
+            (names, {name for name in names if is_whole(os.path.join(self._folder, name))})
+        )
         self._whole = sorted(set.intersection(*(whole for _, whole in gathered)))
         if self._whole:
             self._choose_to_send()
@@ -242,9 +244,6 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     os.remove(os.path.join(path, _METADATA))
                 shutil.rmtree(path, ignore_errors=True)  # another node that shares the folder does the same
-
-    def _is_whole(self, name: str) -> bool:
-        return is_whole(os.path.join(self._folder, name))
 
     def _names(self) -> List[str]:
         return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))

@@ -13,9 +13,8 @@ import math
 from contextlib import suppress
 from typing import Any, Callable, Dict
 
-from nbtorchjob.runtime.api.leaving import Leaving, expect, first_call, leaving
+from nbtorchjob.runtime.api.points import Leaving, expect, first_call, leaving, swap_point
 from nbtorchjob.runtime.api.report import report
-from nbtorchjob.runtime.api.swapping import swap_point
 from nbtorchjob.runtime.facts import onimport
 from nbtorchjob.runtime.facts.emit import emit
 

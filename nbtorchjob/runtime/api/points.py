@@ -15,6 +15,9 @@ time has passed for it to be seen, each rank's number is either below it, or the
 each other their bounds (``Agreement``), and the largest is the call at which the word holds: no rank has
 passed it, as each waits at its own node's bound until it is known. A rank that waits so holds nobody up for
 long: nodes agree without them.
+
+Two of the calls are here: ``leaving()`` tells ranks that their node is about to end, and at ``swap_point()``
+they may go on with other code. The third is ``report()`` (``report.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from typing import Any, Callable, List, Optional
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 PAGE = "points"  # the file, in a round's folder
 KINDS = LEAVING, POINT, REPORT = range(3)
@@ -223,3 +227,91 @@ def _hold(point: Point) -> None:
         if point.kind != LEAVING or call < shared[BOUND + LEAVE] or shared[AT + LEAVE]:
             return
         time.sleep(PAUSE_S)
+
+
+_SHORTEST_S = 0.1  # what is left is true as a condition, also at the last moment
+_leaving_point = of[LEAVING]
+
+
+class Leaving(BaseException):
+    """A rank raises it that has saved, as its node is about to end: it leaves, without success or failure.
+
+    As ``SystemExit`` it is no ``Exception``: code that goes on after those of a step ends with it.
+    """
+
+
+def expect() -> None:
+    """Have the node know that this rank is going to ask."""
+    if page is not None:
+        page[ASKS] = 1
+
+
+def leaving() -> "float | bool":
+    """Return False, or once a node of the job is about to end or to join, how many seconds there are to save.
+
+    All ranks of the job that call it as often get the same answer: so call it once a step on each of them,
+    save together, and raise :class:`Leaving`, or return. Ranks that never call are ended once those have left
+    that do. A node ends when its host is drained, when it is
+    preempted or suspended, or by SIGTERM. Outside a job it is False, so the code runs in a notebook, too.
+    """
+    return left() if _leaving_point.passed() and first_call() else False
+
+
+leaving.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank is going to ask
+
+
+def left() -> float:
+    """Return how many seconds there are still to save."""
+    assert page is not None
+    return max(_SHORTEST_S, (page[UNTIL] - time.monotonic_ns()) / 1e9)
+
+
+def first_call() -> int:
+    """Return the number of the call that was the first to be told, if this rank has heard it; else 0."""
+    if page is None or not 0 < page[AT + LEAVE] <= _leaving_point.calls:
+        return 0
+    return page[AT + LEAVE]
+
+
+KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
+KEPT_AT = "NBTORCHJOB_KEPT_SWAPS"  # where that is, for ranks and the processes that they start
+MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
+# How a name came by its new value, in the order of what says most. With REBOUND the name alone stands for it:
+# whoever holds the old one keeps that.
+HOWS = SAME, ADDED, REPLACED, LATER, REBOUND = "same", "added", "replaced", "later", "rebound"
+
+
+def merged(names: Iterable[Mapping[str, str]]) -> Dict[str, str]:
+    """Return how each name changed; of ranks among which that differs what says most."""
+    together: Dict[str, str] = {}
+    for of in names:
+        for name, how in of.items():
+            together[name] = max(together.get(name, how), how, key=HOWS.index)
+    return together
+
+
+_swap_point = of[POINT]
+_optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
+
+
+def swap_point(optimizer: Any = None) -> None:
+    """Let this job's code be swapped here; call it equally often on each rank, once a step.
+
+    With an ``optimizer`` of torch's each of its steps is such a point from now on, after it has stepped.
+    ``leaving()`` and, where all ranks call it, ``report()`` are such points, too. A call takes well below a
+    microsecond. Outside a job it does nothing.
+    """
+    if optimizer is None:
+        _swap_point.passed()
+        return
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wraps one (1.15)
+    if optimizer not in _optimizers:
+        _optimizers.add(optimizer)
+        optimizer.register_step_post_hook(_stepped)
+
+
+swap_point.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank counts its calls
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _swap_point.passed()

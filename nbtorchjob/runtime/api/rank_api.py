@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Callable
 
-from nbtorchjob.runtime.api import leaving as _leaving
-from nbtorchjob.runtime.api.artifacts import artifacts_dir
+from nbtorchjob.runtime.api import points as _points
+from nbtorchjob.runtime.api.artifacts import artifacts_dir, data_dir
 from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
-from nbtorchjob.runtime.api.data import data_dir
-from nbtorchjob.runtime.api.leaving import Leaving
+from nbtorchjob.runtime.api.points import Leaving, swap_point
 from nbtorchjob.runtime.api.report import report
-from nbtorchjob.runtime.api.swapping import swap_point
 from nbtorchjob.runtime.facts.errors import RecoverableError
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ _LATE = {"GlobalBatchSampler": "sampler", "ResumableTraining": "training"}
 
 def __getattr__(name: str) -> object:
     if name == "leaving":
-        _leaving.expect()
-        return _leaving.leaving
+        _points.expect()
+        return _points.leaving
     if name in _LATE:
         return getattr(importlib.import_module("nbtorchjob.runtime.api." + _LATE[name]), name)
     raise AttributeError(

@@ -25,10 +25,9 @@ from typing import (
 )
 
 from nbtorchjob.runtime.api.checkpoints import checkpoint_dir
-from nbtorchjob.runtime.api.leaving import Leaving, expect, leaving
+from nbtorchjob.runtime.api.points import MARK, Leaving, expect, leaving
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.api.sampler import GlobalBatchSampler, Share, group, seed
-from nbtorchjob.runtime.api.swapping import MARK
 
 if TYPE_CHECKING:
     from nbtorchjob.runtime.api.dcp import Checkpoints
@@ -242,7 +241,13 @@ class ResumableTraining:
 
         with _without_gradients(self._optimizers):
             model, optimizer = get_state_dict(self._model, self._optimizers)
-        return {"model": model, "optimizer": optimizer, "training": self._progress(_stateless(optimizer))}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "training": self._progress(
+                [name for name in _names(optimizer) if name not in optimizer["state"]]
+            ),
+        }
 
     def _progress(self, stateless: List[str]) -> Dict[str, Any]:
         return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless}
@@ -293,10 +298,6 @@ def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
 def _names(optimizer: Dict[str, Any]) -> List[str]:
     """Return the names of an optimizer's parameters in their order, of its state as DCP has it."""
     return [name for group in optimizer["param_groups"] for name in group["params"]]
-
-
-def _stateless(optimizer: Dict[str, Any]) -> List[str]:
-    return [name for name in _names(optimizer) if name not in optimizer["state"]]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Union
 
-from nbtorchjob.runtime.ask import late
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.ask.questions import (
     ANSWER_BYTES,
     MODULES,
@@ -207,7 +207,7 @@ class _Talk:
         handler = handlers.get(str(asked.get("question")))
         if handler is None:
             return "it knows no question %.40r" % asked.get("question")
-        late.bring(asked.get(MODULES, {}))
+        questions.add_modules(asked.get(MODULES, {}))
         until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
         question = Question(asked, self)
         records = _of(handler, question)

@@ -8,6 +8,10 @@
 
 A message is 4 bytes of length, 32 bytes of HMAC-SHA256 and JSON, or bytes behind a zero. Its place among
 those of its side is signed with it: none can be left out, doubled or moved.
+
+A question may bring modules of the program along, as most jobs are never asked it. The question is signed
+with the job's key, as the payload is. A node adds them to the modules of its payload (``start/modules.py``),
+and leaves them in its own folder for ranks. A whole program has them all.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ import hmac
 import json
 import os
 import struct
+import sys
+from contextlib import suppress
 from itertools import chain, count
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 from nbtorchjob.runtime.objects.wire import WireError, derived, sign
 
 OWN = "own number"  # of a question: the asker's
-MODULES = "modules"  # of a question: those that its answer needs (``ask/late.py``)
+MODULES = "modules"  # of a question: those that its answer needs (``add_modules``)
 SOCKET = "node.sock"  # in the node's own folder
 QUESTION_BYTES = 1 << 16
 RECORD_BYTES = 1 << 20  # as of a fact
@@ -100,3 +106,29 @@ class Messages:
             places = chain((1,), count(3)), chain((2,), count(-1, -1))
             self._places = places if side == 0 else places[::-1]
         return sign(b"%s %d " % (self._number.encode(), next(self._places[side])) + body, self._key)
+
+
+_MODULES_FILE = "late-modules.json"  # in a node's folder
+
+
+def add_modules(sources: Mapping[str, str]) -> None:
+    """Have modules be found that aren't there yet: texts by their file's name in a payload."""
+    for finder in sys.meta_path:
+        add: Any = getattr(finder, "add_late", None)
+        if add is not None:
+            add(sources)
+
+
+def leave_modules(folder: str, sources: Mapping[str, str]) -> None:
+    """Leave modules for the ranks of the node with that folder."""
+    path = os.path.join(folder, _MODULES_FILE)
+    if sources and not os.path.exists(path):
+        with open(path + ".partial", "w") as file:
+            json.dump(dict(sources), file)
+        os.replace(path + ".partial", path)
+
+
+def take_modules(folder: str) -> None:
+    """Take in what the node has left."""
+    with suppress(FileNotFoundError), open(os.path.join(folder, _MODULES_FILE)) as file:
+        add_modules(json.load(file))

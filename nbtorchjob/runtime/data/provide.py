@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Dict, Iterator, List, Optional
 
-from nbtorchjob.runtime.api.data import DATA
+from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import cache, sources
 from nbtorchjob.runtime.data.sources import DataError, File, Look, Source
 from nbtorchjob.runtime.facts import exits

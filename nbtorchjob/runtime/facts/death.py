@@ -34,7 +34,9 @@ class LastWords:
         if record.get("event") == "WorkersStarted":
             if self._first is not None:
                 self._write(None)
-        elif record.get("event") in _FAILURES and _before(record, self._first):
+        elif record.get("event") in _FAILURES and (
+            self._first is None or _order(record) < _order(self._first)
+        ):
             self._write(record)
 
     def _write(self, record: Optional[Dict[str, Any]]) -> None:
@@ -46,10 +48,6 @@ class LastWords:
                     file.write(cut(record) if record else b"")
             except OSError:  # there is no such file here; the event itself says it all
                 self._path = None
-
-
-def _before(record: Dict[str, Any], other: Optional[Dict[str, Any]]) -> bool:
-    return other is None or _order(record) < _order(other)
 
 
 def _order(record: Dict[str, Any]) -> Tuple[bool, float]:

@@ -15,7 +15,7 @@ CONFIG_ERROR = 2  # the payload can't run here: Python, torch, a damaged or forg
 RECOVERABLE_ERROR = 200  # what draws on the failure budget, where there is one and no restart is left
 INFRASTRUCTURE_ERROR = 201  # rendezvous or a peer was lost
 CANCELLED = 202  # SIGTERM, SIGINT: somebody ended this node
-LEFT = 203  # the same, and its ranks had saved, and left (``leaving.py``)
+LEFT = 203  # the same, and its ranks had saved, and left (``api/points.py``)
 
 FINAL = (USER_ERROR, CONFIG_ERROR)  # another try would end the same way
 AGAIN = (RECOVERABLE_ERROR, INFRASTRUCTURE_ERROR)  # what nodes end with whose job may be tried again

@@ -73,8 +73,7 @@ from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit, tear
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.install import needed
-from nbtorchjob.runtime.lab import turns
-from nbtorchjob.runtime.lab.lead import ANEW, ELSEWHERE, NOT_YET, TEXT
+from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET, TEXT, turns
 from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage

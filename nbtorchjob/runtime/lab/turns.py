@@ -33,7 +33,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
-from nbtorchjob.runtime.api import displays, leaving, points, report
+from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.errors import from_exception, users_traceback
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
@@ -205,7 +205,7 @@ class _Turns:
         emit.renew()
         if isinstance(exc, SystemExit) and exc.code in (None, 0):
             exc = None  # "that's all": a good end without a value
-        if leaving.first_call() and (exc is None or isinstance(exc, leaving.Leaving)):
+        if points.first_call() and (exc is None or isinstance(exc, points.Leaving)):
             worker.leave(self._rank, round_)
         if exc is None and (self._rank == order["speaker"] or order["all_ranks"]):
             sent = partial(worker.send, value, self._rank, round_, folder, self._of.key)

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
-from nbtorchjob.runtime.ask import late
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.ask.questions import MODULES
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.injected import STREAM
@@ -127,7 +127,7 @@ class Lookout:
         from nbtorchjob.runtime.look.profiling import Profiling  # late: it comes with the question
 
         with self._lock:
-            late.leave(self._folder, request.get(MODULES, {}))
+            questions.leave_modules(self._folder, request.get(MODULES, {}))
             self._profiling = self._profiling or Profiling(self._folder, self._inquiry)
         profiling: Profiling = self._profiling
         return profiling.answer(request)

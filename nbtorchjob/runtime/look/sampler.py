@@ -32,7 +32,7 @@ from dataclasses import asdict, replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api import report
-from nbtorchjob.runtime.ask import late
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.facts.errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from nbtorchjob.runtime.facts.samples import (
     ENDED,
@@ -184,7 +184,7 @@ class Sampler:
         if time.monotonic() > until:
             return "it was asked too long ago"
         if self._profiler is None:
-            late.take(self._folder)
+            questions.take_modules(self._folder)
             from nbtorchjob.runtime.look.profiler import Profiler  # late: it comes with the question
 
             self._profiler = Profiler()

@@ -68,10 +68,10 @@ from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import ATTEMPT, saving
 from nbtorchjob.runtime.look.lookout import Lookout
-from nbtorchjob.runtime.node import returns, shortage, template
+from nbtorchjob.runtime.node import processes, shortage
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.node.meter import Meter
-from nbtorchjob.runtime.node.watchdog import LIMIT_S, Watchdog
+from nbtorchjob.runtime.node.processes import LIMIT_S, Watchdog
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded
 
@@ -137,7 +137,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        returns.use_pipes()
+        processes.use_pipes()
         self._shutdown_timeout = shutdown_timeout
         self.code = exits.OK
         self._elastic = elastic
@@ -186,7 +186,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at = None
         self._torn = self._gone = self.saved.held = False
         self._enter_round(worker_group)
-        folder = self._folder_of(self._round)
+        folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
         path, _, key, *_, act = spec.args
@@ -196,7 +196,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         world_size = worker_group.workers[0].world_size
         emit("WorkersStarted", ranks=ranks, world_size=world_size, **self._where())
         departure = Departure(folder, self._node, self._round, len(ranks), self._peers)
-        with until_started() as signals, template.telling_why():
+        with until_started() as signals, processes.telling_why():
             started: Dict[int, Any] = super()._start_workers(worker_group)
         self._departure = departure
         self._may_swap(folder, range(len(ranks)))
@@ -219,9 +219,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """Have it look at once what there is to do; from any thread."""
         with suppress(BlockingIOError):  # it is about to
             os.write(self._wake, b"\0")
-
-    def _folder_of(self, round_: int) -> str:
-        return os.path.join(self._folder, "round-%d" % round_)
 
     def _on_sigterm(self, number: int, _frame: object) -> None:
         departure = self._departure

@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Any, Callable, Iterable, List, Optional
 
 from nbtorchjob.runtime.api import checkpoints
-from nbtorchjob.runtime.api.swapping import KEPT
+from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.rank import replay, swapped
+from nbtorchjob.runtime.rank import swapped, swapping
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload
 
 
@@ -40,7 +40,7 @@ class Kept:
 
     def count(self) -> int:
         """Return how many swaps a later attempt would begin with, as far as this node has them."""
-        numbers = [int(os.path.basename(path).partition(".")[0]) for path in replay.earlier(self.place)]
+        numbers = [int(os.path.basename(path).partition(".")[0]) for path in swapping.earlier(self.place)]
         return sum(number == place for place, number in enumerate(numbers, 1))
 
     def agree(self, store: Any, place: int, places: int, connect: Optional[Callable[[], Any]]) -> int:
@@ -86,8 +86,8 @@ class Kept:
         """Take what was kept of earlier attempts in a place that survives pods, as far as it is signed."""
         try:
             for path in [
-                *replay.earlier(checkpoints.fetched(KEPT)),
-                *replay.earlier(os.environ.get(injected.SWAPS, "")),
+                *swapping.earlier(checkpoints.fetched(KEPT)),
+                *swapping.earlier(os.environ.get(injected.SWAPS, "")),
             ]:
                 target, staged = self._path(self.count() + 1), self._staged(self.place)
                 if os.path.basename(path) == os.path.basename(target):

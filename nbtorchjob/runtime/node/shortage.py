@@ -19,7 +19,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import FOLDER
 from nbtorchjob.runtime.node.meter import HERE, Memory, Roots, cgroups
-from nbtorchjob.runtime.rendezvous import listening
+from nbtorchjob.runtime.rendezvous import groups
 
 # torch's own errors have the number in their text, as "(errno: 24 - Too many open files)"; those of
 # C++'s library have the words alone.
@@ -89,7 +89,7 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
             return "%s is full: %s of %s are free" % (folder, _size(_free(folder)), _size(total))
         if number == errno.EROFS:
             return "%s is read-only" % (_path(exc) or tempfile.gettempdir())
-        if listening.ITSELF in str(exc):
+        if groups.ITSELF in str(exc):
             return "its ranks meet at that address"
         return ""
     except Exception:  # what is short may be what it takes to look

@@ -39,8 +39,18 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from nbtorchjob.runtime.api import points
-from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, SWAP, TRIAL, VERDICT, Agreement, Page
-from nbtorchjob.runtime.api.swapping import KEPT, merged
+from nbtorchjob.runtime.api.points import (
+    AT,
+    KEPT,
+    KIND,
+    NUMBER,
+    SWAP,
+    TRIAL,
+    VERDICT,
+    Agreement,
+    Page,
+    merged,
+)
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.node.kept import Kept, lay, remove

@@ -37,17 +37,17 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
     None means that code has made it, so that no import finds it elsewhere.
     """
     name = name_of(module)
-    names = [name] if sys.modules.get(name) is module else _names(module)
+    names = (
+        [name]
+        if sys.modules.get(name) is module
+        else [name for name, known in sys.modules.copy().items() if known is module]
+    )
     for known in names:
         if known not in _MAIN and not made_by_hand(known):
             return known
     if names:
         return None
     return _held_by_parent(module, name) or _held(module)
-
-
-def _names(module: Any) -> List[str]:
-    return [name for name, known in sys.modules.copy().items() if known is module]
 
 
 def _held_by_parent(module: Any, name: str) -> Optional[Tuple[Any, str]]:

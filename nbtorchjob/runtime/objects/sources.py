@@ -152,12 +152,14 @@ class Codes:
             if text:
                 files.append({"name": filename, "text": text, "features": features})
         files += [{"name": filename, "text": text, "features": ()} for filename, text in cells]
-        own = [code for code, place in zip(self._codes, places) if place is None and self._stands_alone(code)]
+        own = [
+            code
+            for code, place in zip(self._codes, places)
+            if place is None
+            and (not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR))
+        ]
         lacking = sorted({_described(code) for code in own})
         return {"python": HERE, "files": files, "places": places, "lacking": lacking}
-
-    def _stands_alone(self, code: types.CodeType) -> bool:
-        return not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR)
 
 
 def front(table: Dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from nbtorchjob.runtime.api import displays
-from nbtorchjob.runtime.api.swapping import PLACE
+from nbtorchjob.runtime.api.points import KEPT_AT
 
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
@@ -36,29 +36,26 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 def _replay(namespace: dict[str, Any]) -> Any:
     """Return what makes the swaps of earlier attempts again, if there were any."""
-    if not os.path.isdir(os.environ.get(PLACE, "")):
+    if not os.path.isdir(os.environ.get(KEPT_AT, "")):
         return None
-    from nbtorchjob.runtime.rank import replay  # late: it travels only where code may be swapped
+    from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
 
-    return replay.Replay(replay.earlier(os.environ[PLACE]), namespace)
+    return swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), namespace)
 
 
 def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``.
 
-    ``replay`` is what makes swaps again as the code that they change is defined (``replay.Replay``).
+    ``replay`` is what makes swaps again as the code that they change is defined (``swapping.Replay``).
     """
     # Set this process up as the notebook's is, whatever a lab's turn before has set.
     settings = call.get("carried", {})
     logging = call.get("logging", {})
-    if settings or logging or f"{__package__}.logsetup" in sys.modules:
-        from nbtorchjob.runtime.rank import (
-            carried,
-            logsetup,  # late: they travel only where they are needed
-        )
+    if settings or logging or f"{__package__}.carried" in sys.modules:
+        from nbtorchjob.runtime.rank import carried
 
         carried.lay(settings)
-        logsetup.lay(logging)
+        carried.lay_logging(logging)
     if "cells" in call:
         # Of several cells, in their order, those that are for this rank; the value is the last one's.
         value = None

@@ -12,7 +12,7 @@ import hmac
 import os
 from typing import Any, Dict, Optional
 
-from nbtorchjob.runtime.objects import loading
+from nbtorchjob.runtime.objects import rebuilt
 from nbtorchjob.runtime.objects.wire import WireError, sign
 from nbtorchjob.runtime.store.payload import MARK, PayloadError
 
@@ -38,7 +38,7 @@ def lay(call: Dict[str, Any], key: Optional[bytes]) -> None:
         raise PayloadError("what this run is given can't be read: %s" % exc) from exc
     if not good or not pickled:
         raise PayloadError("what this run is given isn't signed with this job's key")
-    values: Dict[str, Any] = loading.loads(pickled, [])["given"]
+    values: Dict[str, Any] = rebuilt.loads(pickled, [])["given"]
     if "function" in call:
         call["kwargs"].update(values)
     else:

@@ -7,7 +7,7 @@ import pickle
 from types import FunctionType
 from typing import Any, Dict
 
-from nbtorchjob.runtime.objects import loading, memory, rebuilt
+from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
 
 
@@ -36,7 +36,7 @@ class Names:
 
     def take(self, payload: Payload) -> Dict[str, Any]:
         """Load a payload's call."""
-        content: Dict[str, Any] = loading.loads(payload.call(), payload.buffers(), self._load)
+        content: Dict[str, Any] = rebuilt.loads(payload.call(), payload.buffers(), self._load)
         self._lay(dict(content["names"]))
         return content
 

@@ -17,7 +17,7 @@ import gc
 import sys
 from typing import Any, Callable, Dict, List, Tuple
 
-from nbtorchjob.runtime.api.swapping import MARK
+from nbtorchjob.runtime.api.points import MARK
 
 ANY = "optimizer"
 # What torch's optimizers keep in their groups, for whoever takes one for a global.

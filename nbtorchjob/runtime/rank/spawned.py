@@ -25,8 +25,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
-from nbtorchjob.runtime.api.swapping import PLACE
-from nbtorchjob.runtime.objects import loading
+from nbtorchjob.runtime.api.points import KEPT_AT
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.store.payload import Payload
 
@@ -50,9 +49,13 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
 
     ``later`` defines what came later, and returns the names that this sets.
     """
+    from nbtorchjob.runtime.objects import (
+        rebuilt,
+    )  # late: a node's first process imports this module for nothing
+
     payload = Payload(path)
     payload.show_sources()
-    packed = loading.loads(payload.call(), payload.buffers())
+    packed = rebuilt.loads(payload.call(), payload.buffers())
     if payload.header.get("given"):
         from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
 
@@ -62,10 +65,10 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
     missed = set(define(packed, space)) if "cell" in packed else set()
     missed.update(later(space))
-    if os.path.isdir(os.environ.get(PLACE, "")):
-        from nbtorchjob.runtime.rank import replay  # late: it travels only where code may be swapped
+    if os.path.isdir(os.environ.get(KEPT_AT, "")):
+        from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
 
-        replay.Replay(replay.earlier(os.environ[PLACE]), space).advance(())
+        swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), space).advance(())
     space["__getattr__"] = _teller(missed - set(space))
     names.clear()
     names.update(space)

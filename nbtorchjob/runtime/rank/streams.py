@@ -4,7 +4,7 @@ Both go through buffers that a thread flushes 50 times a second: writing each li
 a system call a line, which makes a chatty rank several times slower; writing 8 KiB blocks, Python's
 way with files, would keep a quiet rank's lines from the notebook for minutes.
 
-When and to which of them each byte was written stands in an index beside the log (``facts/marks.py``).
+When and to which of them each byte was written stands in an index beside the log (``store/stream.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Any, Optional, Tuple, cast
 
-from nbtorchjob.runtime.facts.marks import TIMES, Mark, written
+from nbtorchjob.runtime.store.stream import TIMES, Mark, mark_line
 
 FLUSH_S = 0.02
 BUFFER = 1 << 16
@@ -160,7 +160,7 @@ class LogIndex:
             if self._index < 0:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._index = os.open(self._path + TIMES, flags, 0o600)
-            os.write(self._index, written(Mark(self._end, time.time(), self._stderr)))
+            os.write(self._index, mark_line(Mark(self._end, time.time(), self._stderr)))
             self._marked = self._end
 
 

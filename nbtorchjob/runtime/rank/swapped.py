@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from nbtorchjob.runtime.api import report
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
+from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call, optimizers
 from nbtorchjob.runtime.rank.names import Names
 from nbtorchjob.runtime.store.payload import FILES, Payload

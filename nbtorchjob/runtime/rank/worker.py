@@ -15,17 +15,16 @@ from types import FrameType
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.api import displays, frameworks, leaving, points, report
-from nbtorchjob.runtime.api import swapping as swap_points
+from nbtorchjob.runtime.api import displays, frameworks, points, report
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
+from nbtorchjob.runtime.facts.described import with_variables
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import Error, from_exception, named, users_traceback
 from nbtorchjob.runtime.facts.injected import STREAM
-from nbtorchjob.runtime.facts.locals import with_variables
 from nbtorchjob.runtime.look.sampler import Sampler
-from nbtorchjob.runtime.objects import loading, sources, wire
+from nbtorchjob.runtime.objects import rebuilt, sources, wire
 from nbtorchjob.runtime.rank import call, fresh, settings, spawned, streams
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store import store
@@ -123,7 +122,7 @@ def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
 def call_once(rank: Rank) -> None:
     """Run the payload's call, and send what it returns where that is wanted."""
     value = _called(rank)
-    if leaving.first_call():
+    if points.first_call():
         leave(rank.number, rank.round)
     if rank.number == 0 or rank.header["all_ranks"]:
         send(value, rank.number, rank.round, rank.folder, rank.key)
@@ -146,7 +145,7 @@ def begin(rank: Rank) -> Payload:
         from nbtorchjob.runtime.rank import swapping  # late, as below
 
         swapping.install()
-        os.environ[swap_points.PLACE] = os.path.join(os.path.dirname(rank.folder), swap_points.KEPT)
+        os.environ[points.KEPT_AT] = os.path.join(os.path.dirname(rank.folder), points.KEPT)
     stops = rank.header["debug"]
     if stops:
         from nbtorchjob.runtime.debug import debugger  # late: it travels only where it is needed
@@ -186,7 +185,7 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
 def _called(rank: Rank) -> Any:
     try:
         payload = begin(rank)
-        content = loading.loads(payload.call(), payload.buffers())
+        content = rebuilt.loads(payload.call(), payload.buffers())
         if rank.header.get("given"):
             from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
 
@@ -200,8 +199,8 @@ def _called(rank: Rank) -> Any:
         if exc.code in (None, 0):
             return None  # "that's all": a good end without a value
         raise
-    except leaving.Leaving:
-        if leaving.first_call():
+    except points.Leaving:
+        if points.first_call():
             return None
         raise
 
@@ -211,7 +210,7 @@ def leave(rank: int, round_: int) -> NoReturn:
     _end_program()
     groups.leave()
     streams.flush()
-    fields = {"call": leaving.first_call(), "metrics": report.last}
+    fields = {"call": points.first_call(), "metrics": report.last}
     emit("RankLeft", node=int(os.environ[injected.NODE]), rank=rank, round=round_, **fields)
     _end(exits.TOLD_LEFT)
 

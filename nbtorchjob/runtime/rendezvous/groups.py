@@ -3,23 +3,28 @@
 torch has two ways to meet: a store that rank 0 hosts, which ends with rank 0 while others connect,
 and one of the agent's, in which a second group reads the addresses of the first. Here it is one of the
 agent's, of which each group has a part of its own.
+
+Each store that a node serves listens on one address; torch's own listen on all of the machine's.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import importlib
+import ipaddress
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
+from datetime import timedelta
 from typing import Any, Callable, Iterator, Sequence
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.rendezvous import listening
 
-_ADDRESS = "nbtorchjob/meeting"  # in the store that the agents of a round share
+_MEETING = "nbtorchjob/meeting"  # in the store that the agents of a round share
 # Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
 _WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _WHO = ("RANK", "WORLD_SIZE")
@@ -31,14 +36,14 @@ def open_store(shared: Any, host: str, address: str) -> Any:
 
     ``shared`` tells the other agents of the round where it is: on ``host`` if ``address`` is "", for all.
     """
-    store = listening.serve(address)
-    shared.set(_ADDRESS, "%s:%d" % (address or host, store.port))
+    store = serve_store(address)
+    shared.set(_MEETING, "%s:%d" % (address or host, store.port))
     return store
 
 
 def address(shared: Any) -> str:
     """Return where the groups of the round meet (host:port), once its first agent has told."""
-    return str(shared.get(_ADDRESS).decode())
+    return str(shared.get(_MEETING).decode())
 
 
 def meet_at(address: str, round_: int) -> None:
@@ -127,3 +132,76 @@ def leave() -> None:
 
 def _only_gloo() -> bool:
     return {backend for backend, _ in getattr(torch_versions.WORLD.get(), "pg_map", {}).values()} == {"gloo"}
+
+
+ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own
+ITSELF = "this machine can't connect to itself"
+_FILES = 16  # that a store takes, and some to spare
+_REACH_S = 5.0  # for a connection from this machine to itself
+_BACKLOG = 2048  # all nodes of a job may come at once
+
+
+def serve_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> Any:
+    """Open a ``TCPStore`` at ``address``, or at any of this machine's where that is ""; 0 is any free port.
+
+    Raises ``OSError`` where it can't be had.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    return store_on(listener, address or "127.0.0.1", timeout=timeout)
+
+
+def store_on(listener: socket.socket, host: str, **options: Any) -> Any:
+    """Open a ``TCPStore`` that ``listener`` listens for; this process reaches it at ``host``.
+
+    Raises ``OSError`` where it can't be had.
+    """
+    from torch.distributed import TCPStore
+
+    check_listener(listener, host)
+    port, options = listener.getsockname()[1], {**torch_versions.listening_options(), **options}
+    fd = listener.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd, **options)
+
+
+def check_listener(listener: socket.socket, address: str) -> None:
+    """Make sure that a ``TCPStore`` can serve at ``address``, and be reached there by this process.
+
+    Raises ``OSError`` where it can't, as where the loopback interface is down or no more files may be open.
+    torch itself then tries again for minutes, without a word, or ends the process.
+    """
+    files = []
+    try:
+        for _ in range(_FILES):
+            files.append(os.dup(listener.fileno()))
+    finally:
+        for file in files:
+            os.close(file)
+    port = listener.getsockname()[1]
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError as exc:
+        text = "%s: %s at %s:%d" % (exc.strerror or exc, ITSELF, address, port)
+        raise OSError(exc.errno or errno.ETIMEDOUT, text) from None
+
+
+def told_address() -> str:
+    """Return this node's own address, where the cluster tells it; else ""."""
+    return os.environ.get(ADDRESS, "")
+
+
+def own_address(host: str) -> str:
+    """Return the address at which others reach this node, known to them as ``host``; "" if there is none."""
+    if told_address():
+        return told_address()
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
+            pass
+    except (
+        OSError
+    ):  # nobody knows the name yet, or it stands for this machine without being one of its addresses
+        return ""
+    # Many a machine calls itself so in its own /etc/hosts, and nobody else does.
+    hidden = ipaddress.ip_address(address).is_loopback and host not in (address, "localhost")
+    return "" if hidden else address

@@ -27,10 +27,10 @@ that store when it ends, and a beat while it lives:
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
     R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
                cluster may take its log away as soon as another node has failed
-    R/gather   what all nodes do is to be told to the one that says so (``gathering.py``)
+    R/gather   what all nodes do is to be told to the one that says so (``ring.py``)
     R/bye/N    node N has read the last word; the node that hosts the store waits for that
 
-A thread of each agent waits for news of them (``news.py``). Another one beats and looks at the next node
+A thread of each agent waits for news of them (``ring.py``). Another one beats and looks at the next node
 (``ring.py``), with less than one call a second to the store. Nothing that they read ends the node there and
 then: they note the end, and the main thread raises it at its next ``check``.
 
@@ -64,9 +64,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
-from nbtorchjob.runtime.rendezvous.gathering import WORD, gather, give
-from nbtorchjob.runtime.rendezvous.news import News, announce
-from nbtorchjob.runtime.rendezvous.ring import LOOK_S, Ring
+from nbtorchjob.runtime.rendezvous.ring import GATHER, LOOK_S, News, Ring, announce, gather, give
 
 PREFIX = "nbtorchjob/peers"
 END = "end"
@@ -450,7 +448,7 @@ class Peers(Alone):
                 self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _look_for_gathering(self, ring: Ring, store: Any) -> None:
-        name = store.get(ring.key(WORD)) if ring.gathered or store.check([ring.key(WORD)]) else b""
+        name = store.get(ring.key(GATHER)) if ring.gathered or store.check([ring.key(GATHER)]) else b""
         if name and name != ring.gathered:
             ring.gathered = name
 

@@ -1,32 +1,222 @@
-"""How the agents of a job find each other."""
+"""How the agents of a job find each other: they meet in a store of node 0 or of the supervisor.
+
+torch unpickles whatever lies in the store under a name that is always the same. Here what is
+unpickled was pickled by this very process, a moment before.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import socket
 import sys
 import time
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, Tuple
+from datetime import datetime, timedelta
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, TypeVar
 
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousStateError,
 )
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
 )
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.injected import node_index
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
-from nbtorchjob.runtime.rendezvous.endpoint import Endpoint, Meeting
-from nbtorchjob.runtime.rendezvous.peers import Peers
+from nbtorchjob.runtime.rendezvous.peers import END, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
+
+_QUIET_S = 5.0  # of waiting, before it is told
+_AGAIN_S = 1.0  # between two looks for a new node 0
+_FORMER_S = 120.0  # for the pods of a job that had the name before to end
+
+_Met = TypeVar("_Met")
+
+
+class Endpoint:
+    """``host:port``; the stores it gives are signed with ``key``.
+
+    Once it is served or joined, ``address`` is this node's own, to listen at; "" where that isn't known.
+    """
+
+    def __init__(self, text: str, timeout: timedelta, key: bytes) -> None:
+        host, _, port = text.rpartition(":")
+        self._where = self._found = (host.strip("[]"), int(port))
+        self._timeout = timeout
+        self._key = key
+        self.address = ""
+
+    def serve(self) -> SignedStore:
+        """Open the store, which lives as long as the result does."""
+        host, port = self._where
+        self.address = groups.own_address(host)
+        if not self.address:
+            text = "node 0 listens at all addresses of its machine: set %s to its own" % groups.ADDRESS
+            emit("Notice", text=text)
+        self._found = (self.address or "127.0.0.1", port)
+        return SignedStore(groups.serve_store(self.address, port, self._timeout), self._key)
+
+    def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
+        """Return what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
+
+        So is one that goes away meanwhile, and for a while one that isn't signed by this job: a name may lead
+        to pods of the job that had it before as long as those end (a Service of JobSet's 0.12 selects them, a
+        resolver remembers them). All other connections of this node go to the address that has
+        answered. Its name may be unknown for a while again: Volcano deletes the Service of a job that is
+        suspended, and makes a new one when it is resumed (1.15).
+
+        Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
+        """
+        began = time.monotonic()
+        until = began + limit
+        while True:
+            self._found, self.address = _await(*self._where, until - time.monotonic())
+            try:
+                store = self.connect()
+                code = self._ended(store.below(PREFIX), wait=time.monotonic() < began + _FORMER_S)
+                if code is None:
+                    return enter(store)
+            except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
+                code = exits.INFRASTRUCTURE_ERROR
+            if code not in exits.AGAIN:
+                raise PeersEnded(code)
+            if time.monotonic() > until:
+                raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *self._where))
+            time.sleep(_AGAIN_S)
+
+    def _ended(self, words: SignedStore, *, wait: bool) -> Optional[int]:
+        """Return the code with which the job of a store has ended for this node; None where it goes on.
+
+        Where what is there isn't this job's: the code to ``wait`` for another node 0, or ``PeersEnded``.
+        """
+        try:
+            words.check(["was/0"])
+            return exits.of_peer(int(words.get(END))) if words.check([END]) else None
+        except PeersEnded:
+            if not wait:
+                raise
+            return exits.INFRASTRUCTURE_ERROR
+
+    def connect(self) -> SignedStore:
+        """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
+        made: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
+        return SignedStore(made, self._key)
+
+
+def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:
+    """Wait for node 0: its pod may be late, and a name is known only once its pod is ready.
+
+    Gives the address that has answered, and this node's own. Raises ``TimeoutError`` after ``limit`` seconds.
+    """
+    began, noted, pause = time.monotonic(), False, 0.05
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=5) as connection:
+                own = groups.told_address() or str(connection.getsockname()[0])
+                return (connection.getpeername()[0], port), own
+        except OSError as exc:
+            waited = time.monotonic() - began
+            why = "%s:%d (%s)" % (host, port, exc.strerror or exc)
+        if waited > limit:
+            raise TimeoutError("waited %.0f s for node 0 at %s" % (waited, why))
+        if waited > _QUIET_S and not noted:
+            emit("Notice", text="waiting for node 0 at %s" % why)
+            noted = True
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
+
+
+_TAG = "$"
+
+
+class Meeting(C10dRendezvousBackend):  # type: ignore[misc]
+    """Holds the state of the rendezvous; whoever waits in it for others learns here that they are gone."""
+
+    def __init__(self, store: Any, run_id: str, peers: Peers) -> None:
+        super().__init__(store, run_id)
+        self._peers = peers
+
+    def get_state(self) -> "Optional[Tuple[bytes, Any]]":
+        """See the base class. Raises ``PeersEnded``."""
+        self._peers.check()
+        state_and_token = super().get_state()
+        return None if state_and_token is None else (_pickled(state_and_token[0]), state_and_token[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> "Optional[Tuple[bytes, Any, bool]]":
+        """See the base class. Raises ``PeersEnded``."""
+        result = super().set_state(encode(pickle.loads(state)), token)
+        return None if result is None else (_pickled(result[0]), result[1], result[2])
+
+
+def _pickled(text: bytes) -> bytes:
+    return pickle.dumps(decode(text))
+
+
+def encode(state: Any) -> bytes:
+    """Write a rendezvous' state; raises ``TypeError`` for what another torch may have put there."""
+    return json.dumps(_plain(vars(state)), sort_keys=True).encode()
+
+
+def decode(text: bytes) -> Any:
+    """Read what :func:`encode` wrote. Raises ``RendezvousStateError``."""
+    state = _RendezvousState()
+    try:
+        fields = _rebuilt(json.loads(text.decode()))
+        if fields.keys() != vars(state).keys():
+            raise ValueError("it has %s" % ", ".join(sorted(fields)))
+    except Exception as exc:  # whatever another version wrote
+        raise RendezvousStateError(
+            "what the nodes of the job know of each other is damaged: %s" % exc
+        ) from exc
+    vars(state).update(fields)
+    return state
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+        return {_TAG: "dict", "of": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, set):
+        return {_TAG: "set", "of": [_plain(item) for item in sorted(value)]}
+    if isinstance(value, datetime):
+        return {_TAG: "time", "of": value.isoformat()}
+    if isinstance(value, _NodeDesc):
+        return {_TAG: "node", "of": [value.addr, value.pid, value.local_id]}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    raise TypeError("a rendezvous' state holds a %s" % type(value).__name__)
+
+
+def _rebuilt(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: _rebuilt(item) for key, item in value.items()}
+    kind, parts = value[_TAG], value["of"]
+    if kind == "dict":
+        return {_rebuilt(key): _rebuilt(item) for key, item in parts}
+    if kind == "set":
+        return {_rebuilt(item) for item in parts}
+    if kind == "time":
+        return datetime.fromisoformat(parts)
+    addr, pid, local_id = parts
+    return _NodeDesc(addr, pid, local_id)
+
 
 # c10d reads other keys than the "timeout" of flytekit's defaults. With a node range
 # the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.

@@ -1,8 +1,21 @@
-"""The nodes of one round, each of which looks whether the next one still beats."""
+"""The nodes of one round: each looks whether the next one still beats, hears news, and tells what it does.
+
+All who wait for news hear of it at once, and ask for nothing meanwhile: torch's store answers whoever waits
+for a key as soon as that is set. So a node that has said something sets the next of the keys ``news/0``,
+``news/1``, … as well, each set once; ``news`` names one that is set.
+
+Whoever asks a thousand nodes asks one: each of the others seals what it does where they meet, and that node
+gathers it. A node that doesn't answer in time is one of which nothing came.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Set
+import json
+import os
+import time
+import zlib
+from datetime import timedelta
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
 
@@ -90,3 +103,87 @@ class Ring:
         if beats > self._beats:
             self._beats, self._silent, self._look_in = beats, 0.0, self._every * _EARLY
         return self._silent >= self._silence
+
+
+_LATEST = "news"
+_FOR_EVER = timedelta(days=365)
+
+
+def announce(store: Any) -> None:
+    """Wake all nodes that wait for news; raises ``RuntimeError`` where the store is gone."""
+    mine, number = os.urandom(8).hex(), _latest(store)
+    while store.compare_set(_news_key(number), "", mine) != mine.encode():
+        number += 1
+    store.set(_LATEST, str(number))
+
+
+class News:
+    """What a node hears by a connection to the store of its own, on which nothing else is said meanwhile."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._next = _latest(store)
+
+    def wait(self) -> None:
+        """Wait for news, however many came at once; raises ``RuntimeError`` where the store is gone."""
+        # torch warns of a wait that is over without an answer, so there is none in a job's time.
+        self._store.wait([_news_key(self._next)], _FOR_EVER)
+        self._next = max(self._next, _latest(self._store)) + 1
+
+
+def _latest(store: Any) -> int:
+    return int(store.get(_LATEST)) if store.check([_LATEST]) else 0
+
+
+def _news_key(number: int) -> str:
+    return "%s/%d" % (_LATEST, number)
+
+
+GATHER = "gather"
+_MOST_BYTES = 1 << 18  # of one node, compressed
+_TOGETHER = 32  # nodes that are asked after at once, as long as none of them is late
+_LATE_S = 1.0
+_GATHER_LOOK_S = 0.05
+
+
+def give(store: Any, ring: Ring, name: str, record: Dict[str, Any]) -> None:
+    """Tell what this node does to whoever gathers it under this ``name``."""
+    data = zlib.compress(json.dumps(record).encode())
+    if len(data) <= _MOST_BYTES:
+        store.seal(_gathered_key(ring, name, ring.node), data)
+        if store.get(ring.key(GATHER)) != name.encode():  # it comes too late for whoever would delete it
+            store.delete_key(_gathered_key(ring, name, ring.node))
+
+
+def gather(store: Any, ring: Ring, seconds: float) -> Iterator[Tuple[int, bytes]]:
+    """Have all other nodes tell what they do; yield each one's number and what it gave, compressed."""
+    name, began = os.urandom(8).hex(), time.monotonic()
+    ring.gathered = name.encode()  # this node needn't tell itself
+    store.set(ring.key(GATHER), name)
+    announce(store)
+    left = ring.after
+    try:
+        while left and time.monotonic() - began < seconds:
+            together = _TOGETHER if time.monotonic() - began < _LATE_S else 1
+            still: List[int] = []
+            for at in range(0, len(left), together):
+                nodes = left[at : at + together]
+                keys = [_gathered_key(ring, name, node) for node in nodes]
+                if not store.check(keys):
+                    still += nodes
+                    continue
+                for node, key in zip(nodes, keys):
+                    yield node, store.unseal(key)
+                    store.delete_key(key)
+            if len(still) == len(left):
+                time.sleep(_GATHER_LOOK_S)
+            left = still
+    finally:
+        # In this order: who tells something from now on sees that, and deletes it.
+        store.compare_set(ring.key(GATHER), name, "")
+        for node in left:
+            store.delete_key(_gathered_key(ring, name, node))
+
+
+def _gathered_key(ring: Ring, name: str, node: int) -> str:
+    return ring.key("gathered/%s" % name, node)

@@ -24,7 +24,7 @@ class _Modules:
         self._sources = {self._begin + name.decode(): source for name, source in zip(parts[::2], parts[1::2])}
 
     def add_late(self, sources: Mapping[str, str]) -> None:
-        """Find these, too, unless there are such modules (``late.py``)."""
+        """Find these, too, unless there are such modules (``ask/questions.py``)."""
         for name, text in sources.items():
             self._sources.setdefault(self._begin + name, text.encode())
 

@@ -18,7 +18,7 @@ from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.facts.injected import FOLDER, STREAM
 from nbtorchjob.runtime.look import recorder
-from nbtorchjob.runtime.node import shortage, written
+from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.start import compilers
 from nbtorchjob.runtime.store import store
@@ -156,7 +156,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
     from nbtorchjob.runtime.look.lookout import Lookout
-    from nbtorchjob.runtime.node import template
+    from nbtorchjob.runtime.node import processes
     from nbtorchjob.runtime.node.agent import PEER_LOST, NodeAgent
     from nbtorchjob.runtime.rank import fresh, worker
 
@@ -182,7 +182,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     warm = launch["start_method"] == "forkserver" or (
         launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
     )
-    method = "forkserver" if warm and template.start(folder) else launch["start_method"]
+    method = "forkserver" if warm and processes.start_template(folder) else launch["start_method"]
     rendezvous = _rendezvous(launch, node, key, fetching_s)
     lookout = Lookout(folder, node, launch["hang_after"])
     make: Any
@@ -246,7 +246,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with artifacts.sending(key), checkpoints.saving() as agent.saved, written.telling():
+    with artifacts.sending(key), checkpoints.saving() as agent.saved, artifacts.telling_saved():
         try:
             agent.run()  # gives no result for a spare node that was never needed
         except SignalException:
@@ -256,7 +256,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             answering.close(folder)
             lookout.close()
             rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
-            template.end()
+            processes.end_template()
     return int(agent.code)
 
 

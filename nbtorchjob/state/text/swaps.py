@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from nbtorchjob.runtime.api.swapping import SAME
+from nbtorchjob.runtime.api.points import SAME
 from nbtorchjob.state import JobState
 from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.info import API_BYTES, JobInfo

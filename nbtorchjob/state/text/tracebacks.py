@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from nbtorchjob.runtime.facts.errors import Error, Frame
-from nbtorchjob.text.ansi import to_text
+from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.words import clean
 
 # A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.

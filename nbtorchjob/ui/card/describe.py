@@ -14,12 +14,12 @@ from nbtorchjob.state import US, Attempt, JobState, Phase, turns
 from nbtorchjob.state.text import attempts, facts, labs, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import place
-from nbtorchjob.text.ansi import to_text
+from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
-from nbtorchjob.ui import parts as rendered
+from nbtorchjob.ui import elements
 from nbtorchjob.ui.card import ranks as nodes
-from nbtorchjob.ui.parts import MAX_CELL, Part
+from nbtorchjob.ui.elements import MAX_CELL, Part
 
 _HEAD = ("attempt", "started", "took", "used", "hosts", "why it ended")
 _TURNS = ("sent at", "came to", "ranks", "whose", "what")
@@ -41,14 +41,14 @@ def text(
     ``tended`` is who looks after the job, where somebody should.
     """
     heading = f"torchjob {facts.last_line(state, now)}"
-    return rendered.text(heading, parts(state, now, enforced, folder, tended))
+    return elements.text(heading, parts(state, now, enforced, folder, tended))
 
 
 def html(
     state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
 ) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
-    return rendered.html(facts.last_line(state, now), parts(state, now, enforced, folder, tended))
+    return elements.html(facts.last_line(state, now), parts(state, now, enforced, folder, tended))
 
 
 def parts(

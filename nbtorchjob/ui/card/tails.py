@@ -8,8 +8,7 @@ from html import escape
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.logs import LogTail
-from nbtorchjob.text.ansi import Row, rows
-from nbtorchjob.text.colours import of_rank
+from nbtorchjob.text.colours import Row, of_rank, rows
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, clip, count, size
 from nbtorchjob.ui.elements import DIM, MONO, fold, screen, tag, text_line

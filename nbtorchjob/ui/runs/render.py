@@ -20,7 +20,7 @@ from nbtorchjob.text.words import DOT, count, duration, line, number
 from nbtorchjob.ui.card import chart, head, metrics
 from nbtorchjob.ui.card.chart import DARK, LIGHT
 from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, text_line
-from nbtorchjob.ui.jobs_table import CALLED, counted, phase, word
+from nbtorchjob.ui.record import CALLED, counted, phase, word
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)

@@ -7,7 +7,7 @@ import pytest
 
 from nbtorchjob import Elastic, capture, submission
 from nbtorchjob.backends.kubernetes.pod import template
-from nbtorchjob.spec import data
+from nbtorchjob.spec import config
 from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
@@ -36,7 +36,7 @@ def claim(stage, tmp_path, monkeypatch):
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "corpus"}, "spec": spec}
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/persistentvolumeclaims", body)
-    for module in (data, template):
+    for module in (config, template):
         monkeypatch.setattr(module, "CLAIMS", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
     return tmp_path / "data" / "corpus"

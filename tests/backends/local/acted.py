@@ -7,7 +7,7 @@ import time
 
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime.facts.marks import TIMES
+from nbtorchjob.runtime.store.stream import TIMES
 from nbtorchjob.state import JobInfo
 
 

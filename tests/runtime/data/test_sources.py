@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from nbtorchjob.runtime.api.data import DATA
+from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import provide, sources, web
 from nbtorchjob.runtime.data.sources import DataError, Store
 from nbtorchjob.runtime.data.web import Hub, LibraryHub, Page, Web

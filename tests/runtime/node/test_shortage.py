@@ -16,7 +16,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.node.meter import Roots
-from nbtorchjob.runtime.rendezvous.listening import ITSELF
+from nbtorchjob.runtime.rendezvous.groups import ITSELF
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import Budget, budget

@@ -20,7 +20,7 @@ from nbtorchjob.runtime.ask.answering import Question
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.node.kept import Kept
 from nbtorchjob.runtime.node.swaps import Swaps
-from nbtorchjob.runtime.rank import replay, swapped, swapping
+from nbtorchjob.runtime.rank import swapped, swapping
 from nbtorchjob.runtime.rendezvous.alone import Alone
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.runtime.store.payload import Payload
@@ -151,7 +151,7 @@ def test_a_disk_that_fails_after_that_is_a_notice(job, space, folder):
     assert [fact["number"] for fact in facts(folder, "Swapped")] == [1]
     # The next one has its own number: another node has the first, and gives it to this one later.
     assert job.swap("lr = 3", "s2")["number"] == 2
-    assert [os.path.basename(path) for path in replay.earlier(str(folder / "swaps"))] == ["2.payload"]
+    assert [os.path.basename(path) for path in swapping.earlier(str(folder / "swaps"))] == ["2.payload"]
     assert job.swaps.kept.count() == 0
 
 
@@ -163,7 +163,7 @@ def test_all_is_put_back_where_a_rank_fails_at_the_change(job, space, folder):
     assert (answer["outcome"], answer["errors"][0]["error"]["type"]) == ("back", "ZeroDivisionError")
     assert (space["lr"], space["step"]()) == (1, "old")
     assert "rank 0: ZeroDivisionError" in facts(folder, "Swapped")[0]["back"]
-    assert replay.earlier(str(folder / "swaps")) == []
+    assert swapping.earlier(str(folder / "swaps")) == []
     assert [path.name for path in (folder / "swaps").iterdir()] == []
     assert job.swap("lr = 3", "s2")["outcome"] == "swapped"
 
@@ -252,7 +252,7 @@ def test_nodes_that_share_a_folder_of_checkpoints_dont_meet_there(folder, monkey
     for node in nodes:
         node.join(LIMIT)
 
-    assert len(replay.earlier(checkpoints.beside("swaps"))) == 200
+    assert len(swapping.earlier(checkpoints.beside("swaps"))) == 200
 
 
 def test_a_job_that_resumes_another_leaves_the_swaps_of_that_alone(folder, monkeypatch):
@@ -283,9 +283,11 @@ def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_
             (folder / node / "mounted" / f"{number}.payload").write_bytes(pack(f"lr = {number}"))
     (folder / "1" / "mounted" / "3.payload").write_bytes(b"signed by nobody")
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
-    earlier = replay.earlier
+    earlier = swapping.earlier
     # Nodes are processes, each with a folder of its own.
-    monkeypatch.setattr(replay, "earlier", lambda path: earlier(path.format(threading.current_thread().name)))
+    monkeypatch.setattr(
+        swapping, "earlier", lambda path: earlier(path.format(threading.current_thread().name))
+    )
     monkeypatch.setenv(injected.SWAPS, str(folder / "{}" / "mounted"))
 
     def begin(node):
@@ -302,7 +304,7 @@ def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_
         thread.join(LIMIT)
     for node in ("0", "1"):
         payloads = [
-            Payload(path).header["swap"]["text"] for path in replay.earlier(str(folder / node / "swaps"))
+            Payload(path).header["swap"]["text"] for path in swapping.earlier(str(folder / node / "swaps"))
         ]
         assert payloads == ["lr = 1", "lr = 2"]
 

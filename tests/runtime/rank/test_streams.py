@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from nbtorchjob.runtime.facts import marks
+from nbtorchjob.runtime.store import stream
 
 _PROGRAM = """
 import os, sys, threading
-from nbtorchjob.runtime.facts import marks
+from nbtorchjob.runtime.store import stream
 from nbtorchjob.runtime.rank import streams
 threading.Thread.start = lambda self: None  # what flushes in the background
 streams.redirect(sys.argv[1], at_once=sys.argv[2] == "1")
@@ -31,11 +31,11 @@ def test_what_is_asked_for_at_once_waits_in_no_buffer(folder, at_once, lines):
 
 _TIMED = """
 import os, sys
-from nbtorchjob.runtime.facts import marks
+from nbtorchjob.runtime.store import stream
 from nbtorchjob.runtime.rank import streams
 streams.redirect(sys.argv[1])
 print("one", flush=True)
-times = sys.argv[1] + marks.TIMES
+times = sys.argv[1] + stream.TIMES
 while not (os.path.exists(times) and os.path.getsize(times)):
     pass
 print("last words")
@@ -47,7 +47,7 @@ def test_what_was_written_by_when_stands_beside_the_log(folder):
     before = time.time()
     subprocess.run([sys.executable, "-c", _TIMED, str(log)], check=True)
 
-    first = marks.read_mark((folder / f"log{marks.TIMES}").read_bytes().splitlines()[0])
+    first = stream.read_mark((folder / f"log{stream.TIMES}").read_bytes().splitlines()[0])
 
     assert log.read_text() == "one\nlast words\n"
     assert first is not None
@@ -57,12 +57,12 @@ def test_what_was_written_by_when_stands_beside_the_log(folder):
 
 _BOTH = """
 import os, subprocess, sys, time
-from nbtorchjob.runtime.facts import marks
+from nbtorchjob.runtime.store import stream
 from nbtorchjob.runtime.rank import streams
 streams.redirect(sys.argv[1])
 
 def pause():  # until the index has all that was written
-    path, end = sys.argv[1] + marks.TIMES, os.path.getsize(sys.argv[1])
+    path, end = sys.argv[1] + stream.TIMES, os.path.getsize(sys.argv[1])
     while not (os.path.exists(path) and ("\\n%d " % end) in "\\n" + open(path).read()):
         time.sleep(0.001)
 
@@ -95,9 +95,9 @@ os.kill(os.getpid(), 9)
 def by_stream(log):
     """Return what a log has of stdout and of stderr, by its index; what has no mark counts as stderr."""
     data, at, parts = log.read_bytes(), 0, {False: b"", True: b""}
-    lines = log.with_name(log.name + marks.TIMES).read_bytes().splitlines()
-    known = [mark for mark in map(marks.read_mark, lines) if mark is not None]
-    for offset, _, stderr in [*known, marks.Mark(len(data), 0.0, True)]:
+    lines = log.with_name(log.name + stream.TIMES).read_bytes().splitlines()
+    known = [mark for mark in map(stream.read_mark, lines) if mark is not None]
+    for offset, _, stderr in [*known, stream.Mark(len(data), 0.0, True)]:
         assert offset >= at
         parts[stderr] += data[at:offset]
         at = offset
@@ -117,4 +117,4 @@ def test_each_byte_belongs_to_the_stream_that_it_was_written_to(folder):
 
 def test_half_a_line_of_a_full_disk_marks_nothing():
     lines = (b"12 1.500", b"12 1.500 2", b"12", b"", b"12 1.5 3")
-    assert [*map(marks.read_mark, lines)] == [(12, 1.5, False), (12, 1.5, True), None, None, None]
+    assert [*map(stream.read_mark, lines)] == [(12, 1.5, False), (12, 1.5, True), None, None, None]

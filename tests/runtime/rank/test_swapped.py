@@ -15,14 +15,14 @@ import pytest
 from nbtorchjob import capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api import report
-from nbtorchjob.runtime.api.swapping import ADDED, LATER, REBOUND, REPLACED, SAME
+from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call, swapped
-from nbtorchjob.runtime.rank.replay import Replay, earlier
 from nbtorchjob.runtime.rank.swapped import (
     CannotSwapError,
     Change,
     LackingNamesError,
 )
+from nbtorchjob.runtime.rank.swapping import Replay, earlier
 
 pytestmark = pytest.mark.torch
 

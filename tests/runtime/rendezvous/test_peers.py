@@ -26,11 +26,10 @@ from torch.distributed import TCPStore
 from nbtorchjob import Elastic, JobSpec, Leaving, RecoverableError, Retry, attempt, capture, leaving
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import emit, exits
-from nbtorchjob.runtime.rendezvous import endpoint
+from nbtorchjob.runtime.rendezvous import rendezvous
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
-from nbtorchjob.runtime.rendezvous.endpoint import Endpoint
 from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers
-from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
+from nbtorchjob.runtime.rendezvous.rendezvous import Endpoint, dynamic
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.runtime.store.frames import LogPiece
 from tests.backends.kubernetes.nodes import KEY, Node, children, kill
@@ -783,8 +782,8 @@ def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, st
     former = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     SignedStore(former, b"o" * 32).below(PREFIX).set(name, "0")
     places = [former.port, former.port, store.port]  # as a name may lead to pods of both
-    monkeypatch.setattr(endpoint, "_await", lambda *_: (("127.0.0.1", places.pop(0)), "127.0.0.1"))
-    monkeypatch.setattr(endpoint, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_await", lambda *_: (("127.0.0.1", places.pop(0)), "127.0.0.1"))
+    monkeypatch.setattr(rendezvous, "_AGAIN_S", 0.0)
 
     met = Endpoint("node-0.same:29400", timedelta(seconds=LIMIT), KEY).join(LIMIT, lambda found: found)
     met.set("word", "1")

@@ -6,8 +6,7 @@ import threading
 import pytest
 from torch.distributed import TCPStore
 
-from nbtorchjob.runtime.rendezvous.news import News, announce
-from nbtorchjob.runtime.rendezvous.ring import LOOK_S, Ring
+from nbtorchjob.runtime.rendezvous.ring import LOOK_S, News, Ring, announce
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from tests.patience import LIMIT
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from nbtorchjob.runtime.facts import exits, injected
-from nbtorchjob.runtime.rendezvous import endpoint, rendezvous
+from nbtorchjob.runtime.rendezvous import rendezvous
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.peers import END, PREFIX
 from nbtorchjob.runtime.rendezvous.rendezvous import dynamic
@@ -147,7 +147,7 @@ def written_by_another_user(name):
 )
 def test_nothing_in_the_store_of_a_rendezvous_is_unpickled(attack, folder, monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
-    monkeypatch.setattr(endpoint, "_FORMER_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_FORMER_S", 0.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     attack(store, str(folder / "code ran"))
 
@@ -181,9 +181,11 @@ def a_state(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_the_state_of_a_rendezvous_comes_back_as_it_was(seed):
     state = a_state(seed)
-    text = endpoint.encode(state)
-    assert vars(endpoint.decode(text)) == vars(state)
-    assert endpoint.encode(endpoint.decode(text)) == text  # torch compares what it wrote with what it reads
+    text = rendezvous.encode(state)
+    assert vars(rendezvous.decode(text)) == vars(state)
+    assert (
+        rendezvous.encode(rendezvous.decode(text)) == text
+    )  # torch compares what it wrote with what it reads
 
 
 @pytest.mark.parametrize(
@@ -191,4 +193,4 @@ def test_the_state_of_a_rendezvous_comes_back_as_it_was(seed):
 )
 def test_what_is_no_state_is_refused(text):
     with pytest.raises(RendezvousStateError, match="is damaged"):
-        endpoint.decode(text)
+        rendezvous.decode(text)

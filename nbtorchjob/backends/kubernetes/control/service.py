@@ -40,7 +40,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import loop
 from nbtorchjob.payload.identity import user
-from nbtorchjob.spec.cluster.names import MANAGED_BY
+from nbtorchjob.spec.cluster.grammars import MANAGED_BY
 from nbtorchjob.spec.jobspec import JobSpec
 
 NAME = "nbtorchjob-tender"

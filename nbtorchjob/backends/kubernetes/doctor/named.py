@@ -37,7 +37,7 @@ from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.data import where
+from nbtorchjob.spec.config import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import DamagedError, SubmitError
-from nbtorchjob.spec.cluster.names import DOMAIN, MANAGED_BY
+from nbtorchjob.spec.cluster.grammars import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo, events
 from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict, sane

@@ -11,7 +11,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.paths import POLICIES
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec.cluster.names import MANAGED_BY
+from nbtorchjob.spec.cluster.grammars import MANAGED_BY
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import US, JobInfo

@@ -22,7 +22,7 @@ from nbtorchjob.environment.images import Asked
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.rank.given import GIVEN
 from nbtorchjob.spec.cluster.grammars import Mount, User, toleration
-from nbtorchjob.spec.data import CLAIMS, where
+from nbtorchjob.spec.config import CLAIMS, where
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PAYLOAD = "/etc/nbtorchjob"

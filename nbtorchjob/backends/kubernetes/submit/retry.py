@@ -19,7 +19,7 @@ from nbtorchjob.errors import NotFoundError, SubmitError
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.objects.wire import derived, unsealed
 from nbtorchjob.runtime.store.payload import PayloadError
-from nbtorchjob.spec import site
+from nbtorchjob.spec import profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.text import swaps
@@ -42,7 +42,7 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
         )
     if not info.spec:  # somebody took the annotation away
         raise package.gone(info.name)
-    site.admitted(info.asked)
+    profiles.admitted(info.asked)
     packed, made = await as_swapped(job, info, await packed_again(job, info))
     there = replace(where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again().swapped(made)

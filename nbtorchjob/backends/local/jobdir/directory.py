@@ -19,7 +19,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain, record
 from nbtorchjob.machine.processes import NOBODY, Process
-from nbtorchjob.runtime.api.swapping import KEPT
+from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.spec.validation import checked
 from nbtorchjob.state import JobInfo

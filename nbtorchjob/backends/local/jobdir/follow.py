@@ -21,7 +21,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
-from nbtorchjob.runtime.facts.marks import TIMES, UNMARKED_S, Mark, read_mark
+from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
 from nbtorchjob.state import events
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import Event

@@ -27,7 +27,7 @@ from nbtorchjob.runtime.facts import death, exits, injected
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank.given import GIVEN
-from nbtorchjob.runtime.rendezvous import listening
+from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.state import US, JobInfo, JobState, Next, Phase, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import AGENT_KILLED
@@ -111,7 +111,7 @@ class Attempt:
         if self._listener is not None:
             # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
             # threads, so it is opened when there is nothing left to fork.
-            self._store = listening.store(self._listener, "127.0.0.1")
+            self._store = groups.store_on(self._listener, "127.0.0.1")
 
     def _environment(self, index: int) -> dict[str, str]:
         own = {

@@ -1,14 +1,18 @@
-"""Jobs: all of them, one, and what can be done to one."""
+"""Jobs: all of them, one, and what can be done to one.
+
+A job's texts and pages take functions that block, so they run in a lane.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -17,15 +21,51 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtorchjob.backends import naming
-from nbtorchjob.backends.base import Backend, Exports, Retries, able
+from nbtorchjob.backends.base import Backend, Exports, Retries, Tended, able, who_tends
 from nbtorchjob.commands import swapping
-from nbtorchjob.commands.table import CHANGES
+from nbtorchjob.commands.table import CHANGES, OFFERS
 from nbtorchjob.errors import DamagedError, MalformedError
 from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
-from nbtorchjob.frontends.server.routes import texts
 from nbtorchjob.frontends.server.watch import News, Watch
+from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.state import JobState
 from nbtorchjob.ui import page
+from nbtorchjob.ui.card import describe, render
+
+
+def description(backend: Backend, name: str) -> str:
+    """Return all that is known of a job, as ``%torchjob describe`` does."""
+    return describe.text(*_known(backend, name)) + "\n"
+
+
+def described(backend: Backend, name: str) -> page.Page:
+    """Return the same, and the job's options and code, for a page to lay out."""
+    return page.description(*_known(backend, name))
+
+
+def _known(backend: Backend, name: str) -> tuple[JobState, float, Mapping[str, str], Path, Tended | None]:
+    state = backend.snapshot(name)
+    enforced = {} if state.info.unreadable else backend.enforcement(state.info)
+    tended = None if state.phase.terminal else who_tends(backend, state.info)
+    return state, time.time(), enforced, state_dir(), tended
+
+
+def card(backend: Backend, name: str) -> str:
+    """Return a job's card as HTML, for a page whose kernel doesn't draw it."""
+    return render.html(backend.snapshot(name), time.time(), offers=OFFERS)
+
+
+def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:
+    """Yield the first ``limit`` bytes of a log, holding one piece at a time; all with None."""
+    for piece in pieces:
+        part = piece[:limit]
+        if limit is not None:
+            limit -= len(part)
+        if part:
+            yield part
+        if limit == 0:
+            return
+
 
 T = TypeVar("T")
 
@@ -204,7 +244,7 @@ class DescriptionHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return what ``%torchjob describe`` shows, as plain text."""
-        self.finish(await self.of(JobId.parse(id), texts.description), set_content_type=TEXT)
+        self.finish(await self.of(JobId.parse(id), description), set_content_type=TEXT)
 
 
 class PageHandler(Api):
@@ -214,7 +254,7 @@ class PageHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return what ``%torchjob describe`` shows, its options and its code: titled parts, as data."""
-        self.finish(await self.of(JobId.parse(id), texts.described))
+        self.finish(await self.of(JobId.parse(id), described))
 
 
 class CompareHandler(Api):
@@ -240,7 +280,7 @@ class CardHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return the card as it is drawn now: HTML without scripts, as text, so that no browser opens it."""
-        self.finish(await self.of(JobId.parse(id), texts.card), set_content_type=TEXT)
+        self.finish(await self.of(JobId.parse(id), card), set_content_type=TEXT)
 
 
 class ManifestsHandler(Api):

@@ -21,7 +21,7 @@ from nbtorchjob.backends import backend_of, downloads, files
 from nbtorchjob.backends.base import Backend, Stores, able
 from nbtorchjob.errors import MalformedError, NBTorchJobError
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api, JobId, number
-from nbtorchjob.frontends.server.routes import texts
+from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.routes.streams import Message, messages
 from nbtorchjob.state import JobState
 
@@ -69,7 +69,7 @@ class LogHandler(Streamed):
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
         pieces = await self.of(
-            job, lambda at, name: texts.window(able(at, Stores, "logs", name).log(name, rank_, offset), limit)
+            job, lambda at, name: jobs.window(able(at, Stores, "logs", name).log(name, rank_, offset), limit)
         )
         if limit is None:
             await self.stream(job, pieces, TEXT)
@@ -289,7 +289,7 @@ class FileHandler(Streamed):
             if limit is None:
                 return content, next(content.pieces, b"")
             try:
-                return content, b"".join(texts.window(content.pieces, limit))
+                return content, b"".join(jobs.window(content.pieces, limit))
             finally:
                 close(content.pieces)
 

@@ -16,7 +16,7 @@ from tornado import web
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError, SpecError
 from nbtorchjob.frontends.server.handlers import Api, lane
-from nbtorchjob.spec import options, profiles, site
+from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import GROUPS, KEYS, CellOptions
 from nbtorchjob.spec.overlay import overlay, read, value_at
@@ -176,7 +176,7 @@ class DoctorHandler(_AtNotebook):
 
 def _spec(name: str, cwd: Path) -> JobSpec:
     try:
-        return site.admitted(profiles.load(name, cwd=cwd) if name else profiles.default(cwd=cwd))
+        return profiles.admitted(profiles.load(name, cwd=cwd) if name else profiles.default(cwd=cwd))
     except SpecError as exc:
         if exc.field == "profile":  # the request's mistake; any other is in a file
             raise MalformedError(str(exc)) from None

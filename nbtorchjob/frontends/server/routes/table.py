@@ -109,7 +109,11 @@ class Route(FrozenDataclass):
         words = _words(getattr(self.handler, method.lower()))
         answer = self.answers[method]
         faults = [str(status.value) for status in sorted((*_FAULTS, *self.faults))]
-        body = {"requestBody": _body(self.takes)} if self.takes else {}
+        body = (
+            {"requestBody": {"required": True, "content": {"application/json": {"schema": ref(self.takes)}}}}
+            if self.takes
+            else {}
+        )
         return {
             **body,
             "operationId": method.lower() + self.handler.__name__.removesuffix("Handler"),
@@ -120,10 +124,6 @@ class Route(FrozenDataclass):
                 **{status: {"$ref": f"#/components/responses/{status}"} for status in faults},
             },
         }
-
-
-def _body(shape: str) -> Document:
-    return {"required": True, "content": {"application/json": {"schema": ref(shape)}}}
 
 
 def _words(subject: object) -> str:

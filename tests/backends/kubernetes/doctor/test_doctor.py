@@ -26,7 +26,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.ui import parts
+from nbtorchjob.ui import elements
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.scripted import Reply, kubeconfig, scripted, status
 
@@ -149,7 +149,7 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
     config = emulator.user("ada")
 
     refused = one(examine(config), "not permitted: ")
-    assert f"\n{refused.remedy}\n" in parts.finding_lines([refused])  # to be pasted
+    assert f"\n{refused.remedy}\n" in elements.finding_lines([refused])  # to be pasted
     role, binding = rules(refused.remedy)
     emulator.allow("ada", role["metadata"]["namespace"], role["rules"])
     found = examine(config)

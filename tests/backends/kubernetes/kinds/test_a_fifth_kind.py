@@ -12,14 +12,13 @@ import pytest
 import nbtorchjob
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.machine import folders
-from nbtorchjob.spec.cluster import settings
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.resources import Resource
 from tests.programs import program
 
 PACKAGE = Path(nbtorchjob.__file__).parent
 HERE = Path(__file__).parent
-LIST = Path(settings.__file__).relative_to(PACKAGE)
+LIST = Path("spec/cluster/__init__.py")
 FOLDERS = Path("backends/kubernetes/kinds")
 NAME = "crew"
 CREWS = Resource("crews.example.org", "v1", "crews", "Crew", subresources=("status",))

@@ -10,9 +10,12 @@ from urllib.parse import quote
 
 import cloudpickle
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api, capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.frontends.server.routes.jobs import window
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.frontends.server.conftest import error, jobs
@@ -328,3 +331,26 @@ async def test_all_ranks_have_a_log(server):
     logs = [(await server.get(jobs(local(job), "logs", str(rank)))).body for rank in range(2)]
     assert [log.decode().count("line") for log in logs] == [LINES, LINES]
     job.delete()
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=5), max_size=6),
+    limit=st.none() | st.integers(0, 40),
+)
+def test_a_window_is_a_slice_however_the_log_comes(pieces, limit):
+    found = list(window(iter(pieces), limit))
+
+    assert b"".join(found) == b"".join(pieces)[:limit]
+    assert all(found)
+
+
+def test_no_more_is_read_than_is_wanted():
+    read = []
+
+    def log():
+        for piece in (b"abc", b"def", b"ghi"):
+            read.append(piece)
+            yield piece
+
+    assert b"".join(window(log(), 4)) == b"abcd"
+    assert read == [b"abc", b"def"]

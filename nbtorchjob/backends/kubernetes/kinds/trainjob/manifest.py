@@ -17,7 +17,7 @@ from nbtorchjob.backends.kubernetes.pod.resources import replicas
 from nbtorchjob.backends.kubernetes.pod.template import template
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.injected import RESTARTS
-from nbtorchjob.spec.cluster.names import DOMAIN
+from nbtorchjob.spec.cluster.grammars import DOMAIN
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 

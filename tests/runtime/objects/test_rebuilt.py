@@ -1,7 +1,7 @@
 import pytest
 
 from nbtorchjob.capture import from_cell, from_function
-from nbtorchjob.runtime.objects import loading
+from nbtorchjob.runtime.objects import rebuilt
 
 BROKEN = """
 class A:
@@ -20,8 +20,8 @@ def test_what_cannot_be_made_again_is_called_by_its_variable(text, name):
     exec(BROKEN, namespace)
     call = from_cell(text, namespace)
 
-    with pytest.raises(loading.RebuildError) as caught:
-        loading.loads(call.pickle, call.buffers)
+    with pytest.raises(rebuilt.RebuildError) as caught:
+        rebuilt.loads(call.pickle, call.buffers)
     assert str(caught.value) == (
         f"the notebook's {name!r} was pickled there, but can't be made again here (ValueError: no); "
         "make it in the cell"
@@ -34,4 +34,4 @@ def test_without_a_variable_it_is_the_objects_own_error():
     call = from_function(print, (namespace["a"],))
 
     with pytest.raises(ValueError, match="no"):
-        loading.loads(call.pickle, call.buffers)
+        rebuilt.loads(call.pickle, call.buffers)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.text import ansi
-from nbtorchjob.text.ansi import to_html, to_text
-from nbtorchjob.text.colours import GROUND, Style, css, readable
+from nbtorchjob.text import colours
+from nbtorchjob.text.colours import GROUND, Style, css, readable, to_html, to_text
 
 _SPAN = re.compile(r'<span style="[a-z0-9#:;.-]+">|</span>')
 
@@ -131,11 +130,11 @@ def test_long_runs_of_one_sequence_are_read(unit):
     ],
 )
 def test_only_addresses_of_pages_are_found(text, found):
-    assert [text[start:end] for start, end in ansi.spans(text)] == found
+    assert [text[start:end] for start, end in colours.spans(text)] == found
 
 
 def test_a_line_has_links_and_everything_else_escaped():
-    (row,) = ansi.rows('<b> \x1b[33mhttp://a.example/\x1b[0m?q="1"&x')
+    (row,) = colours.rows('<b> \x1b[33mhttp://a.example/\x1b[0m?q="1"&x')
     html = row.html()
 
     assert html.startswith(
@@ -145,7 +144,7 @@ def test_a_line_has_links_and_everything_else_escaped():
 
 
 def test_half_an_address_is_no_link():
-    (row,) = ansi.rows("at http://a.example/long")
+    (row,) = colours.rows("at http://a.example/long")
 
     assert "<a" not in row.html(15)
     assert row.html(40) == row.html()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nbtorchjob import JobSpec, capture, submission
-from nbtorchjob.capture import opened
+from nbtorchjob.capture import imported
 from nbtorchjob.spec.cluster import Cluster
 
 
@@ -20,7 +20,7 @@ def tree(tmp_path):
 
 
 def found(tree, text, **names):
-    return opened.by_call(capture.from_cell(text, names, root=tree), tree)
+    return imported.by_call(capture.from_cell(text, names, root=tree), tree)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_a_captured_path_counts_and_a_captured_function(tree):
 
 def test_the_note_says_how_it_goes_along(tree):
     call = capture.from_cell("open('config.yaml'), open('data/train.csv'), open('model.pt')", {}, root=tree)
-    (note,) = opened.not_shipped(call, tree, [])
+    (note,) = imported.not_shipped(call, tree, [])
     assert note == (
         "config.yaml, data/train.csv, model.pt lie beside the notebook, and not on ranks: "
         "--ship config.yaml --ship data/train.csv --ship model.pt"
     )
-    (note,) = opened.not_shipped(call, tree, ["data", "model.pt"])
+    (note,) = imported.not_shipped(call, tree, ["data", "model.pt"])
     assert note == "config.yaml lies beside the notebook, and not on ranks: --ship config.yaml"
-    assert opened.not_shipped(call, tree, ["."]) == ()
+    assert imported.not_shipped(call, tree, ["."]) == ()
     folder = capture.from_cell("import os\nos.listdir('data')", {}, root=tree)
-    assert opened.not_shipped(folder, tree, ["data/train.csv"]) == ()
+    assert imported.not_shipped(folder, tree, ["data/train.csv"]) == ()
 
 
 def test_a_note_is_for_a_cluster_alone(tree, monkeypatch):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nbtorchjob.runtime.api import leaving, points
+from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.api.points import LEAVE, LEAVING, Page
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.rendezvous.alone import Alone
@@ -19,10 +19,10 @@ def call_until_told(folder, rank, pauses, answers):
     """Be a rank that steps until it is told, and tell at which call it was."""
     points.begin(folder, rank)
     calls = 1
-    while not leaving.leaving():
+    while not points.leaving():
         calls += 1
         time.sleep(pauses[calls % len(pauses)])
-    answers.put((rank, calls, leaving.first_call(), leaving.left()))
+    answers.put((rank, calls, points.first_call(), points.left()))
 
 
 class Ring(Alone):
@@ -93,8 +93,8 @@ def test_a_process_that_a_rank_starts_is_none(folder):
 
     def rank():
         points.begin(str(folder), 0)
-        leaving.leaving()
-        child = fork.Process(target=lambda: answers.put(leaving.leaving()))
+        points.leaving()
+        child = fork.Process(target=lambda: answers.put(points.leaving()))
         child.start()
         child.join()
         answers.put(Page(str(folder)).most(LEAVING))
@@ -108,8 +108,8 @@ def test_a_process_that_a_rank_starts_is_none(folder):
 
 def test_in_a_notebook_nobody_leaves():
     assert os.environ.get("RANK") is None
-    assert leaving.leaving() is False
-    assert leaving.first_call() == 0
+    assert points.leaving() is False
+    assert points.first_call() == 0
 
 
 def test_what_is_left_is_true_to_the_end(folder):

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from nbtorchjob.runtime.api import checkpoints
+from nbtorchjob.runtime.api import artifacts, checkpoints
 from nbtorchjob.runtime.facts import emit, injected
-from nbtorchjob.runtime.node import written
 from nbtorchjob.state import events as ev
 from tests.backends.kubernetes.stage import until
 
@@ -35,7 +34,7 @@ def write(path, *, old=True):
 
 
 def test_each_is_told_once_while_ranks_run(node):
-    with written.telling(0.01):
+    with artifacts.telling_saved(0.01):
         write(node / "artifacts-1/runs/events.out.tfevents.1.host")
         until(lambda: told(node) == [ev.CURVES])
         write(node / "saved/step-1.pt")
@@ -58,7 +57,7 @@ def test_each_is_told_once_while_ranks_run(node):
     ],
 )
 def test_a_checkpoint_counts_once_it_is_whole(node, files, whole):
-    with written.telling():
+    with artifacts.telling_saved():
         for file in files:
             write(node / "saved" / file, old=False)
 
@@ -66,7 +65,7 @@ def test_a_checkpoint_counts_once_it_is_whole(node, files, whole):
 
 
 def test_a_file_that_may_still_be_written_counts_only_when_ranks_have_ended(node):
-    with written.telling(0.01):
+    with artifacts.telling_saved(0.01):
         write(node / "saved/step-1.pt", old=False)
         time.sleep(0.1)
         assert told(node) == []
@@ -75,8 +74,8 @@ def test_a_file_that_may_still_be_written_counts_only_when_ranks_have_ended(node
 
 def test_of_a_folder_that_nodes_share_the_first_one_tells(node, monkeypatch):
     monkeypatch.setenv("GROUP_RANK", "1")
-    monkeypatch.setattr(written, "node_index", lambda: 1)
+    monkeypatch.setattr(artifacts, "node_index", lambda: 1)
     write(node / "saved/step-1.pt")
-    with written.telling():
+    with artifacts.telling_saved():
         pass
     assert told(node) == []

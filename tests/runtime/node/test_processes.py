@@ -13,7 +13,7 @@ import pytest
 from nbtorchjob import Elastic, JobSpec, Retry, RunPolicy, capture
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.node.watchdog import Watchdog, alive
+from nbtorchjob.runtime.node.processes import Watchdog, alive
 from tests.backends.kubernetes.nodes import KEY, Node
 from tests.patience import LIMIT
 from tests.programs import program
@@ -50,7 +50,7 @@ def test_a_node_ends_though_torch_never_notices_that_its_ranks_are_dead(retry, p
 
 def test_a_call_that_comes_back_in_time_is_left_alone(monkeypatch):
     monkeypatch.setattr(
-        "nbtorchjob.runtime.node.watchdog.LIMIT_S", 1.0
+        "nbtorchjob.runtime.node.processes.LIMIT_S", 1.0
     )  # no torch need be given ten seconds here
     stuck, seconds = threading.Event(), threading.Semaphore(0)
     watchdog = Watchdog(stuck.set, seconds.release)
