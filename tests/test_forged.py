@@ -18,7 +18,7 @@ from nbtorchjob.state.info import read
 from nbtorchjob.state.text import labs
 from nbtorchjob.ui import page
 from nbtorchjob.ui.card import describe, render
-from nbtorchjob.ui.record import detail, jobs_html, jobs_text, record
+from nbtorchjob.ui.record import below, detail, jobs_html, jobs_text, record
 from tests.forging import NOW, budgets, chunks, corpus, facts, infos, lines, numbers, of_labs, texts, times
 
 
@@ -31,7 +31,7 @@ def draw(state):
     jobs_text([record(state, NOW)]).encode()
     describe.html(state, NOW, {}, Path("/state")).encode()
     describe.text(state, NOW, {}, Path("/state")).encode()
-    json.dumps(record(state, NOW, ["/"]), allow_nan=False)  # for a page
+    json.dumps(below(record(state, NOW), ["/"]), allow_nan=False)  # for a page
     json.dumps(output.plain(detail(state, NOW, {})), allow_nan=False)  # for a program
     conclusive(state)
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 
 Summary = TypeVar("Summary", bound=Mapping[str, Any])
+Make = Callable[[JobState, float], Summary]  # of a job's state, and of the time
+
+_not_listed: set[str] = set()  # ids of jobs
 
 
 class Finding(FrozenDataclass):
@@ -192,14 +195,16 @@ class Backend(ABC):
         return [""]
 
     def summaries(
-        self, make: Callable[[JobState, float], Summary], *, everyone: bool = False
+        self, make: Make[Summary], *, everyone: bool = False, scope: str | None = None
     ) -> list[Summary]:
         """Return ``make(state, now)`` of each job; for an ended job that may be an earlier result.
 
         ``make`` is a module's function, returns JSON, and depends only on the state once a job has ended.
+        The jobs are those of :meth:`jobs`, without those that it raises an exception for, which is logged.
         """
         now = time.time()
-        return [make(state, now) for state in self.jobs(everyone=everyone)]
+        made = (made_of(state, make, now) for state in self.jobs(everyone=everyone, scope=scope))
+        return [summary for summary in made if summary is not None]
 
     def names(self) -> list[str]:
         """Return the names of all jobs, oldest first, as cheaply as possible: one may be deleted already."""
@@ -277,6 +282,19 @@ class Backend(ABC):
         """Raise ``SpecError`` for what this backend can't do with a job, or why there is no such job."""
         self.info(name)
         raise SpecError(verb, name, f"a job on another backend: this one runs on {self.where}")
+
+
+def made_of(state: JobState, make: Make[Summary], now: float) -> Summary | None:
+    """Return ``make(state, now)``; None where that raises an exception, which is logged once of each job."""
+    try:
+        return make(state, now)
+    except Exception:  # what a job tells may be anything: one mustn't hide the others
+        if state.info.id not in _not_listed:
+            _not_listed.add(state.info.id)
+            import logging  # late: it is seldom needed
+
+            logging.getLogger(__name__).exception("%s isn't listed", state.info.id)
+        return None
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ _MOST_METRICS = 3
 _MOST_NODES = 4  # whose use is told: a page has little room for a job
 
 
-def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> Record:
+def record(state: JobState, now: float) -> Record:
     """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
 
     ``status`` is the phase as a card shows it ("QUEUED", "CANCELLING", "SUSPENDED", …), a budget's ``limit``
@@ -39,8 +39,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
     TensorBoard, null where that isn't known. ``note`` and ``tags`` are a person's. ``lab`` is null of a job
     that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it runs once more, else empty, and
     ``run`` its place in its ``group``, 0 and empty where it is in none.
-    ``notebook`` is relative to the one of the ``roots`` that contains it, empty where none does; without
-    roots it is the whole path.
+    ``notebook`` is a path: a server's pages have one :func:`below` its roots.
     """
     info = state.info
     newest = metrics.newest(state.spoken, counting=False)
@@ -53,7 +52,7 @@ def record(state: JobState, now: float, roots: Sequence[str] | None = None) -> R
         "phase": state.phase.value,
         "status": facts.status(state, now),
         "terminal": state.phase.terminal,
-        "notebook": info.notebook if roots is None else _below(roots, info.notebook),
+        "notebook": info.notebook,
         "cell": info.cell,
         "created": info.created,
         "started": state.first_start,
@@ -152,6 +151,11 @@ def _checkout(state: JobState) -> Record | None:
         "changed": [*fact.changed],
         "more": fact.more,
     }
+
+
+def below(record: Record, roots: Sequence[str]) -> Record:
+    """Return a record whose notebook is a path below one of the roots; empty where none contains it."""
+    return {**record, "notebook": _below(roots, record["notebook"])}
 
 
 def as_of(record: Record, now: float) -> Record:

@@ -10,7 +10,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
-from nbtorchjob.ui.record import detail, jobs_html, jobs_text, record
+from nbtorchjob.ui.record import below, detail, jobs_html, jobs_text, record
 from tests.ui.card.retried import begun, evicted, job
 
 SPEC = {"retry": {"retries": 3}}
@@ -73,12 +73,13 @@ def test_a_new_job_has_all_fields():
 
 @pytest.mark.parametrize(
     ("roots", "told"),
-    [(None, "/home/ann/ml/a.ipynb"), (["/srv", "/home/ann"], "ml/a.ipynb"), (["/home/an"], ""), ([], "")],
+    [(["/srv", "/home/ann"], "ml/a.ipynb"), (["/home/an"], ""), ([], "")],
 )
 def test_a_notebook_is_where_a_server_has_it(roots, told):
-    found = record(state(notebook="/home/ann/ml/a.ipynb"), 160.0, roots)
+    found = record(state(notebook="/home/ann/ml/a.ipynb"), 160.0)
 
-    assert found["notebook"] == told
+    assert found["notebook"] == "/home/ann/ml/a.ipynb"
+    assert below(found, roots) == {**found, "notebook": told}
 
 
 def test_a_running_job_says_how_far_it_is():

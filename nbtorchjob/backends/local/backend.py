@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends import naming
-from nbtorchjob.backends.base import Backend, Finding, Leftover, NodeAnswer, Summary, no_cluster
+from nbtorchjob.backends.base import (
+    Backend,
+    Finding,
+    Leftover,
+    Make,
+    NodeAnswer,
+    Summary,
+    made_of,
+    no_cluster,
+)
 from nbtorchjob.backends.local import listing, liveness, policies
 from nbtorchjob.backends.local.jobdir import directory, paths
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
@@ -88,6 +97,7 @@ class LocalBackend(Backend):
 
     def __init__(self) -> None:
         self._listing = Listing()
+        self._summaries: dict[Path, listing.Summaries] = {}  # by their file
         self._asked: dict[str, Listed] = {}  # what was read of labs, which are asked again and again
 
     def check(self, spec: JobSpec) -> list[str]:
@@ -226,25 +236,37 @@ class LocalBackend(Backend):
         return sorted(states, key=lambda s: s.info.created)
 
     def summaries(
-        self, make: Callable[[JobState, float], Summary], *, everyone: bool = False
+        self, make: Make[Summary], *, everyone: bool = False, scope: str | None = None
     ) -> list[Summary]:
-        """Make them of jobs that weren't listed since they ended; those of the others lie in a file."""
-        now, by = time.time(), f"{make.__module__}.{make.__qualname__}"
-        made, going = listing.Summaries(paths.ended_file(), f"{by} of {paths.code()}", now), []
-        over: list[str] = []
-        for job in self._unexpired(without=made.has):
-            with self._listing.leaving_out(job.folder.path.name):
+        """Make them of jobs that weren't listed since they ended; those of the others are kept."""
+        now, path = time.time(), paths.ended_file(f"{make.__module__}.{make.__qualname__}")
+        kept = self._summaries.get(path) or self._summaries.setdefault(path, listing.Summaries(path))
+        ended: dict[str, listing.Line] = {}
+        going, over = [], []
+
+        def known(name: str, mark: listing.Mark) -> bool:
+            line = kept.get(name, mark, now)
+            if line is not None:
+                ended[name] = line
+            return line is not None
+
+        for job in self._unexpired(without=known):
+            name = job.folder.path.name
+            with self._listing.leaving_out(name):
                 state = job.state()
-                summary = make(state, now)
+                summary = made_of(state, make, now)
+                if summary is None:
+                    continue
                 # One whose supervisor isn't seen from here may be alive on another machine with this folder.
                 if not job.closed or job.mark is None:
                     going.append(summary)
                 else:
-                    made.add(job.folder.path.name, job.mark, job.changed + job.ttl, summary)
-                    over.append(job.folder.path.name)
-        made.save()
+                    ended[name] = listing.Line(job.mark, job.changed + job.ttl, summary)
+                    over.append(name)
+                    job.forget()
+        kept.keep(ended)
         listing.tidy(over)
-        return [*made, *going]
+        return [*(line.summary for line in ended.values()), *going]
 
     def names(self) -> list[str]:
         """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""

@@ -2,11 +2,11 @@
 
 A list costs a ``stat`` for a job that has ended: its events never change, and are read once.
 
-What was made of jobs that have ended, in one file, for the next process that lists them.
+What was made of jobs that have ended is kept in a file, for the next process that lists them.
 
-An ended job never changes, so who lists hundreds of them needn't read their folders: a ``stat`` of each
-tells whether what was made of it still holds. The file is only a shortcut: one that is damaged, or that other
-code wrote, holds nothing. Of processes that write it at once one wins, and the next list adds the rest.
+An ended job never changes, so who lists thousands of them needn't read their folders: a ``stat`` of each
+tells whether what was made of it still holds. The file is only a shortcut: one that is damaged holds nothing,
+and other code has another one. Of processes that write it at once one wins, and the next list adds the rest.
 
 What is told of a job that waits for its turn on this machine, and the step that is taken meanwhile.
 """
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.local import liveness
@@ -34,7 +35,7 @@ from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping
-from nbtorchjob.machine.folders import record
+from nbtorchjob.machine.folders import own, record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
@@ -49,61 +50,65 @@ Mark: TypeAlias = (
     "tuple[int, int, int]"  # of the file of a job's events; another one once there is more to read
 )
 
-_MOST = 10_000  # jobs: the folders of more than that are read each time
+_MOST = 10_000  # jobs: another process reads the folders of more than that itself
+_MOST_FILES = 4  # of other code, as of another environment's version, and of other functions
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
+    """What was made of a job, which holds while its events have a mark, and until a time."""
+
     mark: Mark
     until: float  # when the job isn't kept any longer
     summary: Any
 
 
 class Summaries:
-    """What ``code`` made of ended jobs: of those that are looked for, or added, once they have been."""
+    """What one function made of jobs that have ended, remembered here and in a file.
 
-    def __init__(self, path: Path, code: str, now: float) -> None:
+    The file is written once a hundredth of it would be new: to write it for each job that ends would take as
+    long as all jobs before it have taken.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._code = code
-        self._now = now
-        self._before = self._read()
-        self._lines: dict[str, _Line] = {}
+        self._lines = self._written = self._read()
 
-    def __iter__(self) -> Iterator[Any]:
-        return (line.summary for line in self._lines.values())
+    def get(self, name: str, mark: Mark, now: float) -> Line | None:
+        """Return what was made of a job, if it holds now that the job's events have this mark."""
+        line = self._lines.get(name)
+        return line if line is not None and line.mark == mark and now < line.until else None
 
-    def has(self, name: str, mark: Mark) -> bool:
-        """Whether what was made of a job holds, now that its events have this mark."""
-        line = self._before.get(name)
-        if line is None or line.mark != mark or self._now >= line.until:
-            return False
-        self._lines[name] = line
-        return True
+    def keep(self, lines: dict[str, Line]) -> None:
+        """Remember these, which are all that there are."""
+        self._lines = lines
+        first = dict(islice(lines.items(), _MOST))
+        alike = sum(self._written.get(name) is line for name, line in first.items())
+        if len(first) + len(self._written) - 2 * alike > len(first) // 100:
+            self._write(first)
 
-    def add(self, name: str, mark: Mark, until: float, summary: Any) -> None:
-        """Take what was made of a job, to hold while its events have this mark, and until it is to go."""
-        self._lines[name] = _Line(mark, until, summary)
+    def _write(self, lines: dict[str, Line]) -> None:
+        text = json.dumps(lines, separators=(",", ":")).encode()
+        partial = self._path.with_name(f".{os.getpid()}.{token_hex(4)}")
+        with suppress(OSError, NotOwnError):  # a full disk, maybe: then the next process makes them again
+            own(self._path.parent)
+            try:
+                with open(partial, "wb", opener=plain) as file:
+                    file.write(b"%d\n%b" % (zlib.crc32(text), text))
+                os.replace(partial, self._path)
+            finally:
+                partial.unlink(missing_ok=True)
+            for old in sorted(self._path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)[
+                _MOST_FILES:
+            ]:
+                old.unlink(missing_ok=True)
+        self._written = lines
 
-    def save(self) -> None:
-        """Write them for the next one, in one step, if they have changed and there is room."""
-        if self._lines == self._before:
-            return
-        lines = dict(islice(self._lines.items(), _MOST))
-        text = json.dumps({"code": self._code, "jobs": lines}, separators=(",", ":")).encode()
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        with suppress(OSError):  # a full disk; or another process wrote it just now, and moved it away
-            with open(partial, "wb", opener=plain) as file:
-                file.write(b"%d\n%b" % (zlib.crc32(text), text))
-            os.replace(partial, self._path)
-
-    def _read(self) -> dict[str, _Line]:
-        with suppress(OSError, ValueError, LookupError, TypeError):  # the last two: later code's own way
+    def _read(self) -> dict[str, Line]:
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
-                summaries = json.loads(text)
-                if summaries["code"] == self._code:
-                    return {
-                        name: _Line(tuple(mark), *rest) for name, (mark, *rest) in summaries["jobs"].items()
-                    }
+                lines = json.loads(text).items()
+                return {name: Line(tuple(mark), until, summary) for name, (mark, until, summary) in lines}
         return {}
 
 
@@ -254,7 +259,7 @@ class Listing:
                     with self.leaving_out(name):
                         stat = os.stat(f"{folder}/{name}/events.jsonl")
                         if without(name, _mark(stat)):
-                            continue
+                            continue  # nor is it remembered here
                         job = self._known[name] = known.get(name) or Listed(JobDirectory(folder / name))
                         job.seen(stat)
             return [*self._known.values()]
@@ -290,6 +295,11 @@ class Listed:
             if self._state is None or self._state.ended is None or self._read != self.mark:
                 self._read, self._state = self.mark, self._look()
             return self._state
+
+    def forget(self) -> None:
+        """Let go of what was read: that of thousands of jobs has Python's collector look at it again."""
+        with self._lock:
+            self._read = self._state = None
 
     def expired(self, now: float) -> bool:
         """Whether it ended longer ago than it asked to be kept; raises as :meth:`state` does."""

@@ -38,7 +38,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState
-from nbtorchjob.ui.record import Record, record
+from nbtorchjob.ui.record import Record, below, record
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _MOST_SHOWN = 80
@@ -135,7 +135,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
 
     def record(self, state: JobState) -> Record:
         """Return a job as JSON, with its notebook's path as this server serves it."""
-        return record(state, time.time(), cast("Any", self.extensionapp).roots)
+        return below(record(state, time.time()), cast("Any", self.extensionapp).roots)
 
     def finish_empty(self) -> None:
         """Answer that it was done."""

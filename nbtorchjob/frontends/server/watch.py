@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +23,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import JobId, Lanes, installed
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import PLACES
-from nbtorchjob.state import JobState
-from nbtorchjob.ui.record import Record, as_of, record
+from nbtorchjob.ui.record import Record, as_of, below, record
 
 
 class Poller:
@@ -112,31 +111,22 @@ class Changes(FrozenDataclass):
 
 
 class Look(FrozenDataclass):
-    """What was seen: records by id, and ids of jobs without a readable record."""
+    """What was seen: records by id, as their backend made them and as pages have them."""
 
+    made: Mapping[str, Record] = field(default_factory=dict)
     records: Mapping[str, Record] = field(default_factory=dict)
-    ended: Mapping[int, tuple[JobState, Record]] = field(default_factory=dict)
-    left_out: Set[str] = frozenset()
 
     def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
         """Look once more; raises what the backend does."""
-        now, records, ended, left_out = time.time(), {}, {}, set()
-        for state in backend(scope.backend).jobs(scope=scope.name):
-            # This machine returns the same state of an ended job each time, and there may be thousands.
-            known = self.ended.get(id(state))
-            try:
-                job = record(state, now, roots) if known is None else known[1]
-            except Exception:  # a record may hold anything: one job mustn't hide the others
-                left_out.add(state.info.id)
-                if state.info.id not in self.left_out:
-                    _log.exception("%s isn't listed", state.info.id)
-                continue
-            records[job["id"]] = job
-            if job["terminal"]:
-                ended[id(state)] = known or (state, job)
-        changed = [job for job in records.values() if not _same(self.records.get(job["id"]), job)]
-        gone = [job for job in self.records if job not in records]
-        return Look(records, ended, left_out), Changes(changed, gone)
+        made = {job["id"]: job for job in backend(scope.backend).summaries(record, scope=scope.name)}
+        # This machine returns the same record of an ended job each time, and there may be thousands.
+        records = {
+            id_: self.records[id_] if self.made.get(id_) is job else below(job, roots)
+            for id_, job in made.items()
+        }
+        changed = [job for id_, job in records.items() if not _same(self.records.get(id_), job)]
+        gone = [id_ for id_ in self.records if id_ not in records]
+        return Look(made, records), Changes(changed, gone)
 
 
 def _same(known: Record | None, seen: Record) -> bool:

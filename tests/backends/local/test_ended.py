@@ -1,6 +1,9 @@
 """What was made of jobs that have ended lies in a file, for the next process that lists them."""
 
+import json
 import os
+import random
+import shutil
 import time
 import zlib
 
@@ -11,9 +14,13 @@ from nbtorchjob.backends.local.jobdir import paths
 from nbtorchjob.ui.record import record
 
 
-def listed():
-    """Return what a process that has seen nothing yet makes of each job: its status, by name."""
-    return {each["name"]: each["status"] for each in LocalBackend().summaries(record)}
+def listed(here=None):
+    """Return what a process makes of each job, one that has seen nothing yet by default: status by name."""
+    return {each["name"]: each["status"] for each in (here or LocalBackend()).summaries(record)}
+
+
+def kept_file():
+    return paths.ended_file("nbtorchjob.ui.record.record")
 
 
 def ended(act, name=None):
@@ -93,7 +100,7 @@ def test_a_job_is_deleted_once_its_time_is_over(act, monkeypatch):
 )
 def test_a_damaged_file_is_ignored_and_written_anew(act, spoil):
     job = ended(act)
-    before, file = listed(), paths.ended_file()
+    before, file = listed(), kept_file()
     written = file.read_bytes()
     file.write_bytes(spoil(written))
 
@@ -103,23 +110,138 @@ def test_a_damaged_file_is_ignored_and_written_anew(act, spoil):
 
 def test_something_else_in_its_place_harms_no_list(act):
     job = ended(act)
-    paths.ended_file().mkdir(parents=True)
+    kept_file().mkdir(parents=True)
     assert listed() == {job.name: "SUCCEEDED"}
 
 
-def test_what_other_code_made_is_made_anew(act, monkeypatch):
+def test_what_other_code_makes_is_kept_apart(act, monkeypatch):
     job = ended(act)
     assert listed() == {job.name: "SUCCEEDED"}
-    monkeypatch.setattr(paths, "code", lambda: "another version")
-    assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
-    assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
+    for number in range(9):
+        monkeypatch.setattr(paths, "code", lambda number=number: f"version {number}")
+        assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
     assert listed() == {job.name: "SUCCEEDED"}
+    unreadable(job)
+
+    assert listed() == {job.name: "SUCCEEDED"}
+    assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
+    assert len([*kept_file().parent.iterdir()]) == 4
+
+
+def test_the_file_is_written_once_a_hundredth_is_new(act):
+    first = [ended(act) for _ in range(200)]
+    here = LocalBackend()
+    assert len(listed(here)) == 200
+    written = kept_file().stat()
+    second = [ended(act) for _ in range(2)]
+    assert len(listed(here)) == len(listed()) == 202
+    assert kept_file().stat().st_ino == written.st_ino
+    for job in (*first[:2], second[0]):
+        job.remove()
+
+    assert len(listed(here)) == 199
+    assert kept_file().stat().st_ino != written.st_ino
+
+
+def test_the_same_record_is_given_of_a_job_that_has_ended(act):
+    ended(act)
+    here = LocalBackend()
+    [first], [again] = here.summaries(record), here.summaries(record)
+
+    assert again is first
+
+
+class Folder:
+    """Jobs, and what happens to their folders."""
+
+    def __init__(self, act, seed):
+        self.act, self.random = act, random.Random(seed)
+        self.names = [f"job-{number}" for number in range(4)]
+
+    def some(self):
+        return self.random.choice(self.names)
+
+    def path(self, name):
+        return paths.jobs_dir() / name
+
+    def run(self):
+        name = self.some()
+        if not self.path(name).exists():
+            job = self.act(name)
+            job.begin()
+            if self.random.random() < 0.8:
+                job.folder.emit("NodeExited", node=0, code=self.random.choice([0, 1]))
+                job.end()
+
+    def delete(self):
+        shutil.rmtree(self.path(self.some()), ignore_errors=True)
+
+    def rerun(self):
+        """Replace a job by another one of its name, whose facts may be as long."""
+        self.delete()
+        self.run()
+
+    def rename(self):
+        old, new = self.path(self.some()), self.path(self.some())
+        if old.exists() and not new.exists():
+            old.rename(new)
+
+    def swap(self):
+        """Exchange two jobs' folders, so that each record is of the other name."""
+        one, other = self.path(self.some()), self.path(self.some())
+        if one != other and one.exists() and other.exists():
+            aside = one.with_name(".aside")
+            one.rename(aside)
+            other.rename(one)
+            aside.rename(other)
+
+    def adopt(self):
+        """Correct the name in a record, as one who renames a job by hand does."""
+        path = self.path(self.some()) / "job.json"
+        if path.exists():
+            told = json.loads(path.read_text())
+            told["info"]["name"] = path.parent.name
+            path.write_text(json.dumps(told))
+
+    def tell(self):
+        """Add a note to a job without another time of its facts, as ``annotate`` does."""
+        path = self.path(self.some()) / "events.jsonl"
+        if path.exists():
+            stat, text = path.stat(), self.random.choice(["a", "b"])
+            with open(path, "a") as file:
+                fact = {"event": "Annotated", "time": time.time(), "note": text, "tags": []}
+                file.write(json.dumps(fact) + "\n")
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
+    folder, here, server = Folder(act, seed), LocalBackend(), LocalBackend()
+    steps = [folder.run, folder.run, folder.delete, folder.rerun, folder.rename, folder.swap, folder.adopt]
+    for step in range(80):
+        folder.random.choice([*steps, folder.tell])()
+        if folder.random.random() < 0.3:  # another version lists jobs, too
+            with monkeypatch.context() as patched:
+                patched.setattr(paths, "code", lambda: "another version")
+                rows(LocalBackend())
+        truth = sorted(
+            (record(state, 0.0) for state in LocalBackend().jobs()), key=lambda row: str(row["id"])
+        )
+        asked = folder.random.choice([here, server, LocalBackend()])
+        assert rows(asked) == [row | {"elapsed": row["elapsed"] and 0} for row in truth], step
+
+
+def rows(here):
+    """Return all records but for the clock's part."""
+    told = sorted(here.summaries(record), key=lambda row: str(row["id"]))
+    return [row | {"elapsed": row["elapsed"] and 0} for row in told]
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}"])
 def test_what_later_code_wrote_is_ignored(act, text):
     job = ended(act)
-    paths.ended_file().write_bytes(b"%d\n%b" % (zlib.crc32(text), text))
+    kept_file().parent.mkdir(mode=0o700)
+    kept_file().write_bytes(b"%d\n%b" % (zlib.crc32(text), text))
     assert listed() == {job.name: "SUCCEEDED"}
 
 

@@ -75,13 +75,13 @@ def impatient(act, jp_asyncio_loop):
 @pytest.fixture
 def looks(monkeypatch):
     """Count the looks at this machine, which leave no trace."""
-    found, plain = [], LocalBackend.jobs
+    found, plain = [], LocalBackend.summaries
 
-    def counted(self, **asked):
+    def counted(self, make, **asked):
         found.append(asked["scope"])
-        return plain(self, **asked)
+        return plain(self, make, **asked)
 
-    monkeypatch.setattr(LocalBackend, "jobs", counted)
+    monkeypatch.setattr(LocalBackend, "summaries", counted)
     return found
 
 
@@ -94,7 +94,7 @@ class Far:
     def __init__(self, monkeypatch):
         self.scopes, self.hang = dict[str, Any](), threading.Event()
         monkeypatch.setattr(KubernetesBackend, "scopes", lambda _: [*self.scopes])
-        monkeypatch.setattr(KubernetesBackend, "jobs", lambda _, *, scope: self.jobs(scope))
+        monkeypatch.setattr(KubernetesBackend, "jobs", lambda _, *, scope, **_all: self.jobs(scope))
 
     def jobs(self, scope):
         found = self.scopes[scope]

@@ -32,9 +32,10 @@ def queue_dir() -> Path:
     return folder
 
 
-def ended_file() -> Path:
-    """Return the file of what was made of jobs that have ended."""
-    return state_dir() / "ended.json"
+def ended_file(made_by: str) -> Path:
+    """Return the file of what a function of this code made of jobs that have ended."""
+    name = hashlib.sha256(f"{made_by} of {code()}".encode()).hexdigest()[:12]
+    return state_dir() / "ended" / f"{name}.json"
 
 
 def pool_dir() -> Path:
