@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nbtorchjob.backends.files import Copied, Listing
-    from nbtorchjob.backends.forward import Forward
-    from nbtorchjob.backends.sync import Sync
+    from nbtorchjob.backends.links import Forward, Sync
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
@@ -456,9 +455,12 @@ class Job(Generic[T]):
 
         It ends with the job, complete, or by its ``stop()``; ``wait()`` waits for that.
         """
-        from nbtorchjob.backends import files, sync  # late, as above
+        from nbtorchjob.backends import (
+            files,
+            links,  # late, as above
+        )
 
-        return sync.Sync(self._backend, self._known(), files.checked(path), Path(folder)).start()
+        return links.Sync(self._backend, self._known(), files.checked(path), Path(folder)).start()
 
     def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
         """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.
@@ -468,12 +470,12 @@ class Job(Generic[T]):
         ``JobEndedError``.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import forward  # late, as above
+        from nbtorchjob.backends import links  # late, as above
 
         for name, number in (("port", port), ("local-port", local)):
-            if number is not None and number not in forward.PORTS:
+            if number is not None and number not in links.PORTS:
                 raise SpecError(name, number, "1 to 65535")
-        return forward.Forward(self._backend, self._known(), port, rank, local)
+        return links.Forward(self._backend, self._known(), port, rank, local)
 
     def swap(
         self,
@@ -515,9 +517,9 @@ class Job(Generic[T]):
         seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late: most handles are asked for none
+        from nbtorchjob.backends import stacks  # late: most handles are asked for none
 
-        return profiles.take(self._backend, self._known(), rank, seconds, Path(folder))
+        return stacks.take_profile(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
         """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
@@ -525,9 +527,9 @@ class Job(Generic[T]):
         Raises as :meth:`profile` does, also where the rank uses no accelerator.
         """
         self.check_rank(rank)
-        from nbtorchjob.backends import profiles  # late, as above
+        from nbtorchjob.backends import stacks  # late, as above
 
-        return profiles.take_memory(self._backend, self._known(), rank, seconds, Path(folder))
+        return stacks.take_memory_profile(self._backend, self._known(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
         """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.
@@ -616,10 +618,10 @@ class Job(Generic[T]):
         files = exporter.export(self.info.address, Path(folder))
         state = self._backend.snapshot(self.info.address)  # not all of it is told to who follows
         if state.importable is not None:
-            from nbtorchjob.environment import lock  # late, as above
+            from nbtorchjob.environment import requirements  # late, as above
 
             files.append(Path(folder, "requirements.txt"))
-            files[-1].write_text(lock.text(state, state.importable, facts.origins(state)) + "\n")
+            files[-1].write_text(requirements.lock_text(state, state.importable, facts.origins(state)) + "\n")
         return files
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:

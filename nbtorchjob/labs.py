@@ -41,7 +41,7 @@ from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text import facts, labs
+from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -200,7 +200,7 @@ class Lab:
                 raise SpecError("push", name, "a variable of the notebook")
         state = self._ready(say)
         self._check_ranks(state, ranks)
-        notes = [*labs.began_anew(state)]
+        notes = [*attempts.began_anew(state)]
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
         if not wanted:
@@ -304,7 +304,7 @@ class Lab:
         known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
         job, base = self._send(call, pack, question, written, known, say)
         if base != answer.seen:
-            say(f"Note: {labs.anew(self.state)}")
+            say(f"Note: {attempts.anew(self.state)}")
         self.shipped(call, answer.namespace, answer.rank_names)
         return job
 
@@ -493,7 +493,7 @@ class Lab:
 
     def _ended(self, state: JobState) -> JobEndedError:
         again = hint("pool", self.name) if self.info.is_pool else f"--keep {self.name}"
-        return JobEndedError(f"{self.name} has ended{labs.ended(state)}: start another one with {again}")
+        return JobEndedError(f"{self.name} has ended{attempts.ended(state)}: start another one with {again}")
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""
@@ -520,7 +520,7 @@ class Lab:
         if state.suspended:
             raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
         if state.lab_ends is not None and state.lab_ends.time > _began(state):
-            why = labs.WHY.get(state.lab_ends.why, "")
+            why = attempts.WHY.get(state.lab_ends.why, "")
             raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
 
     def _check_ranks(self, state: JobState, ranks: Sequence[int]) -> None:
@@ -556,7 +556,7 @@ class Lab:
 
     def __repr__(self) -> str:
         state = self.state
-        doing = labs.doing(state, time.time()) or facts.status(state, time.time()).lower()
+        doing = attempts.doing(state, time.time()) or facts.status(state, time.time()).lower()
         return f"<Lab {self.name} {doing} on {self.info.backend}>"
 
 

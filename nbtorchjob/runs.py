@@ -25,7 +25,7 @@ from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobState, Phase, runs
-from nbtorchjob.state.early import Judge
+from nbtorchjob.state.runs import Judge
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
 

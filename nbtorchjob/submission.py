@@ -27,7 +27,7 @@ from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, Sp
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import identity, settings
+from nbtorchjob.payload import identity
 from nbtorchjob.spec import grid, profiles
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
@@ -94,7 +94,7 @@ def check(spec: JobSpec, *, runs: bool = False) -> Plan:
     spec.secrets()
     chosen = backend(spec.backend)
     accepted = chosen.check(spec) if pool is None else ()  # a pool's backend has accepted all that is its
-    return Plan(spec, chosen, (*accepted, *settings.cautions(spec)), pool)
+    return Plan(spec, chosen, (*accepted, *identity.cautions(spec)), pool)
 
 
 def cautions(spec: JobSpec) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def state_dir(tmp_path_factory):
 def packed_once():
     """Have no state folder of a test make anew what takes a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "cache", packed)
+        patch.setattr(program, "cached", packed.cached)
         yield
 
 

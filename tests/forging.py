@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.machine.processes import NOBODY
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo
@@ -168,7 +168,7 @@ def lines(records):
 def forged(name, records, **more):
     """Make a job that nobody supervises; it told these facts."""
     info = JobInfo(name, created=NOW, nodes=(1, 4), **more)
-    job = directory.create(paths.jobs_dir(), info, lambda new: new.prepare(bytes(32), {}))
+    job = directory.create(directory.jobs_dir(), info, lambda new: new.prepare(bytes(32), {}))
     job.claim(NOBODY)
     job.events.write_bytes(b"".join(line + b"\n" for line in lines(records)))
     return job

@@ -15,15 +15,15 @@ from tests.backends.kubernetes import warm
 _KIND = "programs"
 
 
-def made(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
-    """Stand in for ``cache.made``."""
+def cached(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
+    """Stand in for ``folders.cached``."""
     assert kind == _KIND
     with warm.making() as folder:  # whoever needs the same one meanwhile waits for it
         path = folder / _KIND / name
         path.parent.mkdir(exist_ok=True)
         if not path.exists():
             data = make()
-            path.write_bytes(sha256(data).digest() + data)  # as ``cache.made`` keeps it
+            path.write_bytes(sha256(data).digest() + data)  # as ``folders.cached`` keeps it
         return path.read_bytes()[sha256().digest_size :]
 
 

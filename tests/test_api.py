@@ -29,7 +29,7 @@ from nbtorchjob import (
 )
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.capture import packages
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import RunRequest
@@ -282,11 +282,11 @@ def test_attaching_where_there_is_no_job_says_so(empty):
 @pytest.mark.torch
 def test_a_job_that_another_kernel_is_deleting_is_not_listed():
     nbtorchjob.submit(world, spec=JobSpec(name="still-there")).result(LIMIT)
-    (paths.jobs_dir() / "half-gone").mkdir()
+    (directory.jobs_dir() / "half-gone").mkdir()
     try:
         listed = {state.info.name for state in nbtorchjob.jobs()}
     finally:
-        (paths.jobs_dir() / "half-gone").rmdir()
+        (directory.jobs_dir() / "half-gone").rmdir()
 
     assert "still-there" in listed
     assert "half-gone" not in listed

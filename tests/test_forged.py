@@ -15,7 +15,7 @@ from nbtorchjob.frontends.cli import output
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import read
-from nbtorchjob.state.text import labs
+from nbtorchjob.state.text import attempts
 from nbtorchjob.ui import page
 from nbtorchjob.ui.card import describe, render
 from nbtorchjob.ui.record import below, detail, jobs_html, jobs_text, record
@@ -53,7 +53,7 @@ def draw_lab(records):
     lab = reduce(apply, told, JobState(JobInfo("lab", created=NOW, nodes=(1, 4), lab=60.0)))
 
     draw(lab)
-    labs.lines(lab, NOW)
+    attempts.lab_lines(lab, NOW)
     turns.idle_since(lab), turns.ends_at(lab), turns.began_anew(lab)
     for turn in turns.turns(lab)[:3]:
         turns.ahead(lab, turn.taken.round), turns.sent(lab, turn.key)

@@ -17,7 +17,7 @@ from nbtorchjob import (
     SpecError,
     torchjob,
 )
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -76,7 +76,7 @@ def test_jobs_come_as_they_end_and_share_one_payload():
     ended = {job.name: job.result(LIMIT) for job in nbtorchjob.as_completed(runs, LIMIT)}
 
     assert ended == {job.name: (each["lr"], 7) for job, each in zip(runs, GIVEN, strict=True)}
-    saved = {(paths.jobs_dir() / job.name / "saved.pyz").stat().st_ino for job in runs}
+    saved = {(directory.jobs_dir() / job.name / "saved.pyz").stat().st_ino for job in runs}
     assert len(saved) == 1
 
 
@@ -137,12 +137,12 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
     ],
 )
 def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(given, more, error, said):
-    before = {*paths.jobs_dir().iterdir()}
+    before = {*directory.jobs_dir().iterdir()}
 
     with pytest.raises(error, match=said):
         nbtorchjob.map(train, given, **more)
 
-    assert {*paths.jobs_dir().iterdir()} == before
+    assert {*directory.jobs_dir().iterdir()} == before
 
 
 def test_a_group_that_is_nowhere_is_not_found():

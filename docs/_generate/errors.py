@@ -15,7 +15,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import Budget, Failure
 from nbtorchjob.state.attempts import budget
 from nbtorchjob.state.failure import Cause, Reason, of_agent, table
-from nbtorchjob.state.failure.cause import Row
+from nbtorchjob.state.failure.table import Row
 
 _INTRO = """# Errors
 

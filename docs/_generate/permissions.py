@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from docs._generate.markdown import code, table
-from nbtorchjob.backends.kubernetes.doctor.rights import (
+from nbtorchjob.backends.kubernetes.doctor.server import (
     ALWAYS,
     BEATS,
     CLEANING,
@@ -14,11 +14,11 @@ from nbtorchjob.backends.kubernetes.doctor.rights import (
     OPTIONAL,
     TENDING,
     TENDING_CLUSTERWIDE,
-    own,
     rights,
 )
+from nbtorchjob.backends.kubernetes.doctor.server import own_rights as own
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.rights import Use, grant
+from nbtorchjob.backends.kubernetes.objects.reading import Use, grant
 
 _INTRO = """# Permissions on a cluster
 

@@ -10,7 +10,7 @@ from typing import Any
 from docs._generate.markdown import code
 from nbtorchjob.backends.kubernetes.api.errors import api_error
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Api, Target
 
 _JOBS = KINDS["pytorchjob"].api
 _VOLCANO = KINDS["volcano"].api

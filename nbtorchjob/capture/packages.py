@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nbtorchjob.capture import modules
 from nbtorchjob.capture.model import Call
-from nbtorchjob.environment import here, pins, requirements, wheels
+from nbtorchjob.environment import here, requirements, wheels
 from nbtorchjob.environment.here import Need
 from nbtorchjob.environment.requirements import Asked, Wanted, names
 from nbtorchjob.spec.jobspec import JobSpec
@@ -107,15 +107,15 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     projects = {need.distribution for need in own}
     needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
     wanting = sorted(needed - projects - named)
-    every = [name for name in pins.closure(wanting) if name not in named]
+    every = [name for name in requirements.closure(wanting) if name not in named]
     origins = here.origins()
     places = {name: here.reference(origins[name])[0] for name in every if name in origins}
     apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
     copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
-    lines = pins.pins(name for name in wanting if name not in places)
-    beneath = pins.pins(name for name in every if name not in {*places, *wanting})
+    lines = requirements.pins(name for name in wanting if name not in places)
+    beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
     exactly: tuple[str, ...] = ()
-    if pins.at_odds(every):
+    if requirements.at_odds(every):
         lines, beneath, exactly = (), (), (*lines, *beneath)
     files = modules.read(dict(_in_place(own)), Path("/nowhere"))
     modules.refuse_too_much((*call.files, *files))
@@ -138,7 +138,7 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
 def _of_projects(projects: Iterable[str]) -> Iterator[str]:
     """Yield what projects need that are installed in place, those that need each other left out."""
     for name in projects:
-        yield from pins.required(name)
+        yield from requirements.required(name)
 
 
 def _in_place(needs: Iterable[Need]) -> Iterator[tuple[str, Path]]:

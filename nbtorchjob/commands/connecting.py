@@ -29,8 +29,7 @@ from nbtorchjob.text.terminal import coloured
 from nbtorchjob.text.words import ranks
 
 if TYPE_CHECKING:
-    from nbtorchjob.backends.forward import Forward
-    from nbtorchjob.backends.sync import Sync
+    from nbtorchjob.backends.links import Forward, Sync
     from nbtorchjob.backends.talk import Session
     from nbtorchjob.job import Job
 
@@ -196,7 +195,7 @@ def _open(job: Job[Any], port: int, rank: int, local: int | None, front: Front) 
 
 def _place(spelled: str) -> tuple[int, int]:
     """Read ``PORT`` or ``PORT:RANK``."""
-    from nbtorchjob.backends.forward import PORTS  # late: most lines forward nothing
+    from nbtorchjob.backends.links import PORTS  # late: most lines forward nothing
 
     port, colon, rank = spelled.partition(":")
     number, of = digits(port), digits(rank) if colon else 0

@@ -1,22 +1,23 @@
 """The verbs that wait for a job or return its value: ``run``, ``attach``, ``retry``, ``result``, ``logs``.
 
-A point in time, as people write it: how long ago, or when.
+A cell may make many jobs: they are sent and followed together, and found again by their group's name.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from nbtorchjob import api, submission
-from nbtorchjob.commands import runs, swapping
+from nbtorchjob.commands import swapping
 from nbtorchjob.commands.front import (
     Answer,
     Edited,
+    Find,
     Front,
     LogRequest,
     OnLab,
@@ -34,20 +35,114 @@ from nbtorchjob.errors import (
     SpecError,
 )
 from nbtorchjob.machine import interrupts
+from nbtorchjob.spec import grid
 from nbtorchjob.spec.config import Elastic, where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import Stream, Wanted, compiled
-from nbtorchjob.state.text import labs, swaps
+from nbtorchjob.state.text import attempts, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
+    from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
+
+_MOST_SHOWN = 8
+
+
+def rows(options: CellOptions, look_up: Callable[[str], Any], front: Front) -> list[dict[str, Any]]:
+    """Return the parameters of each run; empty if the line requests no group.
+
+    Raises ``SpecError``, and ``LineError`` for many runs without confirmation.
+    """
+    if options.many is None:
+        return []
+    parameters = grid.rows(options.many, look_up)
+    if len(parameters) > grid.ASKED_BACK and not options.many.yes and not options.dry_run:
+        many = f"{len(parameters):,} jobs"
+        if not front.asks(f"Submit {many}?"):
+            raise LineError(
+                f"{many} were not submitted: confirm with --yes, or choose a random subset with --sample N"
+            )
+    return parameters
+
+
+def submit_runs(request: RunRequest, front: Front) -> Any:
+    """Send a call as the runs of a group, and follow them unless they are detached."""
+    options, many = request.options, request.options.many
+    assert many is not None
+    with interrupts.message(interrupts.NOTHING):
+        if options.dry_run:
+            front.show(Answer(_dry_run_all(request)))
+            return None
+        sub = submission.prepare(request.call, submission.check(request.spec, runs=True))
+        for note in dict.fromkeys((*sub.cautions, *sub.notes)):
+            front.say(f"Note: {note}")
+        with front.sending(request) as output:
+            runs = submission.send_runs(
+                sub, request.rows, request.origin, at_once=many.at_once, early=many.early
+            )
+    return _watch_runs(runs, options, front, output)
+
+
+def attach_runs(args: ParsedArgs, front: Front) -> Any:
+    """Follow a group's runs; raises ``JobNotFoundError``."""
+    options = dict(args.options)
+    runs = api.group(args.name, trust=options.pop("trust", False))
+    return _watch_runs(runs, CellOptions(**options), front, Output())
+
+
+def matching(names: Sequence[str], find: Find) -> list[Job[Any]]:
+    """Return the jobs of these names, where a group's name stands for its runs, the last one first."""
+    jobs: list[Job[Any]] = []
+    for name in names:
+        try:
+            jobs.append(find(name))
+        except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
+            try:
+                # Else each one's end would have the next one start.
+                jobs += reversed(api.grouped(name))
+            except (JobNotFoundError, ClusterError):
+                pass
+            else:
+                continue
+            raise
+    return jobs
+
+
+def _watch_runs(runs: Runs[Any], options: CellOptions, front: Front, output: Output) -> Any:
+    with interrupts.message(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
+        if options.detach:
+            again = hint("attach", runs.name)
+            if runs.unstarted:
+                front.say(f"Note: the next runs start only while you follow the group: {again}")
+            if runs.stops_early:
+                front.say(f"Note: runs are stopped early only while you follow the group: {again}")
+            return front.give_runs(runs, options.out, ended=False)
+        from nbtorchjob.ui.runs import view as runs_view  # late: most of what the command does draws no runs
+
+        runs_view.watch(runs, front.view_runs(runs, options, output), say=front.say)
+        return front.give_runs(runs, options.out, ended=True)
+
+
+def _dry_run_all(request: RunRequest) -> str:
+    """Describe the runs, and what one of them would send."""
+    from nbtorchjob.capture import arguments  # late, as above
+
+    shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
+    more = len(request.rows) - len(shown)
+    lines = [
+        f"# {words.count(len(request.rows), 'run')} of:",
+        submission.dry_run(request.call, request.spec, runs=True),
+    ]
+    lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
+    return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
+
 
 _AGO = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -79,7 +174,7 @@ def run(args: ParsedArgs, front: Front) -> Any:
 def submit(request: RunRequest, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
     if request.rows:
-        return runs.submit(request, front)
+        return submit_runs(request, front)
     with interrupts.message(interrupts.NOTHING):
         if request.options.dry_run:
             front.show(Answer(_dry_run(request)))
@@ -106,13 +201,13 @@ def attach(args: ParsedArgs, front: Front) -> Any:
     try:
         job, options = _trusted(args, front)
     except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
-        return runs.attach(args, front)
+        return attach_runs(args, front)
     if job.info.lab is not None:
         lab = api.lab(job.info.id)
         state = lab.state
         turn = turns.newest(state)
         if turn is not None and turn.over and not state.phase.terminal:
-            newest, doing = f"{lab.name}{MARK}{turn.number}", labs.doing(state, time.time())
+            newest, doing = f"{lab.name}{MARK}{turn.number}", attempts.doing(state, time.time())
             front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest {turn.what}")
             return None
         job = lab.newest

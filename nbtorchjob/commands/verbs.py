@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Images, Leftover
-from nbtorchjob.commands import front, runs
+from nbtorchjob.commands import front, running
 from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs
-from nbtorchjob.environment import lock as requirements
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import options, profiles
@@ -112,6 +111,8 @@ def diff(args: ParsedArgs, find: Find) -> Answers:
 
 def lock(args: ParsedArgs, find: Find) -> Answers:
     """Write the packages of a job's ranks as requirements."""
+    from nbtorchjob.environment import requirements  # late, as it is slow to import
+
     state = api.snapshot(find(args.name).info.address)
     packages = state.importable
     if packages is None:
@@ -120,9 +121,9 @@ def lock(args: ParsedArgs, find: Find) -> Answers:
     data = {
         "python": packages.python,
         "platform": packages.platform,
-        "requirements": requirements.requirements(packages),
+        "requirements": requirements.lock_requirements(packages),
     }
-    yield Answer(requirements.text(state, packages, facts.origins(state)), data)
+    yield Answer(requirements.lock_text(state, packages, facts.origins(state)), data)
 
 
 def stacks(args: ParsedArgs, find: Find) -> Answers:
@@ -139,9 +140,9 @@ def profile(args: ParsedArgs, find: Find) -> Answers:
         seconds = float(spelled)
     except ValueError:
         raise LineError(f"{hint('profile')}: --seconds expects a number, got {spelled!r}") from None
-    from nbtorchjob.backends import profiles  # late: most lines profile nothing
+    from nbtorchjob.backends.stacks import check_profile  # late: most lines profile nothing
 
-    profiles.check(seconds, Path(args.options.get("folder", ".")))
+    check_profile(seconds, Path(args.options.get("folder", ".")))
     what = "memory of " if memory else ""
     yield Answer(f"Profiling {what}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
     take = job.profile_memory if memory else job.profile
@@ -242,7 +243,7 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
     cancelled: list[Job[Any]] = []
     for name in args.words:
         try:
-            jobs = runs.matching([name], find)
+            jobs = running.matching([name], find)
         except DamagedError as exc:
             backend(exc.backend).cancel(exc.name, gently=gently)
             yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
@@ -272,7 +273,7 @@ def delete(args: ParsedArgs, find: Find) -> Answers:
     """Delete jobs, with their records."""
     for name in args.words:
         try:
-            jobs = runs.matching([name], find)
+            jobs = running.matching([name], find)
         except DamagedError as exc:
             backend(exc.backend).delete(exc.name)
             yield Answer(f"{name} deleted", {"name": name})
@@ -290,7 +291,7 @@ def note(args: ParsedArgs, find: Find) -> Answers:
     clears = "clear" in args.options
     if clears and words:
         raise LineError(f"{hint('note')}: --clear and a note are mutually exclusive")
-    for job in runs.matching([name], find):
+    for job in running.matching([name], find):
         if words or clears:
             job.note(" ".join(words))
         yield _annotated(job)
@@ -302,7 +303,7 @@ def tag(args: ParsedArgs, find: Find) -> Answers:
     removes = "remove" in args.options
     if removes and not tags:
         raise LineError(f"{hint('tag')} {name} --remove expects tags")
-    for job in runs.matching([name], find):
+    for job in running.matching([name], find):
         if tags:
             (job.untag if removes else job.tag)(*tags)
         yield _annotated(job)

@@ -1,34 +1,39 @@
-"""What somebody asks to have installed, in each of its forms: words, files, a block at the top of a cell.
+"""Requirements: what somebody asks to have installed, and what a job and this kernel have, as lines for pip.
 
-A *requirement* is a line in pip's form (PEP 508). Where packages come from is the other side's own business:
-nothing of an index, and no password, leaves this machine.
-
-All that a job's nodes are to install before their ranks start.
+A *requirement* is a line in pip's form (PEP 508). A user asks in words, in files, or in a block at the top of
+a cell. Where packages come from is the other side's own business: nothing of an index, and no password,
+leaves this machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from nbtorchjob.environment import here
+from nbtorchjob.environment.here import reference
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install.environment import normalised
+from nbtorchjob.runtime.install.packages import of_torch
+from nbtorchjob.state import JobState
+from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.text.words import LINE
+from nbtorchjob.text.words import line as bounded
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-
-import hashlib
-import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from nbtorchjob.environment.wheels import Installer, Wheel
 
 LIKE_HERE = "like-here"
@@ -256,3 +261,111 @@ NOTHING = Wanted()
 def names(lines: Iterable[str]) -> frozenset[str]:
     """Return the normalised names in requirements."""
     return frozenset(normalised(parsed(line).name) for line in lines)
+
+
+# What pip takes for a name (PEP 508) and a version (PEP 440): a node may be somebody else's.
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
+_VERSION = re.compile(
+    r"(?:\d+!)?\d+(?:\.\d+)*(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?(?:(?:-\d+)|"
+    r"(?:[-_.]?(?:post|rev|r)[-_.]?\d*))?(?:[-_.]?dev[-_.]?\d*)?",
+    re.IGNORECASE,
+)
+
+
+def lock_requirements(fact: EnvironmentTold) -> list[str]:
+    """Return a line for each distribution, by name; what can't be installed from elsewhere is a comment."""
+    versions = {**fact.distributions, **fact.installed}
+    return [text for name in sorted(versions) for text in _lock_lines(name, versions[name], fact.origins)]
+
+
+def lock_text(state: JobState, fact: EnvironmentTold, facts: Sequence[str]) -> str:
+    """Return the requirements of a job below comments on where they are from; ``facts`` are more of those."""
+    submitted = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state.info.created))
+    head = (
+        f"What {state.info.id} could import, which was submitted on {submitted}.",
+        f"Python {fact.python} on {fact.platform}",
+        *facts,
+    )
+    return "\n".join([*map(_comment, head), *lock_requirements(fact)])
+
+
+def _lock_lines(name: str, version: str, origins: Mapping[str, str]) -> Sequence[str]:
+    public, plus, build = version.partition("+")
+    pinned = f"{name}=={version}"
+    if _NAME.fullmatch(name) is None or _VERSION.fullmatch(public) is None:
+        return [_comment(f"{pinned}: no version that pip knows")]
+    if name in origins:
+        where, why = reference(origins[name])
+        return [f"{name} @ {where}"] if where else [_comment(f"{pinned}: {why}")]
+    if plus:
+        # An index that has no such builds has the version all the same, and so has one that has nothing else.
+        return [
+            _comment(f"{pinned}, a build (+{build}) that may have an index of its own"),
+            f"{name}=={public}",
+        ]
+    return [pinned]
+
+
+def _comment(text: str) -> str:
+    return f"# {bounded(text, LINE)}"
+
+
+# The payload brings its own.
+_OURS = ("nbtorchjob", "cloudpickle")
+
+
+def pins(names: Iterable[str]) -> tuple[str, ...]:
+    """Return a requirement of each distribution's version here; of torch's own the image has its own."""
+    versions = here.environment().distributions
+    travels = (name for name in dict.fromkeys(names) if name not in _OURS and not of_torch(name))
+    return tuple(f"{name}=={_public(versions[name])}" for name in travels if versions.get(name))
+
+
+def closure(names: Iterable[str]) -> list[str]:
+    """Return these distributions and all that they need here, directly or not; sorted.
+
+    What torch needs is the image's own, as torch is.
+    """
+    reached: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached and not of_torch(name):
+            reached.add(name)
+            waiting += required(name)
+    return sorted(reached)
+
+
+def required(name: str) -> Iterator[str]:
+    """Yield the distributions that one needs here, without its extras."""
+    return (normalised(requirement.name) for requirement in _requirements(name))
+
+
+def at_odds(names: Iterable[str]) -> bool:
+    """Whether one of these distributions asks for another version of something than is here.
+
+    An installer would refuse them, though they work here. Of torch the image has its own.
+    """
+    versions = here.environment().distributions
+    asked = (requirement for name in names for requirement in _requirements(name))
+    specifiers = ((requirement.specifier, normalised(requirement.name)) for requirement in asked)
+    return any(
+        name in versions and not of_torch(name) and not specifier.contains(versions[name], prereleases=True)
+        for specifier, name in specifiers
+    )
+
+
+def _requirements(name: str) -> Iterator[Requirement]:
+    from packaging.requirements import InvalidRequirement, Requirement  # late: few jobs ask
+
+    with suppress(metadata.PackageNotFoundError):
+        for text in metadata.distribution(name).requires or ():
+            with suppress(InvalidRequirement):
+                needed = Requirement(text)
+                if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                    yield needed
+
+
+def _public(version: str) -> str:
+    """Return a version as an index has it: ``+cpu`` and the like is a build's own."""
+    return version.partition("+")[0]

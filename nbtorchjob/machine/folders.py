@@ -1,13 +1,19 @@
-"""Folders and files that nobody else could have written: what is kept between kernels, and what is obeyed."""
+"""Folders and files that nobody else could have written: what is kept between kernels, and what is obeyed.
+
+What takes long to make, programs and compilers' caches, is kept there for this user's other processes; it may
+be removed at any time.
+"""
 
 from __future__ import annotations
 
 import errno
 import grp
+import hashlib
 import os
 import pwd
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,6 +23,7 @@ import platformdirs
 
 from nbtorchjob.errors import NBTorchJobError, NotOwnError
 from nbtorchjob.runtime.objects.wire import plain as plain
+from nbtorchjob.runtime.start import compilers
 
 STATE = "NBTORCHJOB_STATE_DIR"
 
@@ -162,3 +169,76 @@ def _name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
+
+
+_DIGEST = hashlib.sha256().digest_size
+_MOST = 32  # files of a kind
+
+
+def cached(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
+    """Return what ``make`` makes, or made before of that kind and name, in this process or another one."""
+    try:
+        path = own(cache_dir() / kind) / name
+    except (OSError, NotOwnError):  # where nothing can be kept, it is made each time
+        return make()
+    with suppress(OSError):
+        kept = record(path)
+        if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:  # else a disk has lost some of it
+            return kept[_DIGEST:]
+    data = make()
+    with suppress(OSError):
+        new = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
+        try:
+            new.write_bytes(hashlib.sha256(data).digest() + data)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+        for old in sorted(path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)[_MOST:]:
+            old.unlink(missing_ok=True)
+    return data
+
+
+_COMPILED, _TEMPORARY = "compiled", "tmp"
+_UNUSED_S = 30 * 24 * 3600.0
+
+
+def compiler_variables() -> dict[str, str]:
+    """Return the variables that lead compilers to a folder which nobody else could have written to."""
+    return compilers.variables(str(_folder(_COMPILED)))
+
+
+def refuge(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return what a job with this environment needs to keep off others' files, and why; both mostly empty.
+
+    The folder that torch takes in the temporary one is made here, so that nobody else can. Where somebody
+    has, the job gets another temporary folder.
+    """
+    try:
+        own(Path(compilers.default(env)))
+    except NotOwnError as exc:
+        temporary = str(_folder(_TEMPORARY))
+        return {"TMPDIR": temporary}, f"{exc}; until then this job's temporary folder is {temporary}"
+    return {}, ""
+
+
+def thin_out_caches() -> None:
+    """Remove what nobody has used for a month."""
+    before = time.time() - _UNUSED_S
+    for kept in (_folder(_COMPILED), _folder(_TEMPORARY)):
+        for folder, below, names in os.walk(kept, topdown=False):
+            for path in (os.path.join(folder, name) for name in names):
+                with suppress(OSError):  # somebody else removes it, too
+                    status = os.lstat(path)
+                    if max(status.st_atime, status.st_mtime) < before:
+                        os.unlink(path)
+            for name in below:
+                with suppress(OSError):
+                    if os.lstat(os.path.join(folder, name)).st_mtime < before:
+                        os.rmdir(os.path.join(folder, name))
+
+
+def _folder(name: str) -> Path:
+    try:
+        return own(own(cache_dir()) / name)
+    except NotOwnError:  # a home that others can write to, or nobody
+        return own(own(state_dir() / "cache") / name)

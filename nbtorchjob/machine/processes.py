@@ -1,6 +1,7 @@
-"""This machine's processes: which one an id means, what memory they have, which limits they pass on.
+"""This machine's processes and devices: which process an id means, its memory, the limits that it passes on.
 
-A job has the limits (ulimit) of the kernel that submitted it, not the pool's.
+A job has the limits (ulimit) of the kernel that submitted it, not the pool's. Devices are counted as
+``torchrun`` does, but without torch.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -166,3 +168,28 @@ def files_in_reserve(many: int = 8) -> Iterator[Callable[[], None]]:
         yield release
     finally:
         release()
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def cores() -> int:
+    """Return how many CPU cores there are."""
+    return os.cpu_count() or 1
+
+
+def gpus() -> int:
+    """Return how many NVIDIA GPUs this process may use."""
+    return len(device_names())
+
+
+def device_names(visible: str | None = None) -> tuple[str, ...]:
+    """Return the names of the NVIDIA GPUs that ``visible``, or else this process's environment, leaves.
+
+    A container has device files only for its own.
+    """
+    visible = os.environ.get(VISIBLE) if visible is None else visible
+    if visible is not None:
+        return tuple(name.strip() for name in visible.partition("-1")[0].split(",") if name.strip())
+    number = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+    return tuple(map(str, range(number)))

@@ -1,8 +1,9 @@
-"""Whether a call that is submitted again is the same job, and whose it is."""
+"""Whether a call that is submitted again is the same job, and whose it is: its settings are part of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from getpass import getuser
 from hashlib import sha256
@@ -35,3 +36,14 @@ def user() -> str:
     with suppress(OSError, KeyError):  # an account without a name
         return os.environ.get("JUPYTERHUB_USER") or getuser()
     return ""
+
+
+def cautions(spec: JobSpec) -> Iterator[str]:
+    """Name settings and modes that change numbers, and aren't carried along under ``spec``."""
+    changed = settings.words(settings.changed())
+    if changed and not spec.carry_settings:
+        them = "it" if len(changed) == 1 else "them"
+        yield f"ranks don't get {', '.join(changed)}: --carry-settings takes {them} along"
+    if entered := settings.modes():
+        them = "it" if len(entered) == 1 else "them"
+        yield f"ranks don't get {', '.join(entered)}, entered here: enter {them} in the cell"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nbtorchjob import runtime
-from nbtorchjob.machine import cache
+from nbtorchjob.machine.folders import cached
 from nbtorchjob.runtime.start import modules as together
 
 _HERE = Path(runtime.__file__).parent
@@ -83,7 +83,7 @@ def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     known = hashlib.sha256(repr((sys.version_info, sorted(parts))).encode())
     for name, source in (*modules(), ("", Path(__file__).read_bytes()), ("", _TOGETHER.read_bytes())):
         known.update(b"%s %d\n" % (name.encode(), len(source)) + source)
-    return cache.made("programs", known.hexdigest(), lambda: _zip(_small(parts), 9))
+    return cached("programs", known.hexdigest(), lambda: _zip(_small(parts), 9))
 
 
 def _zip(members: Iterable[tuple[str, bytes]], level: int) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.machine import devices
+from nbtorchjob.machine import processes
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
@@ -210,8 +210,8 @@ def ranks_of(word: str, spec: JobSpec) -> int:
     Raises ``SpecError``.
     """
     here = not spec.remote
-    gpus = devices.gpus() if here else spec.cluster.gpu or 0
-    cores = devices.cores() if here else digits(spec.cluster.cpu) or 0
+    gpus = processes.gpus() if here else spec.cluster.gpu or 0
+    cores = processes.cores() if here else digits(spec.cluster.cpu) or 0
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]
     if number:
         return number

@@ -1,14 +1,36 @@
-"""The runs of a group: what each was given, and what it has come to, as plain data."""
+"""The runs of a group as plain data: their parameters and results, and which to stop early (pure).
+
+Whether a run is stopped early follows from what the runs have reported. Runs are compared where they are
+equally far, by what counts that (``Early.by``): so one that begins late, or trains slowly, isn't measured by
+what others only reached later. With a condition, the group's best is the best that any run reported by the
+time that it was as far, and its median that of the runs that came as far. What is looked at is a run's newest
+report.
+
+Halving is the rule of asynchronous successive halving, ASHA (Li et al. 2018, arXiv:1810.05934: the top
+``1/factor`` of a rung go on), where runs are stopped instead of paused, as in Ray Tune. Rungs are at
+``at_least``, ``at_least * factor``, ``at_least * factor**2`` and so on. A run is judged once at each, when it
+reaches it, among those that were there by then; nobody waits for who is slow. That is a matter of recorded
+times, so whoever looks, and whenever, comes to the same decision.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, TypeVar
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from statistics import median
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.spec.condition import BEST, OWN, Name
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.events import AWAITED, HELD
-from nbtorchjob.state.job import JobState
-from nbtorchjob.state.progress import latest
+from nbtorchjob.state.job import JobState, Phase
+from nbtorchjob.state.progress import REPORT, latest, unit_of
+from nbtorchjob.state.series import Point, Series, as_float
+from nbtorchjob.text import words
 
 T = TypeVar("T")  # whatever a run is known by
 
@@ -98,3 +120,220 @@ def due(left: Mapping[T, bool | None], at_once: int) -> list[T]:
     """
     under_way = sum(waits is False for waits in left.values())
     return [run for run, waits in left.items() if waits][: max(0, at_once - under_way)]
+
+
+# How far a run was at a report: so many epochs, say, and how many reports since the first of that epoch.
+Mark: TypeAlias = tuple[float, int]
+
+
+class Judge:
+    """Decides about a group's runs, look after look; it only keeps what needn't be computed again."""
+
+    def __init__(self, early: Early) -> None:
+        self._early = early
+        self._units: dict[str, tuple[Series, str]] = {}  # by address, here and below
+        self._tracks: dict[str, _Track] = {}
+        # When a run was where, as it was first seen: of a long job fewer and fewer reports are kept.
+        self._arrivals: dict[tuple[str, float], _Arrival] = {}
+
+    def stops(self, states: Sequence[JobState]) -> dict[str, str]:
+        """Return why runs are to be stopped, by their addresses."""
+        tracks = self._read(states)
+        reasons = {**self._halved(tracks), **_met(self._early, tracks)}
+        runs = (state.info.address for state in states if _may_stop(state))
+        return {address: reasons[address] for address in runs if address in reasons}
+
+    def unheard(self, states: Sequence[JobState]) -> str | None:
+        """Return which metrics it needs that no run has reported; None until one has reported all it does."""
+        if not any(state.phase is Phase.SUCCEEDED and state.series for state in states):
+            return None
+        reported = {name for state in states for series in state.series.values() for name in latest(series)}
+        missing = sorted(self._early.metrics - reported - {REPORT})
+        return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
+
+    def _read(self, states: Sequence[JobState]) -> dict[str, _Track]:
+        """Return how far each run came that reports, and with what."""
+        series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
+        by = self._early.by or self._unit(series)
+        for address, reports in series.items():
+            known = self._tracks.get(address)
+            if known is None or known.series is not reports or known.by != by:
+                self._tracks[address] = _Track(reports, by)
+        return {address: track for address in series if (track := self._tracks[address]).marks}
+
+    def _unit(self, series: Mapping[str, Series]) -> str:
+        """Return what counts how far all the runs are: the finest that each reports."""
+        for address, reports in series.items():
+            if address not in self._units or self._units[address][0] is not reports:
+                self._units[address] = reports, unit_of(reports)
+        units = {self._units[address][1] for address in series}
+        if len(units) == 1:
+            return units.pop()
+        return "epoch" if all("epoch" in latest(reports) for reports in series.values()) else REPORT
+
+    def _halved(self, tracks: Mapping[str, _Track]) -> dict[str, str]:
+        """Return who wasn't among the best of a rung, when it got there."""
+        early, reasons = self._early, dict[str, str]()
+        if early.halve is None:
+            return reasons
+        most = max((track.done for track in tracks.values()), default=0.0)
+        rung = float(early.at_least)
+        while rung <= most:
+            before: list[float] = []  # the best one first
+            for address, (_, value) in self._there(rung, early.halve, tracks):
+                worth = -value if early.halve in early.largest else value
+                worth = worth if math.isfinite(value) else math.inf
+                place = 1 + bisect_left(before, worth)
+                before.insert(place - 1, worth)
+                goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
+                if not goes_on and rung < tracks[address].total:
+                    by = tracks[address].by
+                    far = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
+                    many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
+                    reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
+            rung *= early.factor
+        return reasons
+
+    def _there(self, rung: float, metric: str, tracks: Mapping[str, _Track]) -> list[tuple[str, _Arrival]]:
+        """Return who has reached a rung, the first one first."""
+        for address, track in tracks.items():
+            if (address, rung) not in self._arrivals and (arrival := track.arrival(rung, metric)):
+                self._arrivals[address, rung] = arrival
+        there = [(at, self._arrivals[at, rung]) for at in tracks if (at, rung) in self._arrivals]
+        return sorted(there, key=lambda item: (item[1].time, item[0]))
+
+
+def _may_stop(state: JobState) -> bool:
+    # Somebody is at a rank that is stopped in the debugger.
+    return state.phase is Phase.RUNNING and state.cancelled is None and not state.stopped
+
+
+class _Arrival(NamedTuple):
+    """When a run came somewhere, and its metric then."""
+
+    time: float
+    value: float
+
+
+class _Track:
+    """What a run reported, by how far it was."""
+
+    def __init__(self, series: Series, by: str) -> None:
+        self.series, self.by = series, by
+        points = [point for stretch in series.stretches for point in stretch.points]
+        self._points = [point for point in points if math.isfinite(_count(point, by))]
+        self.marks = [*accumulate(_marks(self._points, by), max)]  # after a restart it is behind for a while
+        self.latest = latest(series)
+        # Who counts from 0 has done one when it says so.
+        self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
+        self._values: dict[str, list[float]] = {}
+        self._bests: dict[tuple[str, bool], list[tuple[Mark, float]]] = {}
+
+    @property
+    def done(self) -> float:
+        """How much it has done."""
+        return self.marks[-1][0] + self._more
+
+    @property
+    def total(self) -> float:
+        """How much there is to do, where that is reported."""
+        totals = [self.latest[name] for name in TOTALS.get(self.by, ()) if name in self.latest]
+        return totals[0] if totals and totals[0] > 0 else math.inf
+
+    def values(self, metric: str) -> list[float]:
+        """Return the newest value of a metric at each mark; nan before the first."""
+        if metric not in self._values:
+            values, value = [], math.nan
+            for point in self._points:
+                value = as_float(point.metrics[metric]) if metric in point.metrics else value
+                values.append(value)
+            self._values[metric] = values
+        return self._values[metric]
+
+    def at(self, mark: Mark, metric: str) -> float:
+        """Return the newest value of a metric when it was as far as that."""
+        passed = bisect_right(self.marks, mark)
+        return self.values(metric)[passed - 1] if passed else math.nan
+
+    def bests(self, metric: str, *, largest: bool) -> list[tuple[Mark, float]]:
+        """Return the reports that were better than all before, each with its mark."""
+        if (metric, largest) not in self._bests:
+            bests: list[tuple[Mark, float]] = []
+            for mark, value in zip(self.marks, self.values(metric), strict=True):
+                better = not bests or (value > bests[-1][1] if largest else value < bests[-1][1])
+                if math.isfinite(value) and better:
+                    bests.append((mark, value))
+            self._bests[metric, largest] = bests
+        return self._bests[metric, largest]
+
+    def arrival(self, rung: float, metric: str) -> _Arrival | None:
+        """Return when it had done so much and knew the metric, and what that was; None before that."""
+        first = bisect_left(self.marks, (rung - self._more, 0))
+        values = self.values(metric)
+        for at in range(first, len(self.marks)):
+            if not math.isnan(values[at]) or metric in self._points[at].metrics:
+                return _Arrival(self._points[at].time, values[at])
+        return None
+
+
+def _count(point: Point, by: str) -> float:
+    return point.seq + 1.0 if by == REPORT else as_float(point.metrics.get(by, math.nan))
+
+
+def _marks(points: Sequence[Point], by: str) -> Iterator[Mark]:
+    first: dict[float, int] = {}
+    for point in points:
+        count = _count(point, by)
+        yield count, point.seq - first.setdefault(count, point.seq)
+
+
+def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:
+    """Return the runs whose newest report meets the condition."""
+    condition, reasons = early.condition, dict[str, str]()
+    if condition is None:
+        return reasons
+    group = _Group(early, tracks)
+    for address, track in tracks.items():
+        look_up = partial(group.known, track)
+        if track.done >= early.at_least and condition.holds(look_up):
+            metrics = ((name, look_up(name)) for name in sorted(condition.names))
+            values = ", ".join(
+                f"{name}={words.number(value)}" for name, value in metrics if value is not None
+            )
+            reasons[address] = f"{condition.text} ({values})" if values else condition.text
+    return reasons
+
+
+class _Group:
+    """What names in a condition mean for each run."""
+
+    def __init__(self, early: Early, tracks: Mapping[str, _Track]) -> None:
+        self._early, self._tracks = early, tracks
+        self._bests: dict[str, tuple[list[Mark], list[float]]] = {}
+        self._medians: dict[tuple[str, Mark], float | None] = {}
+
+    def known(self, track: _Track, name: Name) -> float | None:
+        """Return what a name means for a run now; None where nobody knows."""
+        if name.of == OWN:
+            return track.latest.get(name.metric)
+        return (self._best if name.of == BEST else self._median)(name.metric, track.marks[-1])
+
+    def _best(self, metric: str, mark: Mark) -> float | None:
+        if metric not in self._bests:
+            largest = metric in self._early.largest
+            bests = [
+                report for track in self._tracks.values() for report in track.bests(metric, largest=largest)
+            ]
+            bests.sort()
+            best = accumulate((value for _, value in bests), max if largest else min)
+            self._bests[metric] = [mark for mark, _ in bests], [*best]
+        marks, values = self._bests[metric]
+        passed = bisect_right(marks, mark)
+        return values[passed - 1] if passed else None
+
+    def _median(self, metric: str, mark: Mark) -> float | None:
+        if (metric, mark) not in self._medians:
+            there = (track.at(mark, metric) for track in self._tracks.values() if track.marks[-1] >= mark)
+            finite = [value for value in there if math.isfinite(value)]
+            self._medians[metric, mark] = median(finite) if finite else None
+        return self._medians[metric, mark]

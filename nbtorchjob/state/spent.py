@@ -30,7 +30,7 @@ from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
-from nbtorchjob.state.diagnosis.standing import Sources, library, place, users_frame
+from nbtorchjob.state.diagnosis.seen import Sources, library, place, users_frame
 
 Span = tuple[int, int]
 

@@ -99,7 +99,7 @@ def html(
 def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:
     """Return a chart for each metric that one of the jobs reported, with a line for each job."""
     per_job = [
-        metrics.curves(state.spoken, attempts.turns(state), _MOST_CHARTS, swaps.marks(state))
+        metrics.curves(state.spoken, attempts.turn_causes(state), _MOST_CHARTS, swaps.marks(state))
         for state in states
     ]
     known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]

@@ -14,7 +14,7 @@ from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.runs import STOPPED
-from nbtorchjob.state.text import attempts, facts, labs, usage
+from nbtorchjob.state.text import attempts, facts, usage
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT, line
 from nbtorchjob.ui.card import metrics
@@ -189,10 +189,10 @@ def _lab(state: JobState) -> dict[str, Any] | None:
     if state.info.lab is None:
         return None
     return {
-        "doing": labs.doing_now(state),
+        "doing": attempts.doing_now(state),
         "since": turns.idle_since(state),
         "ends": turns.ends_at(state),
-        "memory": labs.memory(state),
+        "memory": attempts.memory(state),
         "cells": len(turns.turns(state)),
         "ended": state.lab_ends.why if state.lab_ends is not None else None,
     }

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from nbtorchjob import ProfileError
-from nbtorchjob.backends import profiles, stacks, talk
+from nbtorchjob.backends import stacks, talk
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api import connection
-from nbtorchjob.backends.kubernetes.jobs import asking
+from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.talk import Conversation
 from nbtorchjob.runtime.ask.questions import OWN, RECORD_BYTES, Messages
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -58,7 +58,7 @@ def profile_of(told, trace):
     return (*packed(content[0], "told"), *packed(content[1], "trace"))
 
 
-@pytest.mark.parametrize(("by", "told"), [(profiles.take, FULL), (profiles.take_memory, HELD)])
+@pytest.mark.parametrize(("by", "told"), [(stacks.take_profile, FULL), (stacks.take_memory_profile, HELD)])
 def test_a_forged_profile_is_shown_or_refused(folder, by, told):
     draw = random.Random(41)
     refused = []
@@ -172,16 +172,16 @@ def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
         yield SimpleNamespace(receive=receive)
 
     async def carried():
-        line = asking.PodLine(cast("Any", None), {})
-        for _ in range(10 * asking._AHEAD):
+        line = results.PodLine(cast("Any", None), {})
+        for _ in range(10 * results._AHEAD):
             await asyncio.sleep(0)
         before = heard
         assert line.receive(0) == b"x" * 100
         line._work.cancel()
         return before
 
-    monkeypatch.setattr(asking, "_leading", leading)
-    assert asyncio.run(carried()) == asking._AHEAD
+    monkeypatch.setattr(results, "_leading", leading)
+    assert asyncio.run(carried()) == results._AHEAD
 
 
 def test_a_number_that_no_node_gives_ends_the_conversation():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbtorchjob import JobEndedError, ProfileError, SpecError
-from nbtorchjob.backends import profiles
+from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample, Thread
@@ -54,7 +54,7 @@ class Asked(Questions):
         yield self.answers[question["question"]]
 
 
-def take(asked, folder, facts=STARTED, seconds=1.0, rank=1, by: Any = profiles.take):
+def take(asked, folder, facts=STARTED, seconds=1.0, rank=1, by: Any = stacks.take_profile):
     state = reduce(apply, facts, JobState(JobInfo("job", sources={"/tmp/1.py": ("Cell In[3]", "")})))
     return by(asked, state, rank, seconds, folder)
 
@@ -77,7 +77,7 @@ def test_the_trace_becomes_a_file_and_an_earlier_one_stays(folder):
 
 def test_a_snapshot_of_memory_is_written_and_not_read(folder):
     told = {"asked": 2.0, "held": [[0, 8192, 1024]], "events": 5}
-    found = take(Asked(records(told, b"cos\nsystem\n")), folder, by=profiles.take_memory)
+    found = take(Asked(records(told, b"cos\nsystem\n")), folder, by=stacks.take_memory_profile)
 
     assert (found.path.name, found.path.read_bytes()) == ("job-rank-1.memory.pickle", b"cos\nsystem\n")
     assert "5 events" in str(found)

@@ -18,7 +18,7 @@ from statistics import median
 
 from nbtorchjob import capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.frontends.server.handlers import Lanes
 from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.watch import Watch
@@ -44,7 +44,7 @@ def write(number: int) -> None:
         "sources": {"cell": ("In [1]", CELL)},
         "notebook": "/home/ada/a.ipynb",
     }
-    folder = paths.jobs_dir() / info.name
+    folder = directory.jobs_dir() / info.name
     folder.mkdir(mode=0o700)
     (folder / "job.json").write_text(json.dumps({"info": told}))
     lines = [json.dumps(ev.to_json(event)) + "\n" for event in events(at)]
@@ -66,7 +66,7 @@ def events(at: float) -> list[ev.Event]:
 
 def stats() -> float:
     """Take the seconds that one ``stat`` of each folder takes."""
-    folder, started = paths.jobs_dir(), time.perf_counter()
+    folder, started = directory.jobs_dir(), time.perf_counter()
     for name in os.listdir(folder):
         os.stat(f"{folder}/{name}/events.jsonl")
     return time.perf_counter() - started

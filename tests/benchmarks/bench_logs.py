@@ -21,7 +21,7 @@ from typing import Any
 import IPython.display
 
 import nbtorchjob
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.job import Job
 from nbtorchjob.ui.card import view
@@ -99,7 +99,7 @@ def watched(lines: int, target: str | None) -> Watched:
 
 def lost_lines(job: Job[Any], lines: int) -> int:
     """Count the lines that aren't where they belong in the log; not in this process, whose memory counts."""
-    log = next((paths.jobs_dir() / job.name).glob("node-*/round-*/rank-0.log"))
+    log = next((directory.jobs_dir() / job.name).glob("node-*/round-*/rank-0.log"))
     check = f'awk \'$0 == "line " NR-1 {{ n++ }} END {{ print {lines} - n }}\' "$0"'
     return int(subprocess.run(["sh", "-c", check, str(log)], capture_output=True, check=True).stdout)
 

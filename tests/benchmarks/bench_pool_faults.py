@@ -20,7 +20,7 @@ from typing import Any
 
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS
+from nbtorchjob.backends.kubernetes.objects.reading import PODS
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job

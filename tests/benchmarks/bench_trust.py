@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.spec.config import Launch
 from tests.benchmarks.measure import own_state
@@ -22,7 +22,7 @@ FORGED = ("", ""), ("frontends/cli/", "_facts"), ("frontends/server/", "_facts")
 TENDING, QUEUE = "backends/kubernetes/control/test_tending.py", "backends/local/launch/test_queue.py"
 AREAS = {
     "forged facts": tuple(f"{where}test_forged{more}.py" for where, more in FORGED),
-    "frames": ("runtime/store/test_frames.py", "backends/kubernetes/logs/test_decode.py"),
+    "frames": ("runtime/store/test_frames.py", "backends/kubernetes/logs/test_cache.py"),
     "values": (
         *(f"runtime/objects/test_{name}.py" for name in ("codec", "wire")),
         "backends/kubernetes/test_trust.py",
@@ -107,7 +107,7 @@ def ports(folder: Path, launch: Launch) -> list[str]:
     until_met(folder)
     retry_owner = None
     while retry_owner is None:
-        retry_owner = JobDirectory(paths.jobs_dir() / job.name).supervisor()
+        retry_owner = JobDirectory(directory.jobs_dir() / job.name).supervisor()
         time.sleep(0.01)
     found: list[str] = listens(retry_owner.pid)
     (folder / "seen").touch()

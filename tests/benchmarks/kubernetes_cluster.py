@@ -14,7 +14,7 @@ import aiohttp
 
 from nbtorchjob import capture, submission
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS
+from nbtorchjob.backends.kubernetes.objects.reading import PODS
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.job import Job
 from nbtorchjob.machine import folders, loop

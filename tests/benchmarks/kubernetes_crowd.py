@@ -11,7 +11,7 @@ from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.state import JobState
 from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, on_loop, spec, submit

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.facts.errors import Error, Frame
@@ -44,7 +44,7 @@ _WAIT = Frame("/site-packages/torch/distributed/distributed_c10d.py", 3252, "all
 
 def _job(name: str, facts: Iterable[ev.Event], log: str = "", ended: bool = False, **info: Any) -> str:
     """Write a job's folder; return its name."""
-    job = directory.create(paths.jobs_dir(), JobInfo(name, **info), lambda folder: None)
+    job = directory.create(directory.jobs_dir(), JobInfo(name, **info), lambda folder: None)
     job.claim(Process.of(os.getpid()))
     for fact in facts:
         append(str(job.events), ev.to_json(fact))

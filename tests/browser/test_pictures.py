@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from tests.browser import scripted
 
 pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't installed")
@@ -13,9 +13,9 @@ pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't in
 @pytest.fixture
 def shown(lab):
     """Write the scripted jobs; remove them again, as other tests count what runs."""
-    before = {path.name for path in paths.jobs_dir().iterdir()}
+    before = {path.name for path in directory.jobs_dir().iterdir()}
     yield scripted.write(str(lab.root / "pictures.ipynb"))
-    for path in paths.jobs_dir().iterdir():
+    for path in directory.jobs_dir().iterdir():
         if path.name not in before:
             shutil.rmtree(path)
 

@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.api.connection import Request
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.paths import (
+from nbtorchjob.backends.kubernetes.objects.reading import (
     ACCOUNTS,
     BESIDE,
     CLUSTER_QUEUES,

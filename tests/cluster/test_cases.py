@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.objects.paths import NAMESPACES
+from nbtorchjob.backends.kubernetes.objects.reading import NAMESPACES
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
 from tests.backends.kubernetes.cluster.resources import CRDS

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.state import Phase
@@ -75,7 +75,7 @@ def listens(*pids):
 def test_a_job_of_this_machine_listens_to_this_machine_alone(launch, folder):
     job = submit(meet, str(folder), spec=launch)
     until_met(folder)
-    supervisor = JobDirectory(paths.jobs_dir() / job.name).supervisor()
+    supervisor = JobDirectory(directory.jobs_dir() / job.name).supervisor()
     assert supervisor is not None
     found = listens(supervisor.pid)
     (folder / "seen").touch()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line, parse
@@ -69,7 +69,7 @@ def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(mo
         state = each.state
         pages = (page.description(state, 0.0, {}, Path("/")), record.detail(state, 0.0, {}))
         shown = (json.dumps(pages, default=str), describe.text(state, 0.0, {}, Path("/")))
-        kept = (paths.jobs_dir() / each.name / "job.json").read_text()
+        kept = (directory.jobs_dir() / each.name / "job.json").read_text()
         assert not [text for text in (*shown, kept) if VALUE in text]
     with pytest.raises(SpecError, match="secret_env"):
         nbtorchjob.submit(int, spec=JobSpec(secret_env=["MINE"]))

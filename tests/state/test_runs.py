@@ -1,9 +1,17 @@
 """A run of a group as a row of its table."""
 
+import math
+import random
 from functools import reduce
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import JobInfo, JobState, apply, runs
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.runs import Judge
 
 
 def test_no_column_hides_another_one_of_its_name():
@@ -18,3 +26,159 @@ def test_no_column_hides_another_one_of_its_name():
     assert (row["run"], row["params.run"]) == (7, 3)
     assert (row["lr"], row["metrics.lr"], row["loss"]) == (0.1, 0.05, 2.0)
     assert (row["value"], row["metrics.value"]) == ("mine", 1.0)
+
+
+def reported(number, reports, *more, begins=0.0):
+    """Return a run that reported so, one report a second, and goes on."""
+    facts = [
+        ev.NodeStarted(begins, 0, "host", 10),
+        ev.WorkersStarted(begins, 0, 0, 0, (0,), 1),
+        *(ev.Reported(begins + at, 0, 0, at, metrics) for at, metrics in enumerate(reports)),
+        *more,
+    ]
+    return reduce(apply, facts, JobState(JobInfo(f"g-r{number}", group="g", number=number)))
+
+
+def losses(number, values, *more, first=0, begins=0.0):
+    return reported(
+        number, [{"epoch": at, "loss": each} for at, each in enumerate(values, first)], *more, begins=begins
+    )
+
+
+def stops(early, *states):
+    return Judge(early).stops(states)
+
+
+ENDED = (ev.NodeExited(90.0, 0, code=0), ev.Closed(91.0))
+
+
+def test_a_run_is_measured_by_what_others_had_reported_when_they_were_as_far():
+    early = Early(stop_when="loss > 2 * best_loss")
+    done = losses(1, [8.0, 4.0, 2.0, 1.0], *ENDED)
+
+    assert stops(early, done, losses(2, [9.0])) == {}  # nobody was better at its age
+    assert stops(early, done, losses(2, [9.0, 8.5]), losses(3, [9.0, 7.5])) == {
+        "g-r2": "loss > 2 * best_loss (loss=8.5, best_loss=4)"
+    }
+    assert stops(early, losses(1, [8.0]), losses(2, [9.0, 17.0])) == {
+        "g-r2": "loss > 2 * best_loss (loss=17, best_loss=8)"
+    }
+
+
+def test_who_counts_nothing_is_as_far_as_it_has_reports():
+    early = Early(stop_when="acc < median_acc / 2 or acc < best_acc / 4", largest=("acc",))
+    runs = [reported(n, [{"acc": 0.1}, {"acc": last}]) for n, last in enumerate([0.5, 0.4, 0.19, 0.3], 1)]
+
+    assert stops(early, *runs) == {}
+    assert [*stops(early, *runs, reported(5, [{"acc": 0.1}, {"acc": 0.1}]))] == ["g-r5"]
+    assert stops(early, *runs, reported(5, [{"acc": 0.1}])) == {}
+
+
+def test_only_what_runs_is_stopped_and_once():
+    early = Early(stop_when="loss > 1")
+    values = [2.0]
+
+    assert [*stops(early, losses(1, values))] == ["g-r1"]
+    assert stops(early, losses(1, values, *ENDED)) == {}
+    assert stops(early, losses(1, values, ev.CancelRequested(50.0))) == {}
+    stop = ev.RankStops(50.0, 0, 0, 0, 7, "train", "<cell>", ev.BREAKPOINT)
+    assert stops(early, losses(1, values, stop)) == {}  # somebody looks at it
+    assert stops(Early(stop_when="loss > 1", at_least=2), losses(1, values)) == {}
+    assert [*stops(Early(stop_when="loss > 1", at_least=2), losses(1, [0.0, 2.0]))] == ["g-r1"]
+    assert stops(Early(stop_when="acc < 1"), losses(1, values), reported(2, [])) == {}
+
+
+def test_what_nobody_reports_is_told_once_a_run_is_through():
+    judge = Judge(Early(stop_when="los > 2 * best_loss", halve="loss", by="epochs"))
+
+    assert judge.unheard([losses(1, [1.0])]) is None
+    assert (
+        judge.unheard([losses(1, [1.0]), losses(2, [1.0], *ENDED)]) == "epochs, los: they report epoch, loss"
+    )
+    assert Judge(Early(halve="loss")).unheard([losses(1, [1.0], *ENDED)]) == ""
+
+
+def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
+    early = Early(halve="loss", by="epoch", factor=3)
+    first = losses(1, [5.0], begins=0.0)
+    worse = losses(2, [6.0], begins=1.0)
+    better = losses(3, [1.0], begins=2.0)
+    late = losses(4, [3.0], begins=3.0)
+
+    assert stops(early, first) == {}
+    assert stops(early, first, worse, better, late) == {
+        "g-r2": "loss=6 after 1 epoch was number 2 of 2",
+        "g-r4": "loss=3 after 1 epoch was number 2 of 4",
+    }
+    many = [losses(n, [float(n)], begins=-n) for n in range(10, 16)]  # the worst first
+    assert stops(early, *many) == {}
+    assert [*stops(early, *many, losses(1, [11.5], begins=0), losses(2, [10.5], begins=1))] == ["g-r1"]
+
+
+def test_the_next_rung_is_factor_times_as_far():
+    early = Early(halve="loss", by="epoch", factor=2, at_least=2)
+    leader = losses(1, [1.0] * 8, begins=0.0)
+
+    assert stops(early, leader, losses(2, [9.0], begins=20.0)) == {}
+    assert stops(early, leader, losses(2, [9.0, 0.5, 2.0], begins=20.0)) == {}
+    assert stops(early, leader, losses(2, [9.0, 0.5, 2.0, 1.5], begins=20.0)) == {
+        "g-r2": "loss=1.5 after 4 epochs was number 2 of 2"
+    }
+
+
+def test_what_is_not_finite_never_goes_on_and_what_is_through_does():
+    early = Early(halve="loss", by="epoch", factor=2)
+
+    assert stops(early, losses(1, [float("nan")])) == {"g-r1": "loss=nan after 1 epoch was no finite one"}
+    ends = [{"epoch": at, "epochs": 2, "loss": 9.0} for at in (1, 2)]
+    assert stops(early, losses(1, [1.0, 1.0], *ENDED, first=1), reported(2, ends[1:], begins=50.0)) == {
+        "g-r2": "loss=9 after 1 epoch was number 2 of 2"
+    }
+    well = [{"epoch": 1, "epochs": 2, "loss": 0.5}, ends[1]]
+    assert stops(early, losses(1, [1.0, 1.0], *ENDED, first=1), reported(2, well, begins=50.0)) == {}
+
+
+def test_the_largest_goes_on_where_that_is_best():
+    early = Early(halve="acc", by="step", largest=("acc",), factor=2)
+    runs = [reported(n, [{"step": 1, "acc": acc}], begins=n) for n, acc in enumerate([0.5, 0.4, 0.9], 1)]
+
+    assert [*stops(early, *runs)] == ["g-r2"]
+
+
+def test_a_long_run_is_judged_by_what_was_seen_first():
+    early = Early(halve="loss", by="epoch", factor=3, at_least=3)
+    begun, other = losses(1, [9.0, 9.0, 1.0], first=1), losses(2, [2.0] * 3, first=1, begins=50.0)
+    judge = Judge(early)
+    assert [*judge.stops([begun, other])] == ["g-r2"]
+
+    gone_on = losses(1, [9.0, 9.0, 1.0, *[5.0] * 2000], first=1, begins=0.0)
+
+    assert [*judge.stops([gone_on, other])] == ["g-r2"]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(st.floats(0, 9) | st.just(math.nan), max_size=6), max_size=6),
+    st.integers(2, 4),
+    st.randoms(use_true_random=False),
+)
+def test_any_order_of_runs_gives_the_same_and_the_best_is_never_halved(curves, factor, chance: random.Random):
+    early = Early(halve="loss", factor=factor, stop_when="loss > 3 * best_loss and loss > median_loss")
+    states = [losses(n, values, begins=n / 100) for n, values in enumerate(curves, 1)]
+    shuffled = chance.sample(states, len(states))
+
+    found = stops(early, *states)
+
+    assert stops(early, *shuffled) == found
+    always = [n for n, values in enumerate(curves, 1) if values and all(each == 0 for each in values)]
+    assert not {f"g-r{n}" for n in always} & found.keys()
+
+
+@pytest.mark.parametrize("begins", [0.0, 5.0])
+def test_what_was_reported_before_a_restart_counts(begins):
+    again = [ev.WorkersStarted(60.0, 0, 1, 1, (0,), 1), ev.Reported(61.0, 0, 1, 0, {"epoch": 0, "loss": 8.0})]
+    early = Early(stop_when="loss >= 2 * best_loss")
+
+    run = losses(1, [8.0, 4.0], *again, begins=begins)
+
+    assert [*stops(early, run)] == ["g-r1"]  # it is behind its own best

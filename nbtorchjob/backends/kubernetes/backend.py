@@ -30,17 +30,16 @@ from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service, tended, tends
-from nbtorchjob.backends.kubernetes.doctor import choices
-from nbtorchjob.backends.kubernetes.jobs import asking, find, results
+from nbtorchjob.backends.kubernetes.doctor import named
+from nbtorchjob.backends.kubernetes.jobs import find, results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache
-from nbtorchjob.backends.kubernetes.logs.decode import Fresh
+from nbtorchjob.backends.kubernetes.logs.cache import Fresh, JobCache
 from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submit import export, retry, swaps
+from nbtorchjob.backends.kubernetes.submit import attempts, export, retry
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
 from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
@@ -238,7 +237,7 @@ class KubernetesBackend(Backend):
         async def work() -> None:
             end: BaseException | None = None
             try:
-                await asking.ask(await find.find(name), question, nodes, timeout, answers.put)
+                await results.ask(await find.find(name), question, nodes, timeout, answers.put)
             except BaseException as exc:
                 end = exc
             answers.put(end)
@@ -258,10 +257,10 @@ class KubernetesBackend(Backend):
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Run what leads to the node in its pod."""
 
-        async def reach() -> tuple[Conversation, asking.PodLine]:
+        async def reach() -> tuple[Conversation, results.PodLine]:
             job = await find.find(name)
-            key, line = await asking.reach(job, node)
-            return Conversation(node, key, asking.whole(question), goes_on=True), line
+            key, line = await results.reach(job, node)
+            return Conversation(node, key, results.whole(question), goes_on=True), line
 
         try:
             return Talk(*loop.run(reach()), timeout)
@@ -271,7 +270,7 @@ class KubernetesBackend(Backend):
 
     def swap_keeper(self, name: str) -> SwapKeeper | None:
         """Return the job's Secret for swaps, unless its nodes keep them with its checkpoints."""
-        return loop.run(_act(name, swaps.keeper))
+        return loop.run(_act(name, attempts.swap_keeper))
 
     def key(self, name: str) -> bytes:
         """Read it from the job's Secret, or this machine's cache."""
@@ -407,7 +406,7 @@ class KubernetesBackend(Backend):
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
-        return loop.run(choices.look(spec))
+        return loop.run(named.look(spec))
 
 
 _tended_lately: dict[tuple[str | None, str | None], tuple[float, bool]] = {}

@@ -23,11 +23,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import Api
-from nbtorchjob.backends.kubernetes.objects.rights import grant
+from nbtorchjob.backends.kubernetes.objects.reading import Api, grant
 from nbtorchjob.machine import extras
 
 NAME = "nbtorchjob-tender"
@@ -72,10 +71,10 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
     with extras.needed("kubernetes", "a tender"):
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
-    shared = rights.rights(rights.TENDING_CLUSTERWIDE)
+    shared = server.rights(server.TENDING_CLUSTERWIDE)
     parts = [
         _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
-        *(grant(account, namespace, rights.tended(), NAME) for namespace in namespaces),
+        *(grant(account, namespace, server.tender_rights(), NAME) for namespace in namespaces),
         grant(account, None, shared, NAME),
         *map(_yaml, secrets),
         _yaml(_deployment(namespaces, image, secrets)),

@@ -15,7 +15,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, Object, shared
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
-from nbtorchjob.backends.kubernetes.objects.paths import OLDER, REVIEWS, Api
+from nbtorchjob.backends.kubernetes.objects.reading import OLDER, REVIEWS, Api
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime
 from nbtorchjob.backends.kubernetes.objects.workloads import Look
 from nbtorchjob.spec.jobspec import JobSpec

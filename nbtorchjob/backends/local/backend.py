@@ -30,10 +30,10 @@ from nbtorchjob.backends.base import (
     no_cluster,
 )
 from nbtorchjob.backends.local import listing, liveness, policies
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
     AskError,
@@ -111,15 +111,13 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        from nbtorchjob.backends.local.launch import pool_client  # late: only who starts a job needs the pool
-
         self._has_torch()
         with pool_client.refused():
             self._sweep()
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, environment.of_this_process(spec.secrets()))
+            new.prepare(key, pool_client.own_environment(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is not None:
@@ -128,13 +126,12 @@ class LocalBackend(Backend):
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
-        from nbtorchjob.backends.local.launch import pool_client  # late, as below
         from nbtorchjob.runtime.rank.given import signed
 
         self._has_torch()
         with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), environment.of_this_process(spec.secrets())
+        key, asked = secrets.token_bytes(32), pool_client.own_environment(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 
@@ -147,7 +144,7 @@ class LocalBackend(Backend):
 
         try:
             for info in sent:
-                made.append(directory.create(paths.jobs_dir(), info, fill))
+                made.append(directory.create(directory.jobs_dir(), info, fill))
             pool_client.start_here(*made)
         except BaseException:
             for job in made:
@@ -178,7 +175,6 @@ class LocalBackend(Backend):
         raise AssertionError("unreachable")
 
     def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
-        from nbtorchjob.backends.local.launch import pool_client  # late: only who starts a job needs the pool
 
         try:
             pool_client.begin(info, fill, pool_client.start_here)
@@ -191,7 +187,7 @@ class LocalBackend(Backend):
 
     def _running(self, given: str) -> Iterator[JobState]:
         """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""
-        for job in self._listing.look(paths.jobs_dir()):
+        for job in self._listing.look(directory.jobs_dir()):
             name = job.folder.path.name
             if naming.is_run(name, given) and not job.folder.cancel.exists():
                 with self._listing.leaving_out(name):
@@ -217,7 +213,7 @@ class LocalBackend(Backend):
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
-        job = JobDirectory(paths.jobs_dir() / name)
+        job = JobDirectory(directory.jobs_dir() / name)
         if turn is None or turn.mark is None:  # else who follows it knows that of its lab
             for fact in _beside(job):
                 yield fact
@@ -239,7 +235,7 @@ class LocalBackend(Backend):
         self, make: Make[Summary], *, everyone: bool = False, scope: str | None = None
     ) -> list[Summary]:
         """Make them of jobs that weren't listed since they ended; those of the others are kept."""
-        now, path = time.time(), paths.ended_file(f"{make.__module__}.{make.__qualname__}")
+        now, path = time.time(), directory.ended_file(f"{make.__module__}.{make.__qualname__}")
         kept = self._summaries.get(path) or self._summaries.setdefault(path, listing.Summaries(path))
         ended: dict[str, listing.Line] = {}
         going, over = [], []
@@ -271,7 +267,7 @@ class LocalBackend(Backend):
     def names(self) -> list[str]:
         """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""
         made: dict[str, float] = {}
-        folder = paths.jobs_dir()
+        folder = directory.jobs_dir()
         for name in os.listdir(folder):
             with suppress(OSError):
                 made[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
@@ -351,7 +347,6 @@ class LocalBackend(Backend):
     def start(self, name: str) -> None:
         """Let it run beside others; its GPUs it doesn't share."""
         from nbtorchjob.backends.local.launch import (
-            pool_client,  # late, as above
             queue,
         )
 
@@ -361,7 +356,7 @@ class LocalBackend(Backend):
 
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
-        job = JobDirectory(paths.jobs_dir() / name)
+        job = JobDirectory(directory.jobs_dir() / name)
         with suppress(DamagedError):  # it can't be told who supervises it: whoever does finds the folder gone
             if liveness.why(job) is None:  # who follows it is told before the record is gone
                 job.emit("Removed")
@@ -380,7 +375,6 @@ class LocalBackend(Backend):
 
     def _leave_queue(self, name: str) -> None:
         from nbtorchjob.backends.local.launch import (
-            pool_client,  # late, as above
             queue,
         )
 
@@ -430,7 +424,7 @@ class LocalBackend(Backend):
             *self._checked(spec),
             Finding(good, text, "" if good else _REMEDY),
             *(Finding(True, f"torch {version}: {line}") for line in torch_versions.missed(version or "")),
-            Finding(True, f"jobs are kept in {paths.jobs_dir()}"),
+            Finding(True, f"jobs are kept in {directory.jobs_dir()}"),
         ]
 
     def _checked(self, spec: JobSpec) -> Iterator[Finding]:
@@ -530,10 +524,10 @@ class LocalBackend(Backend):
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
         """Describe which processes would start."""
-        return f"{super().dry_run(call, spec, info)}, under {paths.jobs_dir()}"
+        return f"{super().dry_run(call, spec, info)}, under {directory.jobs_dir()}"
 
     def _job(self, name: str) -> JobDirectory:
-        job = JobDirectory(paths.jobs_dir() / name)
+        job = JobDirectory(directory.jobs_dir() / name)
         if name.startswith(".") or "/" in name or len(name) > 200 or not job.events.exists():
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
@@ -541,7 +535,7 @@ class LocalBackend(Backend):
     def _unexpired(self, without: Callable[[str, listing.Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs that stay; those that ended longer ago than they asked to be kept are deleted."""
         stay = []
-        for job in self._listing.look(paths.jobs_dir(), without):
+        for job in self._listing.look(directory.jobs_dir(), without):
             with suppress(*DAMAGED, NBTorchJobError):
                 if job.expired(time.time()):
                     self.delete(job.folder.path.name)
@@ -555,9 +549,8 @@ class LocalBackend(Backend):
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
-        from nbtorchjob.backends.local.launch import environment  # late, as above
 
-        environment.thin_out()
+        pool_client.thin_out_environments()
 
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
@@ -575,7 +568,7 @@ def _chunks(job: JobDirectory, rank: int) -> Iterator[LogChunk]:
 
 def _remains() -> Iterator[tuple[Path, float]]:
     """Yield the folders of jobs that were left half made or half removed, and for how long they have been."""
-    for path in paths.jobs_dir().glob(".*"):
+    for path in directory.jobs_dir().glob(".*"):
         if directory.in_work(path):
             continue
         with suppress(OSError):  # made or removed by now

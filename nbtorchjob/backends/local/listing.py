@@ -29,7 +29,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
@@ -165,7 +165,7 @@ def _does(name: str, now: float) -> _Doing:
     """Return what a job does, as of a moment ago."""
     listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
     if listed is None or not 0 <= now - looked < _LOOK_S:
-        listed = listed or Listed(JobDirectory(paths.jobs_dir() / name))
+        listed = listed or Listed(JobDirectory(directory.jobs_dir() / name))
         with suppress(*DAMAGED):
             listed.look()
             state = listed.state()
@@ -195,7 +195,7 @@ def tidy(over: Collection[str]) -> None:
     That is so for a moment, and for good where its warden was killed.
     """
     with suppress(OSError, NotOwnError):
-        if not {*over}.isdisjoint(os.listdir(paths.queue_dir() / "running")):
+        if not {*over}.isdisjoint(os.listdir(directory.queue_dir() / "running")):
             _step_now_and_then()
 
 

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.machine.processes import NOBODY, Process
 
@@ -85,7 +85,7 @@ def _at_work(job: JobDirectory, supervisor: Process) -> bool:
 
 def queued(name: str) -> bool:
     """Whether a job waits for its turn, or whoever gave it one is to start it."""
-    folder = paths.queue_dir()
+    folder = directory.queue_dir()
     return (folder / "waiting" / name).exists() or (folder / "running" / name).exists()
 
 

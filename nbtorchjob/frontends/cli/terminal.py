@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbtorchjob import api, backends
-from nbtorchjob.commands import running, runs, verbs
+from nbtorchjob.commands import running, verbs
 from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
 from nbtorchjob.errors import (
     JobFailedError,
@@ -94,7 +94,7 @@ class Terminal:
             ).start()
         on = running.ask_lab(options, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
-            call, rows = target.call(behind, lambda look_up: runs.rows(options, look_up, self))
+            call, rows = target.call(behind, lambda look_up: running.rows(options, look_up, self))
         return RunRequest(call, spec, options, target.origin, on, rows)
 
     def namespace(self) -> dict[str, Any]:

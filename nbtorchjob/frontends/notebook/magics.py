@@ -16,7 +16,7 @@ from nbtorchjob import api, capture
 from nbtorchjob.backends import naming
 from nbtorchjob.capture import origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.commands import front, running, runs, swapping, table, verbs
+from nbtorchjob.commands import front, running, swapping, table, verbs
 from nbtorchjob.commands.front import Answer, Edited, LogRequest, RunRequest
 from nbtorchjob.errors import CellSyntaxError, LineError, NameTakenError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
@@ -128,7 +128,7 @@ class TorchJobMagics:
             on = running.ask_lab(
                 cell_options, lambda: capture.asked_for(cell, self.shell.user_ns, filename), self
             )
-            rows = runs.rows(cell_options, self._look_up, self)
+            rows = running.rows(cell_options, self._look_up, self)
             call = capture.from_cell(
                 cell,
                 self.shell.user_ns,
@@ -214,7 +214,7 @@ class TorchJobMagics:
             cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
         )
         rank_names = on.answer.rank_names if on is not None else NOTHING
-        rows = runs.rows(cell_options, self._look_up, self)
+        rows = running.rows(cell_options, self._look_up, self)
         parameters = rows[0] if rows else {}
         call = capture.from_expression(
             expression, self.shell.user_ns, root=working(), rank_names=rank_names, given=parameters

@@ -70,8 +70,7 @@ from math import prod
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import STOPPED, Collective
-from nbtorchjob.state.diagnosis.seen import Seen, Wait
-from nbtorchjob.state.diagnosis.standing import MEETS, MONITORED, WaitsFor, standing
+from nbtorchjob.state.diagnosis.seen import MEETS, MONITORED, Seen, Wait, WaitsFor, standing
 from nbtorchjob.state.diagnosis.verdicts import (
     Absent,
     Alone,

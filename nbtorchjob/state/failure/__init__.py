@@ -14,7 +14,6 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import table
-from nbtorchjob.state.failure.cause import Cause, Reason, Row, find
 from nbtorchjob.state.failure.table import (
     AGENT_KILLED,
     DEADLINE_EXCEEDED,
@@ -22,6 +21,10 @@ from nbtorchjob.state.failure.table import (
     NEVER_STARTED,
     NO_LIMIT,
     PODS_REFUSED,
+    Cause,
+    Reason,
+    Row,
+    find,
 )
 
 __all__ = [

@@ -23,10 +23,10 @@ from nbtorchjob.state.events import (
 from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.progress import hang, missed, still
 from nbtorchjob.state.runs import STOPPED
-from nbtorchjob.state.text import labs, lifetime, swaps, usage
+from nbtorchjob.state.text import attempts, lifetime, swaps, usage
 from nbtorchjob.state.text.hang import describe
 from nbtorchjob.state.text.lifetime import stillness
-from nbtorchjob.state.text.tracebacks import summary
+from nbtorchjob.state.text.stacks import summary
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import (
     DOT,
@@ -494,6 +494,6 @@ def last_line(state: JobState, now: float) -> str:
         lasted += ", stalled"
     there = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
-    said = labs.doing(state, now) or stillness(state, now)
+    said = attempts.doing(state, now) or stillness(state, now)
     parts = (f"{name} {phase(state).lower()} {lasted}", said, shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

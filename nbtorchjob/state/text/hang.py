@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.samples import BEGINS, BUSY, HELD, STOPPED, UNKNOWN, Collective, Group
 from nbtorchjob.state.diagnosis import Diagnosis, verdicts
-from nbtorchjob.state.diagnosis.seen import Seen, Wait
-from nbtorchjob.state.diagnosis.standing import POINT_TO_POINT, WaitsFor, place
+from nbtorchjob.state.diagnosis.seen import POINT_TO_POINT, Seen, Wait, WaitsFor, place
 from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
 from nbtorchjob.text.words import clip, duration, line, ranks
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
-from nbtorchjob.state.diagnosis.standing import WaitsFor, standing
+from nbtorchjob.state.diagnosis.seen import WaitsFor, standing
 from nbtorchjob.state.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 

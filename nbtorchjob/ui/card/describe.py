@@ -11,9 +11,9 @@ from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, Attempt, JobState, Phase, turns
-from nbtorchjob.state.text import attempts, facts, labs, lifetime, swaps, usage
+from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
-from nbtorchjob.state.text.tracebacks import place
+from nbtorchjob.state.text.stacks import frame_place as place
 from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
@@ -64,7 +64,7 @@ def parts(
         Part("Note and tags", said=[said] if said else []),
         Part("What runs", said=[what] if what else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
-        Part("What it has run", _turns(state, now), labs.lines(state, now)),
+        Part("What it has run", _turns(state, now), attempts.lab_lines(state, now)),
         Part("What was swapped", swaps.rows(state, now), wrote=swaps.diffs(state)),
         Part("Why it waits", said=attempts.pending(state, now)),
         Part(

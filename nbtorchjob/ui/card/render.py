@@ -14,9 +14,9 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import PERCENT, REPORT, progress
-from nbtorchjob.state.text import attempts, facts, labs, lifetime, swaps, usage
+from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.lifetime import overdue, progress_line, rate, stillness
-from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
+from nbtorchjob.state.text.stacks import ARROW, SourceLookup, pieces, summarised
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line, number
 from nbtorchjob.ui.card import chart, head, metrics, ranks, tails
 from nbtorchjob.ui.card.tails import folds, text_tail
@@ -90,7 +90,7 @@ def html(
         titled(_EARLIER, attempts.past(state)),
     ]
     last = [
-        *map(text_line, labs.lines(state, now)),
+        *map(text_line, attempts.lab_lines(state, now)),
         *map(text_line, facts.notices(state)),
         text_line(facts.artifacts(state)),
         text_line(_value(state, "Value", value)),
@@ -101,7 +101,7 @@ def html(
     room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
-    curves = metrics.curves(_series(state), attempts.turns(state), swaps=swaps.marks(state))
+    curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
     charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
     drawn = ""
     if charts:
@@ -126,7 +126,12 @@ def _fitting(room: int, *ways: str) -> tuple[str, int]:
 def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offers, *, live: bool) -> str:
     """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
     took = facts.took(state, now)
-    said = [labs.doing(state, now) or stillness(state, now), took, facts.shape(state), facts.counts(state)]
+    said = [
+        attempts.doing(state, now) or stillness(state, now),
+        took,
+        facts.shape(state),
+        facts.counts(state),
+    ]
     if state.phase is Phase.SUCCEEDED:
         said = [f"in {took}", *metrics.summary(_series(state), 4, counting=False), facts.counts(state)]
     elif state.phase.terminal:
@@ -228,7 +233,7 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         *(f"  {row}" for row in past),
         *([f"Log of rank {rank}, last {count(len(log), 'line')}:"] if log else []),
         *(f"  {row}".rstrip() for row in log),
-        *labs.lines(state, now),
+        *attempts.lab_lines(state, now),
         *facts.notices(state),
         _value(state, "value", value),
         facts.artifacts(state),

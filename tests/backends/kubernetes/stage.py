@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import capture, submission
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, SERVICES
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, SERVICES
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
@@ -79,7 +79,7 @@ class Stage:
 
     def become(self, *without):
         """Be a user who may do all that jobs need but for some (verb, resource); give their name."""
-        needed = [*rights.EVENTS, *(right for kind in KINDS.values() for right in rights.needed(kind))]
+        needed = [*server.EVENTS, *(right for kind in KINDS.values() for right in server.needed_rights(kind))]
         return self.be([right for right in needed if (right.verb, right.resource) not in without])
 
     def be(self, allowed):

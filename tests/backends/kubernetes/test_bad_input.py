@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.objects.paths import SECRETS
+from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
 from nbtorchjob.errors import (
     NameTakenError,
     NotFoundError,

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from nbtorchjob.backends.kubernetes import deployment
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.backends.kubernetes.objects.reading import Right
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
@@ -97,7 +97,7 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
     assert process.wait(LIMIT) == 0
 
     asked = [each for each in stage.cluster.attempts(user) if each.namespace == stage.namespace]
-    assert {Right(each.verb, each.group, each.resource) for each in asked} <= {*rights.tended()}
+    assert {Right(each.verb, each.group, each.resource) for each in asked} <= {*server.tender_rights()}
 
 
 def test_its_pod_is_one_that_a_restricted_namespace_takes(team):

@@ -19,7 +19,7 @@ from nbtorchjob import (
     report,
     submit,
 )
-from nbtorchjob.backends.kubernetes.control import hosts
+from nbtorchjob.backends.kubernetes.control import selection
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.state import Budget, Series
 from nbtorchjob.state.failure import Cause
@@ -78,7 +78,7 @@ def evict(stage, job, *nodes):
 @pytest.fixture
 def taint(stage, monkeypatch):
     """Return what puts taints on the host, which is looked at often; it has none in the end."""
-    monkeypatch.setattr(hosts, "EVERY_S", 0.2)
+    monkeypatch.setattr(selection, "EVERY_S", 0.2)
     yield stage.cluster.taint
     stage.cluster.taint()
 
@@ -106,14 +106,14 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
 
 def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, taint):
     job = start("indexedjob", Elastic(2), Retry(preemptions=1, backoff=0))
-    taint(hosts.TAINTS[0])
+    taint(selection.TAINTS[0])
     until(lambda: "taint" in waits(job))  # the next attempt isn't placed there
     taint()
 
     assert job.result(LIMIT) == "done", job.state
     assert each_step_once(job, 0, 1), job.state.notices
     assert [each.budget for each in job.state.attempts] == [Budget.PREEMPTIONS, None]
-    assert [told.why for told in job.state.leaves] == [f"its host has the taint {hosts.TAINTS[0]}"]
+    assert [told.why for told in job.state.leaves] == [f"its host has the taint {selection.TAINTS[0]}"]
 
 
 def test_who_saves_for_too_long_is_ended_and_what_others_saved_then_does_not_count(stage, tmp_path):

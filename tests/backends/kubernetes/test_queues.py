@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.control import cleanup, controller, follow
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS as CLUSTER_KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.backends.kubernetes.objects.reading import Right
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import ForbiddenError, SubmitError

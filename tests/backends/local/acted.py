@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.store.stream import TIMES
 from nbtorchjob.state import JobInfo
@@ -18,7 +18,7 @@ class Acted:
         # No two have one name: who writes facts holds on to a file that it has opened.
         self.name = name or f"acted-{secrets.token_hex(4)}"
         info = JobInfo(self.name, created=time.time(), label="acted", nodes=(nodes, nodes), **known)
-        self.folder = directory.create(paths.jobs_dir(), info, lambda folder: None)
+        self.folder = directory.create(directory.jobs_dir(), info, lambda folder: None)
         self.folder.claim(Process.of(os.getpid()))
 
     def begin(self, round=0, ranks=(0,), node=0):

@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -20,7 +20,7 @@ def seen(job, condition):
 
 
 def folder_of(job):
-    return JobDirectory(paths.jobs_dir() / job.name)
+    return JobDirectory(directory.jobs_dir() / job.name)
 
 
 def supervisor(job):

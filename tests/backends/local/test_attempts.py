@@ -31,7 +31,7 @@ from nbtorchjob import (
     checkpoint_dir,
     report,
 )
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.state import Budget, Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import left_behind, seen, supervisor
@@ -74,7 +74,7 @@ def test_a_node_refuses_a_folder_that_is_another_runs_by_now():
 
     job = submit(once_more, retry=Retry(retries=1, preemptions=1, backoff=3))
     seen(job, lambda state: any(each.failure for each in state.attempts))
-    record = paths.jobs_dir() / job.name / "job.json"
+    record = directory.jobs_dir() / job.name / "job.json"
     text = record.read_text()
     record.write_text(text.replace(f'"created":{job.info.created}', '"created":1.5'))
     assert record.read_text() != text
@@ -306,7 +306,7 @@ def test_the_next_attempt_finds_what_an_earlier_one_kept():
 
     assert job.result(LIMIT) == (2, 3)
     job.delete()
-    assert not (paths.jobs_dir() / job.name).exists()
+    assert not (directory.jobs_dir() / job.name).exists()
 
 
 def test_a_restart_in_place_finds_it_too_and_is_no_attempt():

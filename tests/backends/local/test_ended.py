@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.ui.record import record
 
 
@@ -20,7 +20,7 @@ def listed(here=None):
 
 
 def kept_file():
-    return paths.ended_file("nbtorchjob.ui.record.record")
+    return directory.ended_file("nbtorchjob.ui.record.record")
 
 
 def ended(act, name=None):
@@ -118,7 +118,7 @@ def test_what_other_code_makes_is_kept_apart(act, monkeypatch):
     job = ended(act)
     assert listed() == {job.name: "SUCCEEDED"}
     for number in range(9):
-        monkeypatch.setattr(paths, "code", lambda number=number: f"version {number}")
+        monkeypatch.setattr(directory, "code", lambda number=number: f"version {number}")
         assert [*LocalBackend().summaries(name_of)] == [{"name": job.name}]
     assert listed() == {job.name: "SUCCEEDED"}
     unreadable(job)
@@ -162,7 +162,7 @@ class Folder:
         return self.random.choice(self.names)
 
     def path(self, name):
-        return paths.jobs_dir() / name
+        return directory.jobs_dir() / name
 
     def run(self):
         name = self.some()
@@ -222,7 +222,7 @@ def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
         folder.random.choice([*steps, folder.tell])()
         if folder.random.random() < 0.3:  # another version lists jobs, too
             with monkeypatch.context() as patched:
-                patched.setattr(paths, "code", lambda: "another version")
+                patched.setattr(directory, "code", lambda: "another version")
                 rows(LocalBackend())
         truth = sorted(
             (record(state, 0.0) for state in LocalBackend().jobs()), key=lambda row: str(row["id"])

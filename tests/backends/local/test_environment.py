@@ -12,8 +12,8 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import JobSpec, api
-from nbtorchjob.backends.local.jobdir import paths
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.launch import pool_client
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of
 from tests.environment.installed import install
@@ -33,7 +33,7 @@ def ended(**spec):
 
 
 def shared():
-    return {path.name for path in paths.environments_dir().iterdir()}
+    return {path.name for path in directory.environments_dir().iterdir()}
 
 
 def test_jobs_that_can_import_the_same_share_a_file(tmp_path, monkeypatch):
@@ -57,18 +57,18 @@ def test_a_file_that_no_job_has_is_removed_in_time(tmp_path, monkeypatch):
     install(tmp_path, f"passing-{time.time_ns()}", "1.0", "passing.py")
     job = ended()
     (name,) = shared() - before
-    path = paths.environments_dir() / name
+    path = directory.environments_dir() / name
 
     os.utime(path, (0, 0))
-    environment.thin_out()
+    pool_client.thin_out_environments()
     assert path.exists()
     job.delete()
-    environment.thin_out()
+    pool_client.thin_out_environments()
     assert not path.exists()
 
 
 def test_a_job_goes_without_where_it_can_t_be_put_down():
-    folder = paths.environments_dir()
+    folder = directory.environments_dir()
     shutil.rmtree(folder)
     folder.touch()
     job = ended()

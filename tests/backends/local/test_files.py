@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
-from nbtorchjob.backends import files, sync
+from nbtorchjob.backends import files, links
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
@@ -197,7 +197,7 @@ def test_a_file_that_goes_before_it_is_read_keeps_no_other_from_coming(job, tmp_
         job.get("artifacts", tmp_path / "copied", node=0)
     assert (tmp_path / "copied" / "artifacts" / "runs" / "events-0").exists()
 
-    going = sync.Sync(job._backend, job.state, "artifacts", tmp_path / "synced")
+    going = links.Sync(job._backend, job.state, "artifacts", tmp_path / "synced")
     assert going.step()
     assert (tmp_path / "synced" / "runs" / "events-0").exists()
     assert going.trouble == ""
@@ -245,7 +245,7 @@ def test_a_file_that_grows_is_completed(job, tmp_path):
 
 
 def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(sync, "EVERY_S", 0.05)
+    monkeypatch.setattr(links, "EVERY_S", 0.05)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "events-0").write_text("one\n")  # as of an earlier try
     (tmp_path / "loss").write_text("another job's")

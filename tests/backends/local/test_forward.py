@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbtorchjob import AskError, JobEndedError, SpecError
-from nbtorchjob.backends.forward import Forward
+from nbtorchjob.backends.links import Forward
 from nbtorchjob.runtime.ask import answering, ports, questions
 from tests.backends.kubernetes.stage import until
 

@@ -12,7 +12,7 @@ import pytest
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress
@@ -200,8 +200,8 @@ def test_a_folder_that_is_damaged_harms_no_other_and_may_recover(act, here):
     job, damaged = act(), act()
     written = (damaged.folder.path / "job.json").read_bytes()
     (damaged.folder.path / "job.json").write_bytes(b"{")
-    (paths.jobs_dir() / "a file").touch()
-    (paths.jobs_dir() / "empty").mkdir()
+    (directory.jobs_dir() / "a file").touch()
+    (directory.jobs_dir() / "empty").mkdir()
 
     assert [*listed(here)] == [job.name]
     (damaged.folder.path / "job.json").write_bytes(written)

@@ -38,7 +38,7 @@ from nbtorchjob import (
     report,
     submission,
 )
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.runtime.facts import described
@@ -481,7 +481,7 @@ def test_delete_ends_a_running_job_and_removes_its_record():
     assert follower.wait(LIMIT)
     assert facts.phase(follower.state) == "DELETED"
     assert gone(agent_pids(job))
-    assert not (paths.jobs_dir() / job.name).exists()
+    assert not (directory.jobs_dir() / job.name).exists()
     with pytest.raises(JobNotFoundError):
         nbtorchjob.attach(job.name)
 
@@ -596,7 +596,7 @@ def test_a_disk_that_is_full_between_attempts_ends_the_job(small_disk):
 def test_a_job_that_does_not_say_is_kept_for_a_week(monkeypatch):
     job = submit(lambda: 1, spec=JobSpec(name="kept"))
     job.result(LIMIT)
-    events = paths.jobs_dir() / "kept" / "events.jsonl"
+    events = directory.jobs_dir() / "kept" / "events.jsonl"
     week = 7 * 24 * 3600
 
     os.utime(events, (0, time.time() - week + 60))
@@ -656,7 +656,7 @@ def test_what_a_job_may_see_of_the_kernel_reaches_a_warm_rank(monkeypatch):
 
 
 def test_what_is_no_job_in_the_jobs_folder_harms_nobody():
-    stray, damaged = paths.jobs_dir() / "stray", paths.jobs_dir() / "damaged"
+    stray, damaged = directory.jobs_dir() / "stray", directory.jobs_dir() / "damaged"
     stray.touch()
     damaged.mkdir()
     for name in ("job.json", "events.jsonl", "job.pyz"):
@@ -763,14 +763,14 @@ def test_a_process_that_may_open_no_more_files_submits_nothing_and_says_so(few_f
     submit(len, "four").result(LIMIT)
     said = []
     for room in range(26):
-        before = sorted(os.listdir(paths.jobs_dir()))
+        before = sorted(os.listdir(directory.jobs_dir()))
         leave(room)
         try:
             job = submit(len, "four")
         except nbtorchjob.SubmitError as exc:
             give_back()
             said.append(str(exc))
-            assert sorted(os.listdir(paths.jobs_dir())) == before
+            assert sorted(os.listdir(directory.jobs_dir())) == before
         else:
             give_back()
             assert job.result(LIMIT) == 4

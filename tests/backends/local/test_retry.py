@@ -14,9 +14,9 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture, submission
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.machine import folders
 from nbtorchjob.state import Origin
 from tests.backends.local.real import folder_of, supervisor
@@ -39,7 +39,7 @@ def wait(sign):
 
 
 def jobs():
-    return {path.name for path in paths.jobs_dir().iterdir()}
+    return {path.name for path in directory.jobs_dir().iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def ended(state_dir):
 def alone(ended):
     """Yield a job of its own, as far as its record goes, that a test may damage."""
     sockets = shutil.ignore_patterns("*.sock")
-    copy = shutil.copytree(folder_of(ended).path, paths.jobs_dir() / "alone-2222", ignore=sockets)
+    copy = shutil.copytree(folder_of(ended).path, directory.jobs_dir() / "alone-2222", ignore=sockets)
     text = (copy / "job.json").read_text().replace(ended.name, "alone-2222")
     (copy / "job.json").write_text(text)
     yield api.attach("alone-2222")
@@ -190,7 +190,7 @@ def test_what_the_site_has_limited_since_is_refused(alone, tmp_path):
 
 def test_what_only_this_user_may_read_is_private(folder):
     new = JobDirectory(folder)
-    asked = environment.of_this_process({}) | {"env": {"TOKEN": "secret"}}
+    asked = pool_client.own_environment({}) | {"env": {"TOKEN": "secret"}}
     new.prepare(b"key", asked)
 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}

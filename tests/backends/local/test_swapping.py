@@ -14,7 +14,7 @@ from nbtorchjob import (
     capture,
     submission,
 )
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.swapping import sending
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
@@ -138,7 +138,7 @@ def test_an_attempt_that_starts_anew_runs_the_code_as_swapped(go):
     job.swap("def loss(step):\n    return 7.0\nclass Net:\n    def weight(self):\n        return 1.0")
     state = job.state
     # What one node knows the other is told: it loses its folder, as a pod does.
-    for path in (paths.jobs_dir() / job.name / "node-1" / "swaps").iterdir():
+    for path in (directory.jobs_dir() / job.name / "node-1" / "swaps").iterdir():
         path.unlink()
     os.kill(state.nodes[1].life.start.pid, signal.SIGKILL)
     seen(job, lambda state: state.round > 0 and reported(state) == {0, 1})

@@ -8,7 +8,7 @@ import pytest
 import nbtorchjob
 from nbtorchjob import JobSpec
 from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.state import events as ev
@@ -63,7 +63,7 @@ def unfoldable(monkeypatch):
 def test_a_job_whose_state_cannot_be_folded_is_cancelled_and_deleted(unfoldable, command):
     name = "unfoldable"
     nbtorchjob.submit(time.sleep, 1000, spec=JobSpec(name=name))
-    job = JobDirectory(paths.jobs_dir() / name)
+    job = JobDirectory(directory.jobs_dir() / name)
     job.emit("Notice", text="forged")
 
     status = command("status", name)

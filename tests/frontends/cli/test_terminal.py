@@ -9,7 +9,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import api
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -22,7 +22,7 @@ LATE = "from nbtorchjob.ui.card import view; view.CANCEL_WITHIN_S = 60"
 
 
 def jobs():
-    return {path.name for path in paths.jobs_dir().iterdir()}
+    return {path.name for path in directory.jobs_dir().iterdir()}
 
 
 def test_the_log_of_rank_0_and_the_value_are_the_output(command):

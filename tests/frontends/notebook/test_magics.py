@@ -20,7 +20,7 @@ from nbtorchjob import (
     SubmitError,
     api,
 )
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.commands import front, table
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
@@ -41,7 +41,7 @@ TWO = "--nproc-per-node 2"
 
 
 def jobs():
-    return {path.name for path in paths.jobs_dir().iterdir()}
+    return {path.name for path in directory.jobs_dir().iterdir()}
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import pytest
 
 from nbtorchjob import CaptureError, JobNotFoundError
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.runs import Runs
 
 pytestmark = pytest.mark.torch
 
 
 def jobs():
-    return {path.name for path in paths.jobs_dir().iterdir()}
+    return {path.name for path in directory.jobs_dir().iterdir()}
 
 
 def test_a_cell_becomes_a_run_for_each_combination(notebook):

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 from jupyter_server.auth.authorizer import Authorizer
 
-from nbtorchjob.backends.local.jobdir import directory, paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.frontends.server.routes.table import ROUTES
 from nbtorchjob.state import JobInfo
 from tests.frontends.server.conftest import Server, error
@@ -33,7 +33,7 @@ READ = {200, 404, 409, 426}
 @pytest.fixture
 def job(state_dir):
     """Yield the folder of a job that nobody supervises."""
-    job = directory.create(paths.jobs_dir(), JobInfo(NAME, created=time.time()), lambda new: None)
+    job = directory.create(directory.jobs_dir(), JobInfo(NAME, created=time.time()), lambda new: None)
     yield job.path
     assert job.path.is_dir()
     for file in job.path.iterdir():
@@ -134,11 +134,11 @@ class TestReaders:
 
 
 async def test_to_look_changes_nothing(server, job, jp_root_dir):
-    before = contents(paths.jobs_dir()), contents(jp_root_dir)
+    before = contents(directory.jobs_dir()), contents(jp_root_dir)
     for each in READS:
         await server.ask(*each)
 
-    assert (contents(paths.jobs_dir()), contents(jp_root_dir)) == before
+    assert (contents(directory.jobs_dir()), contents(jp_root_dir)) == before
 
 
 HOSTILE = (

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.kubernetes.objects import paths
-from nbtorchjob.backends.kubernetes.objects.paths import CLUSTER_RUNTIMES, RUNTIMES, Api
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, Api
 
 # A mapping says how what stands there looks, by key; one that ends in "!" must be there, and "*" is every
 # key. Null counts as absent, as Go's encoders have it. A list has one shape, that of its items.
@@ -97,13 +97,13 @@ _QUEUE: Mapping[str, Shape] = {
     },
 }
 _PLAIN = (
-    *(paths.SERVICES, paths.POLICIES, paths.ACCOUNTS),
-    *(paths.PRIORITIES, paths.WORKLOAD_PRIORITIES, paths.COMMANDS),
+    *(reading.SERVICES, reading.POLICIES, reading.ACCOUNTS),
+    *(reading.PRIORITIES, reading.WORKLOAD_PRIORITIES, reading.COMMANDS),
 )
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     **{api.plural: _OTHERS for api in _PLAIN},
-    **{api.plural: _QUEUE for api in (paths.LOCAL_QUEUES, paths.CLUSTER_QUEUES, paths.COHORTS)},
-    paths.PODS.plural: {
+    **{api.plural: _QUEUE for api in (reading.LOCAL_QUEUES, reading.CLUSTER_QUEUES, reading.COHORTS)},
+    reading.PODS.plural: {
         "metadata!": _OWN,
         "spec": {
             "nodeName": str,
@@ -119,41 +119,41 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
             "initContainerStatuses": _STATUSES,
         },
     },
-    paths.EVENTS.plural: {
+    reading.EVENTS.plural: {
         "metadata!": _OWN,
         "involvedObject!": _NAMED,
         **dict.fromkeys(("reason", "message", "firstTimestamp", "lastTimestamp", "eventTime"), str),
         "series": {"lastObservedTime": str},
     },
-    paths.SECRETS.plural: {"metadata!": _OWN, "data": {"*": _base64}},
-    paths.QUOTAS.plural: {
+    reading.SECRETS.plural: {"metadata!": _OWN, "data": {"*": _base64}},
+    reading.QUOTAS.plural: {
         "metadata!": META,
         "spec!": {"hard": _AMOUNTS, "scopes": [str], "scopeSelector": {}},
         "status": {"hard": _AMOUNTS, "used": _AMOUNTS},
     },
-    paths.CLAIMS.plural: {
+    reading.CLAIMS.plural: {
         "metadata!": META,
         "spec!": {"accessModes": [str], "resources": {"requests": _AMOUNTS}},
         "status": {"phase": str},
     },
-    paths.HOSTS.plural: {
+    reading.HOSTS.plural: {
         "metadata!": META,
         "spec": {"taints": [{"key!": str, "value": str, "effect": str}]},
         "status": {"allocatable": _AMOUNTS},
     },
-    paths.NAMESPACES.plural: {"metadata!": META, "status": {"phase": str}},
-    paths.QUEUES.plural: {"metadata!": META, "status": {"state": str}},
-    paths.RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
-    paths.CLUSTER_RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
-    paths.LEASES.plural: {
+    reading.NAMESPACES.plural: {"metadata!": META, "status": {"phase": str}},
+    reading.QUEUES.plural: {"metadata!": META, "status": {"state": str}},
+    reading.RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
+    reading.CLUSTER_RUNTIMES.plural: {"kind": str, "metadata!": META, "spec!": _RUNTIME},
+    reading.LEASES.plural: {
         "metadata!": META,
         "spec": {
             **dict.fromkeys(("holderIdentity", "renewTime", "acquireTime"), str),
             "leaseDurationSeconds": _number,
         },
     },
-    paths.REVIEWS.plural: {"status!": {}},
-    paths.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
+    reading.REVIEWS.plural: {"status!": {}},
+    reading.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
 }
 # All else are jobs, of whatever kind.
 _JOB: Mapping[str, Shape] = {

@@ -29,7 +29,7 @@ from nbtorchjob.backends.kubernetes.api.connection import (
     delays,
 )
 from nbtorchjob.backends.kubernetes.api.errors import api_error
-from nbtorchjob.backends.kubernetes.objects.paths import REVIEWS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.reading import REVIEWS, Api, Target
 from nbtorchjob.errors import (
     AlreadyExistsError,
     AnswerTooLargeError,

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from nbtorchjob.backends.kubernetes.objects.paths import Target
-from nbtorchjob.backends.kubernetes.objects.rights import grant
+from nbtorchjob.backends.kubernetes.objects.reading import Target, grant
 from nbtorchjob.errors import (
     AlreadyExistsError,
     ApiError,

@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, heard
 from nbtorchjob.backends.kubernetes.api.connection import OBJECT_BYTES, delays
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.labelling import OURS
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, KUEUE, POD_GROUPS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, KUEUE, POD_GROUPS, Api, Target
 from nbtorchjob.errors import (
     AnswerTooLargeError,
     ApiError,

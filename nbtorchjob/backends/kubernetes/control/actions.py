@@ -1,25 +1,29 @@
-"""Ending, suspending and resuming a job on a cluster, and taking it off once all of it is here."""
+"""What is done to a job on a cluster: ending, suspending, resuming, and removing it once it is all here.
+
+What this process does in an operator's place goes to the log, a line for each deed, and is counted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
 from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.logs.decode import life
-from nbtorchjob.backends.kubernetes.logs.lines import Seen
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod, life
+from nbtorchjob.backends.kubernetes.logs.follow import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import shared, stores
 from nbtorchjob.errors import (
     ApiError,
@@ -30,7 +34,7 @@ from nbtorchjob.errors import (
     SpecError,
     ValueLostError,
 )
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE, Sent
 from nbtorchjob.text.hints import hint
@@ -274,3 +278,17 @@ async def _check_alive(job: JobRef, verb: str) -> None:
         raise SpecError(verb, name, "a job that hasn't ended")
     number = labelling.attempt(job.object) + 1
     raise SpecError(verb, name, f"a job with nodes, and attempt {number} is yet to come: wait, or cancel it")
+
+
+Deed: TypeAlias = Literal[
+    "started a run", "began an attempt", "ended an attempt", "deleted pods", "removed the job"
+]
+
+LOG = logging.getLogger("nbtorchjob.tending")
+deeds: Counter[Deed] = Counter()
+
+
+def log_deed(info: JobInfo, deed: Deed, why: str) -> None:
+    """Note that something was done to a job, and why."""
+    deeds[deed] += 1
+    LOG.info("%s: %s: %s", info.address, deed, why)

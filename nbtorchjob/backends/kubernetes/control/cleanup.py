@@ -10,7 +10,7 @@ from contextlib import suppress
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import actions, journal
+from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
@@ -18,8 +18,7 @@ from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, POLICIES, SECRETS, Target
-from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, POLICIES, SECRETS, Target, created
 from nbtorchjob.backends.kubernetes.payload import shared
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import submitter
@@ -188,7 +187,7 @@ async def expire(job: JobRef) -> None:
     if job.mine:
         await bring_home(job, whole=False)
     if await remove(job):
-        journal.note(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
+        actions.log_deed(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
 
 
 def expires(job: JobRef, state: JobState) -> float | None:

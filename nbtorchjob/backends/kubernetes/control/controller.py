@@ -12,13 +12,13 @@ from contextlib import suppress
 from functools import reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import holding, journal
+from nbtorchjob.backends.kubernetes.control import actions, holding
 from nbtorchjob.backends.kubernetes.jobs.ref import abandoned, of_object
 from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
@@ -148,7 +148,7 @@ class JobController:
             for pod in pods:
                 await client.delete(Target(PODS, namespace, pod["name"]), uid=pod["uid"])
             if pods:
-                journal.note(self._info, "deleted pods", "clean_pod_policy is All, and the job has ended")
+                actions.log_deed(self._info, "deleted pods", "clean_pod_policy is All, and the job has ended")
 
     def _late(self, state: JobState) -> bool:
         due = state.deadline_at if _DEADLINE in self._ours else None
@@ -238,7 +238,9 @@ class JobController:
             self._not_before = self._now() + AGAIN_S
             return
         else:
-            journal.note(self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}")
+            actions.log_deed(
+                self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}"
+            )
         self._stopped.add(state.tries)
 
     async def _remove(self) -> None:
@@ -268,7 +270,7 @@ class JobController:
         if not begun:
             return []
         why = f"number {following.number}; number {state.tries} ended: {_charged(state, following)}"
-        journal.note(self._info, "began an attempt", why)
+        actions.log_deed(self._info, "began an attempt", why)
         return [ev.AttemptBegan(self._now(), following.number)]
 
 

@@ -42,17 +42,15 @@ from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.connection import OpenFilesError, delays
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.control.controller import JobController
-from nbtorchjob.backends.kubernetes.control.hosts import Hosts
-from nbtorchjob.backends.kubernetes.control.selection import Troubles, Workloads
+from nbtorchjob.backends.kubernetes.control.selection import Hosts, Troubles, Workloads
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_pod, vanished
 from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.logs.decode import Reader, cached_logs, life
-from nbtorchjob.backends.kubernetes.logs.lines import Seen
+from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod, Reader, cached_logs, life
+from nbtorchjob.backends.kubernetes.logs.follow import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
-from nbtorchjob.backends.kubernetes.pod import lifecycle, waiting
+from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
+from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
@@ -134,7 +132,7 @@ class Follower:
         self._cache.claim(self._info)
         # Begun in their tasks: who needs only what is cached may leave before any of these runs.
         watches = [self._follow_object, self._follow_pods]
-        watches += [partial(self._follow_events, fields) for fields in waiting.TELLING]
+        watches += [partial(self._follow_events, fields) for fields in lifecycle.TELLING]
         if self._controller is not None:
             watches.append(Hosts(self._session, self._info.address, lambda: self._state).heed)
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
@@ -259,7 +257,7 @@ class Follower:
         node = self._kind.node(pod)
         if node is not None:
             await self._queue.put(self._pod_facts(change, node))
-            if group := waiting.name(pod):
+            if group := lifecycle.name(pod):
                 if not self._groups:
                     self._waits.append(asyncio.ensure_future(self._guarded(self._follow_groups)))
                 self._groups.add(group)
@@ -272,7 +270,7 @@ class Follower:
                 async with aclosing(self._changes(api, self._is_group)) as changes:
                     async for change in changes:
                         if change.object and change.type != DELETED:
-                            await self._queue.put(waiting.group_facts(change.object))
+                            await self._queue.put(lifecycle.group_facts(change.object))
 
     async def _served(self, api: Api) -> Api | None:
         """Return the version of ``api`` that the cluster serves, None if none; ask until it answers."""

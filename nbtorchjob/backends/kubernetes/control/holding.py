@@ -36,7 +36,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import WORKLOADS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import WORKLOADS, Target
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import (
     ApiError,

@@ -1,20 +1,33 @@
-"""Which of a namespace's events and Workloads are about one job, and what they say.
+"""What a namespace's events, Workloads and hosts say of one job.
 
 A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
 are about, so a name that is used again comes with the troubles of its former owner.
+
+A cloud announces on its Node that a host is about to end. Pods hear of it by SIGTERM, which may come minutes
+later, or leave less time to save. So whoever follows the job and may read Nodes asks each of the job's pods
+there once to prepare. Most users may not read Nodes: then nobody is told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.jobs import find, results
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import workloads
-from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.reading import HOSTS, Target, created
 from nbtorchjob.backends.kubernetes.objects.workloads import Look
-from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.backends.kubernetes.pod import lifecycle
+from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobEndedError, JobNotFoundError
+from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state import events as ev
 
 
@@ -133,7 +146,7 @@ class Troubles:
         if not self._is_ours(event):
             self._early = [*self._early[-_EARLY:], event]
             return []
-        return waiting.facts(event, self._node, self._pods.get, self._kind.complaints)
+        return lifecycle.waiting_facts(event, self._node, self._pods.get, self._kind.complaints)
 
     def _again(self) -> list[ev.Event]:
         early, self._early = self._early, []
@@ -156,3 +169,84 @@ class Troubles:
             name == child.format(name=obj["metadata"]["name"], uid=owner) and created(event) >= created(obj)
             for owner, obj in self._objects.items()
         )
+
+
+# What is put on a host that is about to end, as it is drained or before it. Missing are those of hosts whose
+# pods go on: of a cordon (node.kubernetes.io/unschedulable), of mere candidates and recommendations
+# (DeletionCandidateOfClusterAutoscaler, aws-node-termination-handler/rebalance-recommendation). So is
+# karpenter.sh/disrupted, which is taken back where no other host can be had: what is final is that Karpenter
+# deletes the Node, which its finalizer keeps until the host is drained.
+TAINTS = (
+    "cloud.google.com/impending-node-termination",  # GKE: the --taint of its handlers of VM terminations
+    "aws-node-termination-handler/spot-itn",  # this and the next two: its pkg/node/node.go
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "remediator.kubernetes.azure.com/unschedulable",  # AKS: node auto-drain and auto-repair
+    "ToBeDeletedByClusterAutoscaler",  # cluster-autoscaler: utils/taints/taints.go
+)
+EVERY_S = 5.0  # for all hosts of a job, and half of it for a host: Azure's notice is the shortest, 30 s
+_APART_S = 0.2  # between two hosts at least
+_ANSWER_WITHIN_S = 20.0
+_MOST = 24  # questions to a pod whose ranks don't call leaving(), which they may still come to
+
+
+def host_notice(host: Object) -> str:
+    """Return what says that a host is about to end; "" where nothing does."""
+    if host["metadata"].get("deletionTimestamp"):
+        return "its host is being deleted"
+    keys = {taint["key"] for taint in (host.get("spec") or {}).get("taints") or ()}
+    reason = next((key for key in TAINTS if key in keys), "")
+    return f"its host has the taint {reason}" if reason else ""
+
+
+class Hosts:
+    """The hosts of one job, at ``address``, which is in this ``state`` as far as is known."""
+
+    def __init__(self, session: Session, address: str, state: Callable[[], JobState]) -> None:
+        self._session = session
+        self._address = address
+        self._state = state
+        self._asked: Counter[str] = Counter()  # how often, by the pod's uid; _MOST of one that leaves
+
+    async def heed(self) -> None:
+        """Tell the job's nodes of notices, until this user is found not to be permitted to read them."""
+        with suppress(ForbiddenError):
+            while True:
+                # The hosts, and by node the uids of the pods on each that haven't been told.
+                state, hosts = self._state(), dict[str, dict[int, str]]()
+                for node in state.nodes.values() if state.phase is Phase.RUNNING else ():
+                    life = node.life
+                    if life.running and node.host and self._asked[life.pod] < _MOST:
+                        hosts.setdefault(node.host, {})[node.index] = life.pod
+                for host, nodes in hosts.items():
+                    if why := await self._notice(host):
+                        await self._tell(nodes, why)
+                    await asyncio.sleep(max(_APART_S, EVERY_S / len(hosts)))
+                if not hosts:
+                    await asyncio.sleep(EVERY_S)
+
+    async def _notice(self, host: str) -> str:
+        """Return its notice, as another job here may have just asked for it: many run on one host."""
+        now, known = time.monotonic(), self._session.notices
+        if host not in known or now - known[host][0] > EVERY_S / 2:
+            known[host] = now, asyncio.ensure_future(self._look(host))
+        return await asyncio.shield(known[host][1])
+
+    async def _look(self, host: str) -> str:
+        try:
+            return host_notice(await self._session.client.get(Target(HOSTS, None, host)))
+        except ForbiddenError:
+            raise
+        except ClusterError:  # it is gone, or nobody answers for now
+            return ""
+
+    async def _tell(self, pods: dict[int, str], why: str) -> None:
+        def heard(answer: NodeAnswer) -> None:
+            if any(record.get("leaves") is True for record in answer.records):
+                self._asked[pods[answer.node]] = _MOST
+
+        self._asked.update(pods.values())
+        with suppress(ClusterError, DamagedError, JobEndedError, JobNotFoundError):
+            job = await find.find(self._address)
+            question = {"question": "leave", "why": why}
+            await results.ask(job, question, [*pods], _ANSWER_WITHIN_S, heard)

@@ -22,13 +22,13 @@ from typing import Any
 
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
-from nbtorchjob.backends.kubernetes.control import journal
-from nbtorchjob.backends.kubernetes.control.journal import LOG
+from nbtorchjob.backends.kubernetes.control import actions
+from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.tending import Tender
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.backends.kubernetes.objects.paths import LEASES, Target
+from nbtorchjob.backends.kubernetes.objects.reading import LEASES, Target
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.errors import (
     AlreadyExistsError,
@@ -226,7 +226,7 @@ class Service:
             "who": self._who,
             "since": self._began,
             "well": self.well,
-            "done": dict(journal.done),
+            "done": dict(actions.deeds),
             "namespaces": places,
         }
 
@@ -234,7 +234,7 @@ class Service:
         """Return the numbers of :meth:`figures` in Prometheus' words."""
         lines = ["# TYPE nbtorchjob_tend_done_total counter"]
         lines += [
-            f"nbtorchjob_tend_done_total{{what={json.dumps(what)}}} {n}" for what, n in journal.done.items()
+            f"nbtorchjob_tend_done_total{{what={json.dumps(what)}}} {n}" for what, n in actions.deeds.items()
         ]
         for name in ("jobs", "visits", "tending", "requests"):  # of a cluster, those for all its namespaces
             lines.append(f"# TYPE nbtorchjob_tend_{name} {'counter' if name == 'requests' else 'gauge'}")

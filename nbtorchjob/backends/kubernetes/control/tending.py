@@ -19,16 +19,16 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, SYNCED, Change
-from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller, journal
+from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller
+from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.follow import Follower
-from nbtorchjob.backends.kubernetes.control.journal import LOG
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
@@ -277,7 +277,7 @@ class Tender:
     async def _begin(self, job: JobRef, kept: _Kept) -> None:
         if await actions.begin(job):
             why = f"at most {job.info.at_once} of {job.info.group} are under way"
-            journal.note(job.info, "started a run", why)
+            actions.log_deed(job.info, "started a run", why)
         kept.begun = True
 
     async def _expire(self, job: JobRef, _kept: _Kept) -> None:

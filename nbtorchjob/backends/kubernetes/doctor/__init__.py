@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
-from nbtorchjob.backends.kubernetes.doctor import capacity, named, rights, server
+from nbtorchjob.backends.kubernetes.doctor import capacity, named, server
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.session import Session, session
@@ -50,7 +50,7 @@ async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     if not all(finding.good for finding in namespace):
         return [*findings, _left_out("permissions, quotas and what the job names in that namespace")]
     parts = await asyncio.gather(
-        _with_error(rights.permission_findings(here.client, scope.namespace, kind, spec, user)),
+        _with_error(server.permission_findings(here.client, scope.namespace, kind, spec, user)),
         _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
         _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
         _with_error(server.gang_findings(here, kind, spec)),

@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import reading, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import (
+from nbtorchjob.backends.kubernetes.objects.reading import (
     CLUSTER_QUEUES,
     COHORTS,
     HOSTS,
@@ -27,8 +27,7 @@ from nbtorchjob.backends.kubernetes.objects.paths import (
     Target,
 )
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
-from nbtorchjob.backends.kubernetes.pod.resources import replicas, resources
-from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.backends.kubernetes.pod.template import replicas, resources, template
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError
 from nbtorchjob.spec.cluster.grammars import amount

@@ -22,8 +22,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
-from nbtorchjob.backends.kubernetes.objects.reading import seconds
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target, seconds
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.backends.progress import REPORTED, USED, Telling
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError

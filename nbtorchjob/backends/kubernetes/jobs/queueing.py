@@ -11,7 +11,7 @@ from nbtorchjob.backends.kubernetes.api import answers
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.objects import workloads
-from nbtorchjob.backends.kubernetes.objects.paths import (
+from nbtorchjob.backends.kubernetes.objects.reading import (
     CLUSTER_QUEUES,
     LOCAL_QUEUES,
     VISIBLE_QUEUES,

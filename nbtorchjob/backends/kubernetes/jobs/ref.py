@@ -13,8 +13,7 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Target
-from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Target, created
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session

@@ -1,4 +1,4 @@
-"""The kinds of job that a cluster may serve, best first: each folder here defines one, as its ``KIND``."""
+"""The kinds of job that a cluster may serve, best first: each module here defines one, as its ``KIND``."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -4,20 +4,199 @@ A stream that ends proves nothing: it does so when the container ends, but also 
 (cleanly), when the API server does (cut), and when nothing was said for long. So after every end we ask what
 has become of the container, and ask for the log again from the last second on, until the container
 has ended and one more answer brought nothing new.
+
+The API sends lines with ``timestamps=true``. The facts behind reading them, from a Kubernetes 1.36 with
+containerd: every line has its own stamp, but lines of stdout and stderr written close together may stand in
+the file the other way round; ``sinceTime`` is cut to whole seconds; a line above 16 KiB is stored in pieces
+with a stamp each and served joined under the first, unless ``sinceTime`` leaves out some of its pieces.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import re
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from datetime import datetime, timedelta
+from itertools import chain
+from operator import methodcaller
+from typing import TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.api.connection import delays
-from nbtorchjob.backends.kubernetes.logs.lines import Lines, Seen, Splitter, earlier
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.errors import ApiError, ClusterError, NotFoundError, UnreachableError
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.runtime.store import frames
+
+# When a line was written (RFC 3339, nanoseconds), and the line without its newline.
+Line: TypeAlias = "tuple[bytes, bytes]"
+
+# A stdout line may be written this many lines after a stderr line that was stamped later, and the other
+# way round; at 100,000 lines a second that is a sixth of a second.
+_REMEMBERED = 1 << 14
+# Nothing that is meant to be read is longer; a program that writes for ever without a newline gets cut.
+_LONGEST = 1 << 20
+_SECOND = len("2026-01-01T00:00:00")
+# By what stamps are sorted that aren't all of one length. Old kubelets leave out trailing zeros: without the
+# "Z", "…:05.1" still sorts before "…:05.12"; what other zones begin with sorts before any digit.
+_order = methodcaller("rstrip", b"Z")
+# The kubelet answers 200 with "unable to retrieve container logs for …" where there is no log any more: what
+# has no stamp is no line.
+_lines = re.compile(rb"^([^ \n]{10}T[^ \n]*) ?(.*)$", re.MULTILINE).findall
+# What ranks wrote. Each byte is looked at once, and by C; "not a space" alone is found faster than with "nor
+# a newline", so it says how long a stamp may be.
+_written = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTILINE).split
+
+
+class Lines:
+    """Whole lines of a log, of which those that ranks wrote are columns: no object stands for one of many.
+
+    ``stamps`` are all lines'; the columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks`` (see
+    ``runtime/store/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's log,
+    and ``others`` the lines before the one of an index there, or behind the last one.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        fields = _written(raw)
+        columns = [fields[at::6] for at in range(6)]
+        between, self.written, self.logs, self.offsets, self.marks, self.texts = columns
+        self.raw, self.stamps = raw, self.written
+        self.others: dict[int, list[Line]] = {}
+        if any(between):
+            self.others = {at: _lines(text) for at, text in enumerate(between) if text}
+            lines = _lines(raw)
+            self.raw, self.stamps = _raw(lines), [stamp for stamp, _ in lines]
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> Lines:
+        """Return these lines."""
+        return cls(_raw(lines))
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(_lines(self.raw))
+
+    def behind(self, count: int) -> Lines:
+        """Return all but the first ``count`` lines."""
+        return Lines(self.raw.split(b"\n", count)[count]) if count else self
+
+    def blank(self) -> list[bytes]:
+        """Return the stamps of lines without a byte."""
+        return [stamp for lines in self.others.values() for stamp, data in lines if not data]
+
+
+def _raw(lines: Iterable[Line]) -> bytes:
+    return b"".join([b"%b %b\n" % line for line in lines])
+
+
+class Splitter:
+    """Makes lines of what arrives, wherever it was split."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self._length = 0
+
+    def feed(self, chunk: bytes) -> Lines:
+        """Return the lines that ``chunk`` ends."""
+        end, whole = chunk.rfind(b"\n") + 1, b""
+        if end:
+            whole = b"".join([*self._rest, chunk[:end]])
+            self._rest, self._length = [], 0
+        rest = chunk[end:]
+        if rest and self._length < _LONGEST:
+            self._rest.append(rest)
+            self._length += len(rest)
+        return Lines(whole)
+
+    def end(self) -> Lines:
+        """Return the last line, which has no newline where the program wrote none."""
+        return Lines(b"".join([*self._rest, b"\n"]))
+
+
+class Seen:
+    """Which lines were given already, so that a log can be asked for again."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[Sequence[bytes], bytes]] = deque()  # with the latest of each
+        self._count = 0
+        self._before = b""  # all that is stamped up to here was given
+        self._latest = b""
+        self._again = b""  # the second from which lines come again
+
+    def add(self, stamps: Sequence[bytes]) -> None:
+        """Note that lines with these stamps were given."""
+        latest = max(stamps)  # its second is right without ``_order``, too
+        if latest[:_SECOND] > self._latest[:_SECOND]:
+            with suppress(ValueError):  # what has no time in front of it
+                self._again = earlier(latest)[:_SECOND].encode()
+        self._latest = max(self._latest, latest)
+        if stamps[0][:_SECOND] < self._again:  # as where a log is caught up with
+            over = [stamp for stamp in stamps if stamp[:_SECOND] < self._again]
+            stamps = [stamp for stamp in stamps if stamp[:_SECOND] >= self._again]
+            self._before = max(self._before, _order(_latest(over)))
+        self._recent.append((stamps, latest))
+        self._count += len(stamps)
+        # A thousand logs are followed at once: what won't come again isn't remembered.
+        while len(self._recent) > 1 and (
+            self._count - len(self._recent[0][0]) >= _REMEMBERED or self._recent[0][1][:_SECOND] < self._again
+        ):
+            old, _ = self._recent.popleft()
+            self._count -= len(old)
+            if old:
+                self._before = max(self._before, _order(_latest(old)))
+
+    @property
+    def since(self) -> str:
+        """From when to ask again (``sinceTime``); empty: from the start.
+
+        One second early: a line that was stamped before the latest may stand behind it.
+        """
+        return earlier(self._latest) if self._latest else ""
+
+    def repeats(self) -> Repeats:
+        """Return what a new answer will repeat."""
+        given = chain.from_iterable(stamps for stamps, _ in self._recent)
+        return Repeats(Counter(given), self._before, self._latest)
+
+
+class Repeats:
+    """What an answer repeats. It comes first: nothing new stands before a line that was given."""
+
+    def __init__(self, owed: Counter[bytes], before: bytes, latest: bytes) -> None:
+        self._owed = owed
+        self._before = before
+        self._second = latest[:_SECOND]
+
+    def drop(self, lines: Lines) -> Lines:
+        """Return the lines behind the last one that was given already.
+
+        What stands before it and wasn't is no line: ``sinceTime`` took the first pieces from it.
+        """
+        if not lines or min(lines.stamps)[:_SECOND] > self._second:
+            return lines
+        new = 0
+        for index, stamp in enumerate(lines.stamps, 1):
+            if self._owed.get(stamp, 0):
+                self._owed[stamp] -= 1
+                new = index
+            elif _order(stamp) <= self._before:
+                new = index
+        return lines.behind(new)
+
+
+def _latest(stamps: Sequence[bytes]) -> bytes:
+    return max(stamps) if len({*map(len, stamps)}) == 1 else max(stamps, key=_order)
+
+
+def earlier(stamp: bytes) -> str:
+    """Return the full second before the one of ``stamp``, in its own time zone, as ``sinceTime`` takes it."""
+    second = datetime.fromisoformat(stamp[:_SECOND].decode()) - timedelta(seconds=1)
+    return second.isoformat() + ("Z" if stamp.endswith(b"Z") else stamp[-6:].decode())
+
 
 __all__ = ["Life", "Lines", "follow", "read_all"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import POLICIES
+from nbtorchjob.backends.kubernetes.objects.reading import POLICIES
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.cluster.grammars import MANAGED_BY
 from nbtorchjob.spec.jobspec import JobSpec

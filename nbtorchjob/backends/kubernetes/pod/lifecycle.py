@@ -1,17 +1,243 @@
-"""A pod as facts: when it started, how it ended, who removed it, why it waits (pure)."""
+"""A pod's life as facts: why it waits, when it started, how it ended, who removed it (pure).
+
+Why something doesn't run yet is read from conditions, container states and events, and put in plain words.
+
+Kubernetes' own PodGroups are read as well: pods that its scheduler places all at once, or not at all.
+In 1.36 the Job controller makes one for each Indexed Job of several nodes, where the alpha gates
+GenericWorkload and EnableWorkloadWithJob are on; its pods name it. In 1.37 it does so for
+every Job, and a group whose job doesn't ask for more has the policy ``basic``: each pod is placed by itself.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
+from nbtorchjob.backends.kubernetes.api.errors import missing
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
-from nbtorchjob.backends.kubernetes.pod import waiting
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
+from nbtorchjob.state.events import Stage
+
+GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
+
+# Parts of a scheduler's message about the hosts, Kubernetes' or Volcano's.
+_UNSCHEDULABLE = {
+    "node affinity/selector": "no host matches the node selector",
+    "untolerated taint": "a host has a taint that the job doesn't tolerate",
+    "unbound immediate PersistentVolumeClaims": "its volume claim isn't bound",
+    "persistentvolumeclaim": "its volume claim doesn't exist",
+    "no nodes available": "the cluster has no hosts",
+    "0/0 nodes": "the cluster has no hosts",
+    "unschedulable": "a host is closed for new pods",
+}
+_NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)")
+# The beginnings of messages that name the problem only after them.
+_BOTHER = re.compile(r'Error creating: |admission webhook "\S+" denied the request: ')
+
+
+class Complaints(FrozenDataclass):
+    """How an operator reports why it can't make what a job needs, in events of the job and of its children.
+
+    ``refusals`` are the reasons of events that mean that it can't request pods, each with the explanation.
+    ``plain`` returns an event's text in the API's own words, from its reason and message, and "" where it is
+    no trouble. ``forbidden`` are signs, in a Pod Security standard's refusal, of what the operator adds to
+    pods, each with what to do.
+    """
+
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    plain: Callable[[str, str], str] = lambda reason, message: message
+    forbidden: Mapping[str, str] = field(default_factory=dict)
+
+
+_NONE = Complaints()
+
+
+def requests(pod: Object) -> dict[str, str]:
+    """Return what a pod's containers request, by resource."""
+    totals: dict[str, str] = {}
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            totals[name] = f"{totals[name]} + {amount}" if name in totals else str(amount)
+    return totals
+
+
+def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
+    """Explain in plain words why a scheduler finds no host; ``asked`` is what the pod requests."""
+    if "minAvailable" in message:
+        return gang(message)
+    short = sorted(set(_NOT_ENOUGH.findall(message)))
+    reasons = [_too_much(short, asked or {})] if short else []
+    reasons += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
+    return "; ".join(dict.fromkeys(reasons)) or message
+
+
+def gang(message: str) -> str:
+    """Explain in plain words why Volcano starts none of a job's pods."""
+    _, _, origin = message.partition("Origin reason is ")
+    pod, _, why = origin.partition(": ")
+    if why:
+        return f"waiting until all pods fit at once (gang): {pod}: {placing(why)}"
+    return f"waiting until all pods fit at once (gang): {message}"
+
+
+def _too_much(short: Sequence[str], asked: Mapping[str, str]) -> str:
+    wants = [f"{asked[name]} {name}" for name in short if name in asked]
+    more = f" (it asks for {' and '.join(wants)})" if wants else ""
+    return f"no host has enough {' and '.join(short)} free{more}"
+
+
+def starting(reason: str, message: str) -> tuple[str, str]:
+    """Return what is wrong with a container that is about to start ("" for nothing), and why it waits."""
+    if reason in ("", "ContainerCreating"):
+        return "", "its container is being created"
+    if reason == "PodInitializing":
+        return "", "its init containers are running"
+    said = failure.trouble(reason, message)
+    return reason, ": ".join(part for part in (said, _PULLING.sub("", message.strip())) if part)
+
+
+# What kubelet and containerd put before the reason; each repeats the image.
+_PULLING = re.compile(r'Failed to pull image "[^"]*": (?:rpc error: [^:]*: )?(?=failed to pull)')
+
+
+def creating(message: str, forbidden: Mapping[str, str]) -> str:
+    """Explain in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
+    quota = _QUOTA.search(message)
+    if "violates PodSecurity" in message:
+        return f"a pod can't be created: {_allowed(message, forbidden)}: {_BOTHER.sub('', message)}"
+    if quota is None:
+        return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
+    name, requested, used, limited = quota.groups()
+    return f"the quota {name} is used up: {used} of {limited} used, {requested} more requested"
+
+
+def _allowed(message: str, forbidden: Mapping[str, str]) -> str:
+    """Return what to do about what a namespace's Pod Security standard forbids."""
+    for sign, remedy in forbidden.items():
+        if sign in message:
+            return remedy
+    if "volume" in message or "privileged (" in message:
+        return "omit the --mount of a host's folder or device, or choose another namespace"
+    return "set --run-as UID to a user other than root that can read the image's files"
+
+
+# Selectors of the events that say why a pod waits: all warnings, and two kinds of normal events. A selector
+# has no "or", and the other reasons of normal events can't be listed, so each of these is a watch of its own.
+TELLING = ("type=Warning", "type=Normal,reason=Pulling", "type=Normal,reason=TriggeredScaleUp")
+
+
+def waiting_facts(
+    event: Object,
+    node_of: Callable[[str], int | None],
+    pod_of: Callable[[str], Object | None] = lambda _: None,
+    complaints: Complaints = _NONE,
+) -> list[ev.Event]:
+    """Return what an event (core/v1) reports; ``node_of`` and ``pod_of`` find the job's pods by name.
+
+    ``complaints`` are those of the operator of the job's kind.
+    """
+    about: Object = event.get("involvedObject") or {}
+    reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    if about.get("kind") != "Pod":
+        node, uid, notice = None, "", _of_job(str(about.get("kind")), reason, message, complaints)
+    else:
+        name, uid = str(about.get("name")), str(about.get("uid") or "")
+        node = node_of(name)
+        # A second pull follows a failed one, whose reason stands until the image is there.
+        again = reason == "Pulling" and int(event.get("count") or 1) > 1
+        notice = None if node is None or again else _of_pod(reason, message, pod_of(name))
+    if notice is None:
+        return []
+    stage, word, text = notice
+    since = _since(event) if word else 0.0
+    return [ev.Waiting(_time(event), text, node, uid, word, stage, since=since)]
+
+
+def _since(event: Object) -> float:
+    stamps = (event.get("firstTimestamp"), event.get("eventTime"))
+    return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or _time(event)
+
+
+def _time(event: Object) -> float:
+    # The new events API has series and eventTime, the old one lastTimestamp, which repeated events update.
+    series: Object = event.get("series") or {}
+    stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or reading.created(event)
+
+
+def _of_job(kind: str, reason: str, message: str, complaints: Complaints) -> tuple[Stage, str, str] | None:
+    if kind == "PodGroup" and reason == "Unschedulable":
+        return Stage.QUEUED, reason, gang(message)
+    message = complaints.plain(reason, message)
+    why = _BOTHER.sub("", message)
+    if not message:
+        return None
+    if reason in ("FailedCreate", "FailedCreatePod"):
+        return Stage.PLACING, "FailedCreate", creating(message, complaints.forbidden)
+    if reason == "FailedCreateService":
+        return Stage.PLACING, reason, f"its Service can't be created: {why}"
+    if reason in complaints.refusals:
+        text = f"its pods can't be requested: {complaints.refusals[reason]}: {why}"
+        return Stage.PLACING, failure.PODS_REFUSED, text
+    return None
+
+
+def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, str] | None:
+    if reason == "FailedScheduling":
+        return Stage.PLACING, "Unschedulable", placing(message, requests(pod or {}))
+    if reason == "TriggeredScaleUp":
+        return Stage.PLACING, "", "the cluster is adding a host for it"
+    if reason == "Pulling":
+        return Stage.STARTING, "", message[:1].lower() + message[1:]
+    if reason == "InspectFailed":
+        return Stage.STARTING, *starting("InvalidImageName", message)
+    if reason in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "ErrImageNeverPull"):
+        return Stage.STARTING, *starting(reason, message)
+    failed = _failed(message) if reason == "Failed" else None
+    return (Stage.STARTING, *starting(*failed)) if failed else None
+
+
+def _failed(message: str) -> tuple[str, str] | None:
+    """Return the waiting reason of the container that a ``Failed`` event stands for, and its text."""
+    if message.startswith("Failed to pull image"):
+        return "ErrImagePull", message
+    text = message.removeprefix("Error: ")
+    if " " not in text:  # only names a reason, such as ImagePullBackOff
+        return None
+    unfit = "not found" in text or "runAsNonRoot" in text
+    return ("CreateContainerConfigError" if unfit else "RunContainerError"), text
+
+
+_PLACED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")  # in 1.36, and from 1.37 on
+
+
+def name(pod: Object) -> str:
+    """Return the name of a pod's group; "" for one that is in none."""
+    return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
+
+
+def group_facts(group: Object) -> list[ev.Event]:
+    """Return why a group whose pods are placed all at once isn't placed, or that it is."""
+    policy = (group.get("spec") or {}).get("schedulingPolicy") or {}
+    if "gang" not in policy:
+        return []
+    fewest = (policy["gang"] or {}).get("minCount")
+    pods = f"{fewest} pods" if fewest else "pods"
+    for kind in _PLACED:
+        if (waits := reading.condition(group, kind, "False")) is not None:
+            why = f"waiting until all {pods} fit at once (gang): {placing(str(waits.get('message') or ''))}"
+            return [ev.group_waits(reading.since(waits), why)]
+        if (placed := reading.condition(group, kind)) is not None:
+            return [ev.group_waits(reading.since(placed), "")]
+    return []
+
 
 # What a termination message may hold; our runtime writes it in the form of the log's facts.
 _LAST_WORDS = ("RankFailed", "RankExited", "NodeFailed")
@@ -60,9 +286,9 @@ class _Pod:
     def _placing(self) -> Iterator[ev.Event]:
         unplaced = reading.condition(self._pod, "PodScheduled", "False")
         if unplaced is not None and unplaced.get("reason") == "SchedulingGated":
-            yield self._wait(reading.since(unplaced), waiting.GATED, "SchedulingGated", ev.Stage.QUEUED)
+            yield self._wait(reading.since(unplaced), GATED, "SchedulingGated", ev.Stage.QUEUED)
         elif unplaced is not None:
-            why = waiting.placing(unplaced.get("message", ""), waiting.requests(self._pod))
+            why = placing(unplaced.get("message", ""), requests(self._pod))
             fact = self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
             yield replace(fact, since=fact.time)
 
@@ -84,7 +310,7 @@ class _Pod:
         if waits and last:
             yield self._between(waits, last)
         elif waits:
-            reason, text = waiting.starting(waits.get("reason") or "", waits.get("message") or "")
+            reason, text = starting(waits.get("reason") or "", waits.get("message") or "")
             yield self._wait(self._latest, text, reason, ev.Stage.STARTING)
 
     def _starts_again(self, ended: Object) -> bool:

@@ -1,28 +1,29 @@
 """The pod template that all kinds share: one container, what it mounts, where it may run, what it may not do.
 
-With ``--run-as`` a pod meets the standard "restricted" (Kubernetes 1.36), without it "baseline".
+With ``--run-as`` a pod meets the standard "restricted" (Kubernetes 1.36), without it "baseline". Its
+limits are as requested; its requests leave the host its reserve.
 
-A user's patch laid over a pod template, much as ``kubectl patch`` would.
-
-Mappings are merged, and null removes a key. Lists of mappings are merged by ``name`` (volume mounts by
-``mountPath``); entries without one are appended, and so are tolerations. Other lists are replaced. A
-container without a name is the job's own, whatever the kind calls it.
+A user's patch is laid over the template, much as ``kubectl patch`` would: mappings are merged, and null
+removes a key. Lists of mappings are merged by ``name`` (volume mounts by ``mountPath``); entries without one
+are appended, and so are tolerations. Other lists are replaced. A container without a name is the job's own,
+whatever the kind calls it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.payload import package, stores
-from nbtorchjob.backends.kubernetes.pod.resources import Replica, resources, shared_memory
 from nbtorchjob.environment.images import Asked
+from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.rank.given import GIVEN
-from nbtorchjob.spec.cluster.grammars import Mount, User, toleration
-from nbtorchjob.spec.config import CLAIMS, where
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.cluster.grammars import Mount, User, amount, toleration
+from nbtorchjob.spec.config import CLAIMS, Elastic, Master, Worker, where
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec
 
 PAYLOAD = "/etc/nbtorchjob"
@@ -415,3 +416,70 @@ def _list(key: str, old: list[Any], new: list[Any]) -> list[Any]:
         else:
             merged[index] = _merged(merged[index], entry)
     return merged
+
+
+Replica: TypeAlias = Master | Worker
+
+# What a host reserves for itself (torchx 0.7: reserved_millicpu, reserved_memmb): a request for all that
+# a machine has would fit on none.
+_RESERVED_CORES = 0.1
+_RESERVED_BYTES = 1024e6
+
+
+def replicas(spec: JobSpec) -> tuple[Replica, ...]:
+    """Return each role's own settings: all nodes alike, or a master and its workers."""
+    launch = spec.launch
+    if isinstance(launch, Elastic):
+        return (Worker(),)
+    return (launch.master, launch.worker) if launch.worker.replicas else (launch.master,)
+
+
+def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
+    """Return the container's ``resources``. Raises ``SpecError`` for a request above its limit."""
+    limits = _limits(cluster) if replica.limits is None else dict(replica.limits)
+    if replica.requests is None:
+        requests = {**limits, **({} if cluster.full_requests else _reduced(limits)), **cluster.request}
+    else:
+        requests = dict(replica.requests)
+    for name in limits.keys() & requests.keys():
+        if amount(requests[name]) > amount(limits[name]):
+            raise SpecError("request", f"{name}={requests[name]}", f"at most its limit of {limits[name]}")
+    return {kind: amounts for kind, amounts in (("limits", limits), ("requests", requests)) if amounts}
+
+
+def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
+    """Return the size of ``/dev/shm``; None leaves the container runtime's 64 MB.
+
+    NCCL and DataLoader's processes exchange data there, and die of a bus error when it is full. So a job
+    of several ranks gets more by default: half of the pod's memory, as on any Linux machine, or 1 GiB a rank
+    where memory has no limit. What lies there counts as the pod's memory.
+    """
+    asked, launch = spec.cluster.shm, spec.launch
+    if asked is not None or not spec.own_shared_memory:
+        return asked if spec.own_shared_memory else None
+    if "memory" in limits:
+        return f"{int(amount(limits['memory'])) // 2 // 2**20}Mi"
+    return f"{launch.nproc_per_node}Gi"
+
+
+def _limits(cluster: Cluster) -> dict[str, str]:
+    named = {
+        "cpu": cluster.cpu,
+        "memory": cluster.memory,
+        cluster.gpu_resource: str(cluster.gpu) if cluster.gpu else None,
+    }
+    return {**{name: text for name, text in named.items() if text}, **cluster.device, **cluster.limit}
+
+
+def _reduced(limits: Mapping[str, str]) -> dict[str, str]:
+    reduced = {}
+    if "cpu" in limits:
+        reduced["cpu"] = f"{_less(amount(limits['cpu']), _RESERVED_CORES, 1e-3)}m"
+    if "memory" in limits:
+        reduced["memory"] = f"{_less(amount(limits['memory']), _RESERVED_BYTES, 1e6)}M"
+    return reduced
+
+
+def _less(limit: float, reserved: float, unit: float) -> int:
+    # Never below half: TorchX drops a request that isn't above 0, and the API then takes the limit.
+    return max(1, int(max(limit - reserved, limit / 2) / unit + 1e-6))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.objects import submission
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS
+from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.pod import template

@@ -21,8 +21,13 @@ from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
-from nbtorchjob.backends.kubernetes.objects.paths import BESIDE, SECRETS, WORKLOAD_PRIORITIES, Target
-from nbtorchjob.backends.kubernetes.objects.reading import created
+from nbtorchjob.backends.kubernetes.objects.reading import (
+    BESIDE,
+    SECRETS,
+    WORKLOAD_PRIORITIES,
+    Target,
+    created,
+)
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, asked
 from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored

@@ -1,23 +1,27 @@
-"""A job's folder: its files by name, the record of the submission, and what damage leaves of both."""
+"""A job's folder: where it lies, its files, the record of the submission, and what damage leaves of both."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import os
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbtorchjob.errors import DamagedError, NameTakenError, NBTorchJobError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes
-from nbtorchjob.machine.folders import plain, record
+from nbtorchjob.machine.folders import own, plain, record, state_dir
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts.emit import append
@@ -53,7 +57,7 @@ _CLOSER = "closer"  # instead of a supervisor
 _EARLY = "early"  # in front of why a run is stopped early, in the same file
 
 _VALUE = re.compile(r"(?<![^/])node-\d{1,9}/round-(\d+)/rank-(\d+)\.value\Z")
-# What ``launch/environment.py`` writes down.
+# What ``launch/pool_client.py`` writes down.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
 
@@ -186,7 +190,7 @@ class JobDirectory(FrozenDataclass):
         _private(self.path / "request.json", json.dumps(request).encode())
 
     def request(self) -> dict[str, Any]:
-        """Read what the job takes of its kernel (``launch/environment.py``)."""
+        """Read what the job takes of its kernel (``launch/pool_client.py``)."""
         with reading(self.path):
             request = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
             return {name: type_(request[name]) for name, type_ in _REQUEST.items()}
@@ -386,3 +390,60 @@ def _private(path: Path, data: bytes) -> None:
 
 def _taken(name: str) -> NameTakenError:
     return NameTakenError(f"a job named {name!r} exists already: {hint('delete', name)} removes it")
+
+
+def jobs_dir() -> Path:
+    """Return the folder with one folder a job."""
+    return own(state_dir() / "jobs")
+
+
+def environments_dir() -> Path:
+    """Return the folder of what jobs' interpreters could import, a file each."""
+    return own(state_dir() / "environments")
+
+
+def queue_dir() -> Path:
+    """Return the folder of who waits for a turn on this machine, and who has it."""
+    folder = own(state_dir() / "queue")
+    for name in ("waiting", "running"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def ended_file(made_by: str) -> Path:
+    """Return the file of what a function of this code made of jobs that have ended."""
+    name = hashlib.sha256(f"{made_by} of {code()}".encode()).hexdigest()[:12]
+    return state_dir() / "ended" / f"{name}.json"
+
+
+def pool_dir() -> Path:
+    """Return the folder of the pool that serves this Python and this torch."""
+    return own(own(state_dir() / "pool") / environment())
+
+
+def socket_path() -> Path:
+    """Return the pool's socket, whose path may be longer than a socket's: it is reached by its folder."""
+    return pool_dir() / "socket"
+
+
+@cache
+def environment() -> str:
+    """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
+    torch = importlib.util.find_spec("torch")
+    origin = torch.origin if torch and torch.origin else ""
+    try:
+        stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+    except FileNotFoundError:
+        raise SubmitError(f"{origin} hides the installed torch: rename it") from None
+    # Nobody may raise a limit above the most of the process that it comes from.
+    most = sorted((name, pair[1]) for name, pair in processes.of_this_process().items())
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{code()}\n{most}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def code() -> str:
+    """Name our own code: another version of it writes other things."""
+    # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms.
+    files = (f"{folder}/{name}" for folder, _, names in os.walk(Path(__file__).parents[3]) for name in names)
+    return str(max(os.stat(file).st_mtime_ns for file in files if file.endswith(".py")))

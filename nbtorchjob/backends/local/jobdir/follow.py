@@ -28,7 +28,7 @@ from nbtorchjob.state.events import Event
 from nbtorchjob.state.logs import TAIL_BYTES
 
 if TYPE_CHECKING:
-    from nbtorchjob.machine.changes import Changes
+    from nbtorchjob.machine.loop import Changes
     from nbtorchjob.state.turns import View
 
 _PIECE = 1 << 16  # bytes read at a time
@@ -205,7 +205,7 @@ class Follower:
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it is closed or lost."""
-        from nbtorchjob.machine.changes import Changes  # late: to list jobs, or to look once, it isn't needed
+        from nbtorchjob.machine.loop import Changes  # late: to list jobs, or to look once, it isn't needed
 
         changes = Changes(self._job.events)
         try:

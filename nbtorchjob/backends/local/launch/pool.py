@@ -30,11 +30,11 @@ from typing import Any, TypeVar
 
 from nbtorchjob import frozen
 from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import node_process, supervisor
+from nbtorchjob.backends.local.launch import supervisor
 from nbtorchjob.errors import SubmitError
-from nbtorchjob.machine import cache, folders, processes
+from nbtorchjob.machine import folders, processes
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.facts import death
 from nbtorchjob.runtime.look.outside import within
@@ -124,7 +124,7 @@ def _connect() -> socket.socket:
     connection = _try()
     if connection is not None:
         return connection
-    with open(paths.pool_dir() / "lock", "w") as lock:
+    with open(directory.pool_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two notebooks that find no pool, one starts it
         connection = _try()
         if connection is not None:
@@ -136,12 +136,12 @@ def _connect() -> socket.socket:
             if connection is not None:
                 return connection
             time.sleep(0.005)
-    why = liveness.last_words(paths.pool_dir()) or "no reason given"
+    why = liveness.last_words(directory.pool_dir()) or "no reason given"
     raise SubmitError(f"this machine's pool didn't start: {why}")
 
 
 def _at_socket(act: Callable[[str], T]) -> T:
-    path = paths.socket_path()
+    path = directory.socket_path()
     return within(str(path.parent), path.name, act)
 
 
@@ -166,7 +166,7 @@ def _start() -> int:
     """Start a pool; return its process id."""
     # With the kernel's own sys.path the pool finds the torch that the notebook would import. Imports leave
     # hardly any garbage: without looking for it they take three quarters of the time.
-    folder = str(paths.pool_dir())
+    folder = str(directory.pool_dir())
     code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
     code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
     log = os.path.join(folder, "log")
@@ -177,8 +177,8 @@ def _start() -> int:
         # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
         {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-            **node_process.PAGES,
-            **cache.variables(),  # torch makes its folder as it is imported
+            **supervisor.PAGES,
+            **folders.compiler_variables(),  # torch makes its folder as it is imported
         },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -207,8 +207,8 @@ def main(folder: str) -> None:
     for module in _PRELOAD:
         importlib.import_module(module)
     frozen.make_all()
-    paths.environment()  # a warden asks for it
-    node_process.import_program()
+    directory.environment()  # a warden asks for it
+    supervisor.import_program()
     node.plain_logging()
     # Each agent would start one of its own, a whole Python process: a forkserver hands it to what it forks.
     from multiprocessing import resource_tracker
@@ -223,7 +223,7 @@ def main(folder: str) -> None:
     if stopper is not None:
         stopper.close()
     else:
-        cache.thin_out()
+        folders.thin_out_caches()
 
 
 def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> socket.socket | None:

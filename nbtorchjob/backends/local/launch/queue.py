@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.machine import devices
+from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.state.events import UNREADABLE
@@ -80,9 +80,9 @@ class Behind(NamedTuple):
 def place(job: JobDirectory) -> Place:
     """Return what a job takes up that this process sends."""
     info, me = job.info(), Process.of(os.getpid())
-    visible = info.asked.env.get(devices.VISIBLE)
+    visible = info.asked.env.get(processes.VISIBLE)
     lab = info.lab is not None
-    gpus = devices.names(visible) if not lab else ()
+    gpus = processes.device_names(visible) if not lab else ()
     wants = min(len(gpus), info.nproc_per_node) if info.group else len(gpus)
     return Place(
         name=info.name,
@@ -239,7 +239,7 @@ def behind(name: str) -> Behind | None:
     """Return what a job waits for; None where it doesn't wait."""
     if not liveness.queued(name):
         return None
-    waiting, running = _known.look(paths.queue_dir())
+    waiting, running = _known.look(directory.queue_dir())
     running = [*map(_taken, running)]
     many = ahead(name, waiting, running)
     if many is None:
@@ -250,7 +250,7 @@ def behind(name: str) -> Behind | None:
 
 def _taken(entry: Place) -> Place:
     """Return what a job that runs takes up: no place where a rank is stopped, which may take hours."""
-    path = paths.jobs_dir() / entry.name
+    path = directory.jobs_dir() / entry.name
     return replace(entry, ranks=0) if entry.ranks and any(path.glob("*/stopped-*")) else entry
 
 
@@ -275,7 +275,7 @@ _known = _Known()
 
 def _goes_on(entry: Place) -> bool | None:
     """Whether a job whose turn has come runs, or is being started; None where nobody will."""
-    job = JobDirectory(paths.jobs_dir() / entry.name)
+    job = JobDirectory(directory.jobs_dir() / entry.name)
     try:
         if job.supervisor() is None and job.handover() is None and job.events.exists():
             return True if entry.starter is not None and entry.starter.alive() else None
@@ -293,7 +293,7 @@ def _closed(job: JobDirectory) -> bool:
 
 def _over(name: str) -> bool:
     """Whether a job that waits is gone, or was ended before it began."""
-    job = JobDirectory(paths.jobs_dir() / name)
+    job = JobDirectory(directory.jobs_dir() / name)
     try:
         return not job.events.exists() or job.supervisor() is not None
     except _DAMAGED:
@@ -302,7 +302,7 @@ def _over(name: str) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[Path]:
-    folder = paths.queue_dir()
+    folder = directory.queue_dir()
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder

@@ -12,7 +12,7 @@ from nbtorchjob.backends.kubernetes.api import client as api_client
 from nbtorchjob.backends.kubernetes.api import connection
 from nbtorchjob.backends.kubernetes.api.answers import slim
 from nbtorchjob.backends.kubernetes.api.client import shared
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, SECRETS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Api, Target
 from nbtorchjob.errors import AlreadyExistsError, ApiError, ClusterError, UnreachableError
 from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, kubeconfig, scripted, status
 

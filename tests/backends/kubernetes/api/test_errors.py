@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from nbtorchjob.backends.kubernetes.api.errors import api_error, submit_error
-from nbtorchjob.backends.kubernetes.objects.paths import PODS, Api, Target
-from nbtorchjob.backends.kubernetes.objects.rights import grant
+from nbtorchjob.backends.kubernetes.objects.reading import PODS, Api, Target, grant
 from nbtorchjob.errors import (
     AlreadyExistsError,
     ApiError,

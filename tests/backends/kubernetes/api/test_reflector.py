@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from nbtorchjob.backends.kubernetes.api.reflector import Pace, Reflector
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS
+from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, PODS
 from nbtorchjob.errors import ClusterError, UnreachableError
 from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, event, scripted, status
 

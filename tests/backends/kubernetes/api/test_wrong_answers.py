@@ -9,7 +9,7 @@ from nbtorchjob.backends.kubernetes.control import selection
 from nbtorchjob.backends.kubernetes.jobs import ref
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope, remember
-from nbtorchjob.backends.kubernetes.objects.paths import EVENTS, PODS
+from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, PODS
 from nbtorchjob.frontends.cli import main
 from tests.backends.kubernetes import wrong
 from tests.backends.kubernetes.recordings import Recording, scenarios

@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob import api
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
@@ -54,7 +54,7 @@ def tender(stage):
     tending = []
 
     def begin():
-        stage.be(rights.tended())
+        stage.be(server.tender_rights())
         tending.append(cluster_backend().tend("the test", [stage.namespace], everyone=True))
 
     yield begin

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.control import hosts
+from nbtorchjob.backends.kubernetes.control import selection
 from tests.backends.kubernetes.stage import running, until
 from tests.patience import LIMIT
 
@@ -30,7 +30,7 @@ value(1)
 @pytest.fixture
 def stage(stage, monkeypatch):
     """Yield a stage on whose host is looked at often, and which is as before in the end."""
-    monkeypatch.setattr(hosts, "EVERY_S", 0.2)
+    monkeypatch.setattr(selection, "EVERY_S", 0.2)
     yield stage
     stage.cluster.taint()
 
@@ -48,14 +48,14 @@ def host(*keys, **more):
     return {"metadata": {"name": "one", **more}, "spec": {"taints": taints}}
 
 
-@pytest.mark.parametrize("key", hosts.TAINTS)
+@pytest.mark.parametrize("key", selection.TAINTS)
 def test_a_taint_says_that_a_host_is_about_to_end(key):
-    assert hosts.notice(host("nvidia.com/gpu", key)) == f"its host has the taint {key}"
+    assert selection.host_notice(host("nvidia.com/gpu", key)) == f"its host has the taint {key}"
 
 
 def test_so_does_a_node_that_is_being_deleted():
     going = host("karpenter.sh/disrupted", deletionTimestamp="2026-01-01T00:00:00Z")
-    assert hosts.notice(going) == "its host is being deleted"
+    assert selection.host_notice(going) == "its host is being deleted"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_so_does_a_node_that_is_being_deleted():
     ],
 )
 def test_nothing_is_said_by_a_cordon_or_a_mere_candidate(key):
-    assert hosts.notice(host(key)) == ""
-    assert hosts.notice({"metadata": {"name": "plain"}}) == ""
+    assert selection.host_notice(host(key)) == ""
+    assert selection.host_notice({"metadata": {"name": "plain"}}) == ""
 
 
 def test_a_node_is_told_until_it_leaves_and_then_no_more(stage):

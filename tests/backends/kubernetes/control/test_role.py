@@ -7,10 +7,10 @@ import pytest
 
 from nbtorchjob import capture, submission
 from nbtorchjob.backends.kubernetes.control import service
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.backends.kubernetes.objects.reading import Right
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from tests.backends.full import cluster_backend
@@ -155,12 +155,12 @@ def test_without_a_rule_of_its_role_a_tender_leaves_something_undone(
     monkeypatch.setattr(service, "HOLD_S", 0.1)  # who may not patch its Lease can't give it back either
     missing = Right(verb, group, of)
     done = what(stage)
-    user = stage.be([each for each in rights.tended() if each != missing])
+    user = stage.be([each for each in server.tender_rights() if each != missing])
     with tending(stage, "the test"):
         until(lambda: missing in used(stage, user))
     assert not done()
 
-    stage.be(rights.tended())
+    stage.be(server.tender_rights())
     with tending(stage, "another"):
         until(done)
     stage.sign("go")
@@ -170,9 +170,9 @@ def test_a_tender_uses_all_that_its_role_has_and_nothing_else(stage):
     def cut():
         raise Refusal(500, "the connection to etcd was lost")
 
-    user = stage.be(rights.tended())
+    user = stage.be(server.tender_rights())
     stage.cluster.meanwhile("POST", f"{stage.namespace}/services$", cut, user=user, after=True)
-    needed = {*rights.tended()}
+    needed = {*server.tender_rights()}
     with tending(stage, "the test"):
         until(lambda: stage.objects(LEASES))
         stage.admin()

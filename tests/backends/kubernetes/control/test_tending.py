@@ -20,7 +20,7 @@ from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import SECRETS
+from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
 from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry

@@ -9,10 +9,10 @@ import yaml
 
 from nbtorchjob.backends.kubernetes import doctor
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.doctor.rights import needed
 from nbtorchjob.backends.kubernetes.doctor.server import chosen
+from nbtorchjob.backends.kubernetes.doctor.server import needed_rights as needed
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects.paths import (
+from nbtorchjob.backends.kubernetes.objects.reading import (
     CLAIMS,
     CLUSTER_RUNTIMES,
     HOSTS,

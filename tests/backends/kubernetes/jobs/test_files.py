@@ -3,7 +3,7 @@
 import os
 
 from nbtorchjob import Elastic
-from nbtorchjob.backends import backend, files, sync
+from nbtorchjob.backends import backend, files, links
 from nbtorchjob.errors import AskError
 from tests.backends.kubernetes.stage import until
 
@@ -79,7 +79,7 @@ def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_pa
 
 
 def test_tensorboard_and_an_offline_run_of_wandb_are_synced_as_they_grow(stage, tmp_path, monkeypatch):
-    monkeypatch.setattr(sync, "EVERY_S", 0.1)
+    monkeypatch.setattr(links, "EVERY_S", 0.1)
     job = stage.submit(GROWING)
     until((stage.signs / "ready-0").exists)
     events = tmp_path / "home/runs/events.out.tfevents.1"

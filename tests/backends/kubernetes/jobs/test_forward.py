@@ -5,7 +5,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.forward import Forward
+from nbtorchjob.backends.links import Forward
 from tests.backends.kubernetes.stage import until
 
 PART = """

@@ -1,4 +1,4 @@
-"""A further kind of job is a folder and a line: one of a made-up operator, in a copy of the package."""
+"""A further kind of job is a module or folder, and a line: a made-up one, in a copy of the package."""
 
 import json
 import os
@@ -143,13 +143,13 @@ def test_where_its_operator_is_missing_it_says_how_to_install_it(said):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_module_beside_its_folder_asks_for_a_kinds_name(name):
+def test_no_module_beside_its_own_asks_for_a_kinds_name(name):
     quoted = re.compile(rf"""["']{name}["']|kinds\.{name}\b|kinds import .*\b{name}\b""")
-    own = PACKAGE / FOLDERS / name
+    own = PACKAGE / FOLDERS / f"{name}.py"
     found = [
         path.relative_to(PACKAGE)
         for path in PACKAGE.rglob("*.py")
-        if not path.is_relative_to(own) and quoted.search(path.read_text())
+        if path != own and quoted.search(path.read_text())
     ]
 
     assert found == [LIST]

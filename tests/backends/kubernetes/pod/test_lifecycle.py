@@ -1,10 +1,16 @@
+"""Why pods wait that Kubernetes places all at once."""
+
 import json
 
 import pytest
 
+from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
+from nbtorchjob.state.events import Stage, Waiting
+from nbtorchjob.state.failure import Cause
 
 
 def pod(state=None, *, last=None, restarts=0, phase="Running", conditions=(), policy="Never", **more):
@@ -194,3 +200,239 @@ def test_our_container_is_found_among_others_by_name():
 
 def test_a_pod_that_is_gone_is_a_fact_of_its_own():
     assert lifecycle.gone(pod(), 4, 9.0) == ev.NodeGone(9.0, 4, "u")
+
+
+def event(reason, message="", *, kind="Pod", name="p-0", **times):
+    times = times or {"lastTimestamp": "1970-01-01T00:00:05Z"}
+    about = {"kind": kind, "name": name, "uid": "u"}
+    return {"involvedObject": about, "reason": reason, "message": message, **times}
+
+
+def read(*args, of="indexedjob", **kwargs):
+    """Read an event about a job of that kind."""
+    return lifecycle.waiting_facts(event(*args, **kwargs), {"p-0": 0}.get, complaints=KINDS[of].complaints)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+            "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
+            "no host has enough nvidia.com/gpu free",
+        ),
+        (
+            "0/4 nodes are available: 1 Insufficient memory, 2 Insufficient cpu, "
+            "1 node(s) had untolerated taint {a: b}.",
+            "no host has enough cpu and memory free; a host has a taint that the job doesn't tolerate",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+            "no host matches the node selector",
+        ),
+        ("no nodes available to schedule pods", "the cluster has no hosts"),
+        ("0/0 nodes are unavailable", "the cluster has no hosts"),
+        ("something new", "something new"),
+    ],
+)
+def test_why_no_host_fits_is_told_in_plain_words(message, text):
+    assert lifecycle.placing(message) == text
+    assert read("FailedScheduling", message)[0].text == text
+
+
+def test_a_gang_that_doesnt_fit_is_called_one():
+    assert "gang" in lifecycle.placing("pod group is not ready, 2 Pending, 2 minAvailable")
+    (told,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
+    assert (told.node, told.stage, failure.of_waiting(told).cause) == (None, Stage.QUEUED, Cause.WAIT)
+
+
+def by_volcano(*refusals):
+    """Return the event's text for those refusals of pods, as Volcano 1.15 prints them (recorded)."""
+    said = (
+        f"failed to create pod vj-node-{i}, err: &errors.StatusError{{ErrStatus:v1.Status{{"
+        'TypeMeta:v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", '
+        'RemainingItemCount:(*int64)(nil)}, Status:"Failure", Message:' + json.dumps(refusal) + ", "
+        'Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d6e1b00), Code:403}}'
+        for i, refusal in enumerate(refusals)
+    )
+    return f"(combined from similar events): Error creating pods: [{' '.join(said)}]"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        (
+            'pods "vj-node-0" is forbidden: exceeded quota: team, requested: pods=1, '
+            "used: pods=1, limited: pods=1",
+            "the quota team is used up: pods=1 of pods=1 used, pods=1 more requested",
+        ),
+        (
+            'pods "vj-node-0" is forbidden: error looking up service account space/nosuch: '
+            'serviceaccount "nosuch" not found',
+            'the service account "nosuch" doesn\'t exist: choose an existing one with --service-account',
+        ),
+        (
+            'pods "vj-node-0" is forbidden: no \\ allowed',
+            'a pod can\'t be created: pods "vj-node-0" is forbidden: no \\ allowed',
+        ),
+    ],
+)
+def test_what_volcano_prints_as_go_values_is_told_in_the_apis_words(refusal, text):
+    (told,) = read("FailedCreate", by_volcano(refusal, refusal), of="volcano", kind="Job", name="vj")
+    assert told.text == text
+
+
+def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
+    said = (
+        "2/2 tasks in gang unschedulable: pod group is ready, 2 Pending, 2 minAvailable; "
+        "Pending: 2 Unschedulable. Origin reason is vj-node-1: 0/1 nodes are unavailable: "
+        "1 node(s) didn't match Pod's node affinity/selector."
+    )
+    (told,) = read("Unschedulable", said, kind="PodGroup", name="vj-1")
+    assert told.text == (
+        "waiting until all pods fit at once (gang): vj-node-1: no host matches the node selector"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "cause"),
+    [
+        ("Failed", 'Failed to pull image "x": not there', Cause.CONFIG),
+        ("Failed", 'Failed to pull image "x": 429 Too Many Requests', Cause.INFRA),
+        ("Failed", 'Error: secret "absent" not found', Cause.CONFIG),
+        ("InspectFailed", "invalid reference format", Cause.CONFIG),
+        ("FailedMount", 'secret "absent" not found', Cause.CONFIG),
+        ("Pulling", 'Pulling image "x"', Cause.WAIT),
+        ("TriggeredScaleUp", "pod triggered scale-up", Cause.WAIT),
+    ],
+)
+def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause):
+    (told,) = read(reason, message)
+    found = failure.of_waiting(told)
+
+    assert (told.node, told.pod, told.time) == (0, "u", 5.0)
+    assert found.cause is cause
+    assert bool(found.hint) == (cause is not Cause.WAIT)
+
+
+def test_a_pull_that_is_tried_again_leaves_the_failure_of_the_first():
+    assert read("Pulling", 'Pulling image "x"', count=2, lastTimestamp="1970-01-01T00:00:09Z") == []
+
+
+def test_what_a_pod_asks_for_is_told_where_the_pod_is_known():
+    pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}, {"name": "istio"}]}}
+    short = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.")
+    told = lifecycle.waiting_facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
+
+    assert [fact.text for fact in told if isinstance(fact, Waiting)] == [
+        "no host has enough cpu free (it asks for 8 cpu)"
+    ]
+
+
+def test_an_image_that_cant_be_pulled_is_named_with_why():
+    lost = (
+        'failed to pull and unpack image "reg/x:1": failed to resolve reference "reg/x:1": reg/x:1: not found'
+    )
+    (told,) = read("Failed", f'Failed to pull image "reg/x:1": rpc error: code = NotFound: {lost}')
+
+    assert told.text == f"its image reg/x:1 can't be pulled, because its registry has no such image: {lost}"
+
+
+def test_a_service_account_that_is_missing_is_the_jobs_fault():
+    message = 'Error creating: pods "p-0" is forbidden: serviceaccount "no" not found'
+    (told,) = read("FailedCreate", message, kind="Job", name="p")
+
+    assert failure.of_waiting(told).cause is Cause.CONFIG
+
+
+@pytest.mark.parametrize("reason", ["Scheduled", "Started", "Killing", "BackOff"])
+def test_events_that_say_nothing_new_are_left_out(reason):
+    assert read(reason, "whatever") == []
+
+
+def test_a_failure_that_only_names_a_reason_is_left_out():
+    assert read("Failed", "Error: ImagePullBackOff") == []
+
+
+def test_events_of_pods_that_arent_ours_are_left_out():
+    assert read("FailedScheduling", "no", name="other") == []
+
+
+def test_a_quota_is_told_in_plain_words():
+    quota = "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"
+    message = f'Error creating: pods "p-1" is forbidden: {quota}'
+    for reason, kind in (("FailedCreate", "Job"), ("FailedCreatePod", "PyTorchJob")):
+        (told,) = read(reason, message, kind=kind, name="p")
+        assert told.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more requested"
+        assert told.node is None
+
+
+def test_a_pod_that_exists_already_is_no_trouble():
+    said = 'Error creating: pods "p-0" already exists'
+    assert read("FailedCreatePod", said, of="pytorchjob", kind="PyTorchJob") == []
+
+
+def test_what_an_operator_cant_create_is_the_jobs_fault():
+    for kind in KINDS.values():
+        for reason in ("FailedCreateService", *kind.complaints.refusals):
+            (told,) = read(reason, "is invalid", of=kind.name, kind=kind.api.kind, name="tj")
+            assert failure.of_waiting(told).cause is Cause.CONFIG
+            assert told.text.endswith(": is invalid")
+
+
+def test_what_a_runtime_refuses_is_told_with_why():
+    said = "TrainJob resources reconciliation failed: no such container"
+    (told,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
+
+    why = "its runtime and this job don't fit together"
+    assert told.text == f"its pods can't be requested: {why}: no such container"
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ({"lastTimestamp": "1970-01-01T00:00:05Z", "eventTime": None}, 5.0),
+        ({"lastTimestamp": None, "eventTime": "1970-01-01T00:00:06.500000Z"}, 6.5),
+        (
+            {
+                "eventTime": "1970-01-01T00:00:06.5Z",
+                "series": {"lastObservedTime": "1970-01-01T00:00:09.25Z"},
+            },
+            9.25,
+        ),
+        ({"metadata": {"creationTimestamp": "1970-01-01T00:00:07Z"}}, 7.0),
+    ],
+)
+def test_an_events_time_is_that_of_its_last_repetition(times, seconds):
+    assert read("FailedMount", "no", **times)[0].time == seconds
+
+
+AT_5 = "1970-01-01T00:00:05Z"
+
+
+def group(kind, state, message="", policy=None):
+    told = {"type": kind, "status": state, "message": message, "lastTransitionTime": AT_5}
+    spec = {"schedulingPolicy": policy or {"gang": {"minCount": 4}}}
+    return {"spec": spec, "status": {"conditions": [told]}}
+
+
+@pytest.mark.parametrize("kind", ["PodGroupScheduled", "PodGroupInitiallyScheduled"])
+def test_what_a_group_waits_for_is_told_and_that_it_waits_no_more(kind):
+    (waits,) = lifecycle.group_facts(
+        group(kind, "False", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    )
+
+    assert waits == ev.group_waits(
+        5.0, "waiting until all 4 pods fit at once (gang): no host has enough nvidia.com/gpu free"
+    )
+    assert lifecycle.group_facts(group(kind, "True")) == [ev.group_waits(5.0, "")]
+
+
+def test_pods_that_are_placed_one_by_one_wait_for_nothing_together():
+    assert lifecycle.group_facts(group("PodGroupInitiallyScheduled", "False", "no", {"basic": {}})) == []
+    assert lifecycle.group_facts({"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}) == []
+
+
+def test_a_pod_says_which_group_it_is_in():
+    assert lifecycle.name({"spec": {"schedulingGroup": {"podGroupName": "train-1"}}}) == "train-1"
+    assert lifecycle.name({"spec": {}}) == lifecycle.name({}) == ""

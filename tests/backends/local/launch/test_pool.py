@@ -15,7 +15,7 @@ import torch
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobFailedError, JobSpec, SubmitError
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import program
@@ -99,7 +99,7 @@ def test_a_pool_ends_when_it_is_told_to(apart):
     pool.stop()
 
     assert ended(pid)
-    assert not os.path.exists(paths.socket_path())
+    assert not os.path.exists(directory.socket_path())
     pool.stop()
 
 
@@ -108,7 +108,7 @@ def test_a_pool_that_nobody_needs_ends_by_itself(apart, monkeypatch):
     pool.warm_up()
 
     assert ended(pid_of_pool())
-    assert not os.path.exists(paths.socket_path())
+    assert not os.path.exists(directory.socket_path())
 
 
 def test_an_idle_pool_imports_what_the_first_optimizer_of_a_rank_needs():
@@ -186,7 +186,7 @@ def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):
     pid = pid_of_pool()
 
     assert pool.process().alive()
-    assert len(os.fsencode(paths.socket_path())) > 107
+    assert len(os.fsencode(directory.socket_path())) > 107
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
 
@@ -196,7 +196,7 @@ def test_a_request_that_makes_no_sense_harms_nobody(request_):
     assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
     pid = pid_of_pool()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(paths.socket_path()))
+        connection.connect(str(directory.socket_path()))
         connection.sendall(request_)
 
     assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
@@ -211,7 +211,7 @@ def test_a_job_leaves_no_semaphore_behind(apart):
     assert ended(pid)
     until(lambda: not tracker.alive())
 
-    assert "leaked" not in (paths.pool_dir() / "log").read_text()
+    assert "leaked" not in (directory.pool_dir() / "log").read_text()
 
 
 def tracker_of(pid):
@@ -253,5 +253,5 @@ def test_what_libraries_set_in_a_kernel_costs_no_warm_start(monkeypatch, variabl
 def test_only_the_user_can_reach_the_pool():
     pool.warm_up()
 
-    for path in (paths.socket_path(), paths.pool_dir(), paths.jobs_dir()):
+    for path in (directory.socket_path(), directory.pool_dir(), directory.jobs_dir()):
         assert os.stat(path).st_mode & 0o077 == 0

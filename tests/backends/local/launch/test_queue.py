@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.launch import queue
 from nbtorchjob.backends.local.launch.queue import Place
-from nbtorchjob.machine import devices
+from nbtorchjob.machine import processes
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.stage import until
@@ -138,7 +138,7 @@ def test_a_job_that_is_stopped_in_the_debugger_gives_its_place_up(one_at_a_time)
 
 @pytest.mark.torch
 def test_a_job_says_that_one_in_the_debugger_has_its_gpu(monkeypatch):
-    monkeypatch.setenv(devices.VISIBLE, "0")
+    monkeypatch.setenv(processes.VISIBLE, "0")
     monkeypatch.setenv(queue.RANKS, "4")
     first = nbtorchjob.submit(stop_in_the_debugger)
     until(lambda: first.state.stopped)
@@ -265,7 +265,7 @@ def test_a_job_whose_warden_was_killed_has_no_place_after_the_next_look(folder):
             time.sleep(0.01)
 
     sent = nbtorchjob.submit(waits)
-    running = paths.queue_dir() / "running" / sent.name
+    running = directory.queue_dir() / "running" / sent.name
     status = Path(f"/proc/{supervisor(sent).pid}/status").read_text()
     os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
     (folder / "go").touch()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nbtorchjob.backends.kubernetes.kinds.base import Kind, Use
-from nbtorchjob.backends.kubernetes.objects.paths import Api
+from nbtorchjob.backends.kubernetes.objects.reading import Api
 from nbtorchjob.spec.jobspec import JobSpec
 
 from .manifest import API, CONTAINER, manifests

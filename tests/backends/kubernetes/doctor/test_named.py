@@ -4,7 +4,7 @@ import secrets
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice, Images
-from nbtorchjob.backends.kubernetes.doctor import choices as hosts
+from nbtorchjob.backends.kubernetes.doctor import named as hosts
 from nbtorchjob.spec.cluster import KINDS, Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from tests.backends.full import cluster_backend

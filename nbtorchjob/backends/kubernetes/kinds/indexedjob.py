@@ -1,6 +1,7 @@
-"""A submission as an Indexed Job, and the headless Service through which its pods find each other.
+"""A plain Indexed Job with a headless Service: it needs no operator.
 
-An older API server drops fields that it doesn't know, so each goes only to a server that has it.
+The pods find each other through the Service. An older API server drops fields that it doesn't know, so each
+goes only to a server that has it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.pod.resources import replicas
-from nbtorchjob.backends.kubernetes.pod.template import PORT, template
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Kind, Submission, Use
+from nbtorchjob.backends.kubernetes.objects import labelling, reading
+from nbtorchjob.backends.kubernetes.objects.reading import SERVICES, Object
+from nbtorchjob.backends.kubernetes.pod.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import FAILURES, IGNORED
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import events as ev
 
 API = Api("batch", "v1", "jobs", "Job")
 CONTAINER = "main"
@@ -148,3 +150,63 @@ def _service(sub: Submission) -> dict[str, Any]:
             "ports": [{"name": "rendezvous", "port": PORT}],
         },
     }
+
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Return the facts that a Job's status reports.
+
+    FailureTarget and SuccessCriteriaMet announce an end that is reached once the pods have ended
+    (Kubernetes 1.31), so they are no verdict.
+    """
+    return reading.job_facts(obj, "Complete", "Failed")
+
+
+def node(pod: Object) -> int | None:
+    """Return which node a pod is: its completion index."""
+    # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
+    return reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
+
+
+__all__ = ["KIND"]
+
+KIND = Kind(
+    name="indexedjob",
+    about="A plain Indexed Job with a headless Service: it needs no operator.",
+    api=API,
+    container=CONTAINER,
+    manifests=manifests,
+    facts=facts,
+    node=node,
+    can=frozenset(
+        [
+            "elastic",
+            "elastic backoff",
+            "backoff",
+            "deadline",
+            "ttl",
+            "elastic ttl",
+            "priority class",
+            "workload priority",
+        ]
+    ),
+    owns_retries=owns_retries,
+    notes={
+        "clean pods": "a Job keeps its ended pods",
+        "backoff": "counts the failures of each node",
+        "retries": "backoffLimitPerIndex limits failures, and podFailurePolicy tells preemptions apart",
+        "suspend": "spec.suspend",
+        "at once": "by Kubernetes 1.36, with its alpha gate EnableWorkloadWithJob",
+    },
+    minor=24,  # Indexed Jobs became stable
+    since={"elastic": SUCCESS_POLICY},
+    suspend=("spec", "suspend"),
+    cautions=cautions,
+    uses=(
+        Use("create get", SERVICES, "the names of the nodes; read if a response was lost"),
+        Use("delete", SERVICES, "`gc`, of exported jobs"),
+    ),
+    grouped=True,
+)

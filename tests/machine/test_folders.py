@@ -1,11 +1,14 @@
 """What takes long to make is made once for all processes, and never taken from anybody else."""
 
+import asyncio
 import os
 import time
 
 import pytest
 
-from nbtorchjob.machine import cache, folders
+from nbtorchjob.machine import folders
+from nbtorchjob.machine.loop import Changes
+from tests.patience import LIMIT
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +30,23 @@ class Made:
 def test_it_is_made_once_of_each_name():
     make = Made()
 
-    assert [cache.made("things", name, make) for name in "aabab"] == [b"1", b"1", b"2", b"1", b"2"]
+    assert [folders.cached("things", name, make) for name in "aabab"] == [b"1", b"1", b"2", b"1", b"2"]
 
 
 @pytest.mark.parametrize("harm", [b"", b"short", b"x" * 100])
 def test_what_a_disk_has_lost_some_of_is_made_anew(folder, harm):
-    cache.made("things", "a", lambda: b"whole")
+    folders.cached("things", "a", lambda: b"whole")
     (folder / "a").write_bytes(harm)
 
-    assert cache.made("things", "a", lambda: b"anew") == b"anew"
-    assert cache.made("things", "a", lambda: b"again") == b"anew"
+    assert folders.cached("things", "a", lambda: b"anew") == b"anew"
+    assert folders.cached("things", "a", lambda: b"again") == b"anew"
 
 
 def test_what_others_could_have_written_is_not_taken(folder):
-    cache.made("things", "a", lambda: b"mine")
+    folders.cached("things", "a", lambda: b"mine")
     folder.chmod(0o777)
 
-    assert cache.made("things", "a", lambda: b"made") == b"made"
+    assert folders.cached("things", "a", lambda: b"made") == b"made"
 
 
 def test_where_nothing_can_be_kept_it_is_made_each_time(folder):
@@ -51,7 +54,7 @@ def test_where_nothing_can_be_kept_it_is_made_each_time(folder):
     folder.write_text("a file")
     make = Made()
 
-    assert [cache.made("things", "a", make) for _ in range(2)] == [b"1", b"2"]
+    assert [folders.cached("things", "a", make) for _ in range(2)] == [b"1", b"2"]
 
 
 def test_what_making_it_raises_is_raised_and_leaves_nothing(folder):
@@ -59,16 +62,16 @@ def test_what_making_it_raises_is_raised_and_leaves_nothing(folder):
         raise OSError("no module to read")
 
     with pytest.raises(OSError, match="no module to read"):
-        cache.made("things", "a", fails)
+        folders.cached("things", "a", fails)
     assert not list(folder.iterdir())
 
 
 def test_the_newest_stay(folder):
     make = Made()
     for number in range(40):
-        cache.made("things", f"{number}", make)
+        folders.cached("things", f"{number}", make)
         os.utime(folder / f"{number}", (number, number))
-    cache.made("things", "new", make)
+    folders.cached("things", "new", make)
 
     assert {each.name for each in folder.iterdir()} == {"new", *map(str, range(9, 40))}
 
@@ -88,10 +91,57 @@ def used(path, days):
 
 
 def test_what_nobody_used_for_long_is_removed(compiled):
-    cache.variables()
+    folders.compiler_variables()
     used(compiled / "inductor" / "ab" / "old.so", 31)
     used(compiled / "inductor" / "cd" / "new.so", 29)
 
-    cache.thin_out()
+    folders.thin_out_caches()
 
     assert [path.name for path in compiled.rglob("*.so")] == ["new.so"]
+
+
+FOR_EVER = 1e6  # seconds
+
+
+def told(path, act):
+    """Wait for a change of ``path`` once ``act`` was done; raises ``TimeoutError`` where none is told."""
+
+    async def wait():
+        changes = Changes(path)
+        try:
+            act()
+            await asyncio.wait_for(changes.wait(FOR_EVER), LIMIT)
+        finally:
+            changes.close()
+
+    asyncio.run(wait())
+
+
+def test_a_write_ends_the_wait(tmp_path):
+    file = tmp_path / "events"
+    file.touch()
+    told(file, lambda: file.write_text("fact\n"))
+
+
+def test_a_write_while_nobody_waits_counts(tmp_path):
+    file = tmp_path / "events"
+    file.touch()
+
+    async def wait():
+        changes = Changes(file)
+        for _ in range(2):
+            file.write_text("fact\n")
+            await asyncio.wait_for(changes.wait(FOR_EVER), LIMIT)
+        changes.close()
+        changes.close()
+
+    asyncio.run(wait())
+
+
+def test_without_a_file_the_time_ends_the_wait(tmp_path):
+    async def wait():
+        changes = Changes(tmp_path / "none")
+        await changes.wait(0.001)
+        changes.close()
+
+    asyncio.run(asyncio.wait_for(wait(), LIMIT))

@@ -1,7 +1,8 @@
-"""A submission as a TrainJob: what differs from its runtime (trainer 2.3).
+"""Kubeflow's TrainJob (trainer 2.3).
 
-The container's image, command, environment and resources belong to the ``trainer``; in the rest of the
-pod a ``runtimePatch`` can change only what ``_REACHED`` names; the runtime decides everything else.
+A manifest says what differs from the job's runtime. The container's image, command, environment and resources
+belong to the ``trainer``; in the rest of the pod a ``runtimePatch`` can change only what ``_REACHED`` names;
+the runtime decides everything else.
 """
 
 from __future__ import annotations
@@ -9,23 +10,69 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Runtime, Runtimes, Submission
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Runtime, Runtimes, Submission
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.backends.kubernetes.objects.paths import CLUSTER_RUNTIMES, RUNTIMES
-from nbtorchjob.backends.kubernetes.objects.reading import Object
-from nbtorchjob.backends.kubernetes.pod.resources import replicas
-from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, SERVICES, Object
+from nbtorchjob.backends.kubernetes.pod.template import replicas, template
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.cluster.grammars import DOMAIN
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import events as ev
 from nbtorchjob.text import words
+
+_BOTHER = "TrainJob resources reconciliation failed: "
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Return the facts that a TrainJob's status reports; it has no condition while its pods wait or run."""
+    return [*reading.job_facts(obj, "Complete", "Failed"), *_progress(obj)]
+
+
+def plain(_reason: str, message: str) -> str:
+    """Return the message of an operator's event, without the beginning that they all share."""
+    return message.removeprefix(_BOTHER)
+
+
+def node(pod: Object) -> int | None:
+    """Return which node a pod is: its completion index; None for an initializer's pod."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    # Older servers have the index only as an annotation (the label came with Kubernetes 1.28).
+    index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
+    trains = any(container.get("name") == CONTAINER for container in containers)
+    return index if trains else None
+
+
+def _progress(obj: Object) -> list[ev.Event]:
+    """Return what the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``."""
+    status = reading.status(obj).get("trainerStatus")
+    if not isinstance(status, dict):
+        return []
+    when = reading.seconds(status.get("lastUpdatedTime")) or reading.created(obj)
+    metrics = {
+        str(metric["name"]): number
+        for metric in status.get("metrics") or ()
+        if (number := _number(metric.get("value"))) is not None
+    }
+    return [
+        ev.TrainerStatus(
+            when, status.get("progressPercentage"), status.get("estimatedRemainingSeconds"), metrics
+        )
+    ]
+
+
+def _number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:  # any text may be a metric's value
+        return None
+
 
 # The step that trains, among initializers and others.
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _INITIALIZERS = ("dataset-initializer", "model-initializer")
 _FRAMEWORK = "trainer.kubeflow.org/framework"
-_CONTAINER = "node"
 
 
 def trainer(runtime: Object) -> str:
@@ -48,7 +95,7 @@ def runs(runtime: Object) -> str:
         pod = (pod or {}).get(name)
     containers = (pod or {}).get("containers") or ()
     image = next(
-        (container.get("image") for container in containers if container.get("name") == _CONTAINER), None
+        (container.get("image") for container in containers if container.get("name") == CONTAINER), None
     )
     nodes = words.count(int(_policy(runtime).get("numNodes") or 1), "node")
     return ", ".join(filter(None, [made_for(runtime) or "torch", nodes, image]))
@@ -106,7 +153,7 @@ OURS = Runtimes(
 
 
 API = Api("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
-CONTAINER = "node"
+CONTAINER = "node"  # the trainer's; an initializer's container has another name
 
 _MANAGER = f"{DOMAIN}/{labelling.MANAGER}"
 _TRAINER = ("image", "command", "args", "env")
@@ -199,3 +246,48 @@ def _patch(job: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         "manager": _MANAGER,
         "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
     }
+
+
+__all__ = ["KIND"]
+
+KIND = Kind(
+    name="trainjob",
+    about="Kubeflow's TrainJob (trainer 2.3).",
+    operator="Kubeflow's trainer 2.3",
+    install=(
+        "helm install kubeflow-trainer oci://ghcr.io/kubeflow/charts/kubeflow-trainer --version 2.3.0 "
+        "--namespace kubeflow-system --create-namespace --set runtimes.defaultEnabled=true"
+    ),
+    api=API,
+    container=CONTAINER,
+    manifests=manifests,
+    facts=facts,
+    node=node,
+    can=frozenset(["deadline", "runtime", "workload priority"]),
+    check=check,
+    notes={
+        "ttl": "a TrainJob has no TTL (trainer 2.3)",
+        "clean pods": "a TrainJob has no setting for it: its Jobs keep their ended pods (trainer 2.3)",
+        "backoff": "set by its runtime, not by the job",
+        "suspend": "spec.suspend",
+        "at once": "by its runtime's podGroupPolicy",
+    },
+    needs_image=False,  # its runtime has one
+    suspend=("spec", "suspend"),
+    runtimes=OURS,
+    adopts=((SERVICES, "{name}"),),  # JobSet 0.12 does: one that selects other pods knows no node's name
+    stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
+    children={"JobSet": "{name}", "Job": "{name}-node-0"},
+    complaints=Complaints(
+        # Trainer's of a JobSet, and JobSet's of a Job.
+        refusals=dict.fromkeys(
+            ("TrainJobResourcesCreationFailed", "JobCreationFailed"),
+            "its runtime and this job don't fit together",
+        ),
+        plain=plain,
+    ),
+    # The Job of its JobSet, which isn't read here: what a runtime calls it comes behind the TrainJob's name.
+    controls=lambda owner, obj: (
+        owner.get("kind") == "Job" and str(owner.get("name")).startswith(f"{obj['metadata']['name']}-")
+    ),
+)

@@ -9,7 +9,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import api
-from nbtorchjob.backends.local.jobdir import paths
+from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import processes
@@ -57,13 +57,13 @@ def test_a_limit_that_may_not_be_had_is_as_near_as_can_be(monkeypatch):
 
 
 def test_who_has_another_most_gets_a_pool_of_its_own(monkeypatch):
-    mine = paths.pool_dir()
+    mine = directory.pool_dir()
     monkeypatch.setattr(processes, "of_this_process", lambda: {"RLIMIT_NOFILE": (1, 2)})
-    paths.environment.cache_clear()
+    directory.environment.cache_clear()
     try:
-        assert paths.pool_dir() != mine
+        assert directory.pool_dir() != mine
     finally:
-        paths.environment.cache_clear()
+        directory.environment.cache_clear()
 
 
 def test_a_deleted_working_folder_is_told_in_one_line(folder):

@@ -1,4 +1,4 @@
-"""A submission as a PyTorchJob.
+"""Kubeflow's PyTorchJob (training-operator 1.9).
 
 Nodes that are alike are Workers under an ``elasticPolicy``, also where their number is fixed: the
 operator then tells them where to meet (``PET_RDZV_ENDPOINT``). It calls such a job Succeeded as soon
@@ -12,21 +12,25 @@ fewer nodes, and has no budgets, has ExitCode, which replaces pods that ended wi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.pod.resources import Replica, replicas
-from nbtorchjob.backends.kubernetes.pod.template import template
+from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Submission
+from nbtorchjob.backends.kubernetes.objects import reading
+from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.backends.kubernetes.pod.template import Replica, replicas, template
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
+from nbtorchjob.state import events as ev
+from nbtorchjob.state import failure
 
 API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CONTAINER = "pytorch"
 # The operator takes the rendezvous' port from the one of this name.
 _PORT = "pytorchjob-port"
-_INDEX = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+_INDEX_FIELD = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
 
 
 def check(spec: JobSpec) -> None:
@@ -92,7 +96,7 @@ def _spec(sub: Submission) -> dict[str, Any]:
                 "maxReplicas": launch.max_nodes,
                 "maxRestarts": launch.max_restarts,
             }
-        env = {"NBTORCHJOB_NODE": {"valueFrom": _INDEX}}
+        env = {"NBTORCHJOB_NODE": {"valueFrom": _INDEX_FIELD}}
         return {**spec, "pytorchReplicaSpecs": {"Worker": _replica(sub, Worker(), launch.max_nodes, env)}}
     roles = {"Master": _replica(sub, launch.master, 1, {})}
     if launch.worker.replicas:
@@ -122,3 +126,99 @@ def _restart_policy(sub: Submission, replica: Replica) -> str:
     # start all nodes again.
     replaced = sub.spec.launch.elastic and not sub.ours
     return "ExitCode" if replaced else RestartPolicy.NEVER.value
+
+
+_TYPE = "training.kubeflow.org/replica-type"
+_INDEX = "training.kubeflow.org/replica-index"
+
+
+def facts(obj: Object) -> list[ev.Event]:
+    """Return the facts that a PyTorchJob's status reports.
+
+    ``Restarting`` may stay True beside a condition that ends the job, and ``Created`` may be missing
+    for good: only conditions that end or suspend the job are read.
+    """
+    elastic = "elasticPolicy" in (obj.get("spec") or {})
+    events = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
+    return [_with_reason(event) if isinstance(event, ev.Verdict) else event for event in events]
+
+
+def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
+    # The reason is PyTorchJobFailed whatever failed; only the text mentions a deadline.
+    late = "longer than specified deadline" in verdict.text
+    return replace(verdict, reason=failure.DEADLINE_EXCEEDED) if late else verdict
+
+
+def plain(reason: str, message: str) -> str:
+    """Return the message of an operator's event; "" where it is no trouble of the job's."""
+    # It tries to create a pod again before it has seen the first.
+    return "" if reason == "FailedCreatePod" and "already exists" in message else message
+
+
+def node(pod: Object) -> int | None:
+    """Return which node a pod is: a master is 0, its worker i is i + 1; workers alone count from 0."""
+    labels: Object = reading.meta(pod).get("labels") or {}
+    index = reading.index(labels.get(_INDEX))
+    if index is None:
+        return None
+    if labels.get(_TYPE) != "worker":
+        return 0
+    return index + (1 if _has_master(pod) else 0)
+
+
+def _has_master(pod: Object) -> bool:
+    # The operator makes a worker wait for its master, and for nothing where there is none.
+    waits = (pod.get("spec") or {}).get("initContainers") or ()
+    return any(wait.get("name") == "init-pytorch" for wait in waits)
+
+
+__all__ = ["KIND"]
+
+KIND = Kind(
+    name="pytorchjob",
+    about="Kubeflow's PyTorchJob (training-operator 1.9).",
+    operator="Kubeflow's training-operator 1.9",
+    install=(
+        "kubectl apply --server-side -k "
+        '"github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"'
+    ),
+    api=API,
+    container=CONTAINER,
+    manifests=manifests,
+    facts=facts,
+    node=node,
+    can=frozenset(
+        [
+            "elastic",
+            "elastic backoff",
+            "roles",
+            "restart policy",
+            "backoff",
+            "ttl",
+            "clean pods",
+            "priority class",
+            "workload priority",
+        ]
+    ),
+    check=check,
+    notes={
+        "deadline": "the operator looks at the clock only when a pod changes (training-operator 1.9)",
+        "elastic ttl": "once it has failed: the operator forgets such a job (training-operator 1.9)",
+        "clean pods": "within moments of the job's end",
+        "backoff": "counts restarts in place",
+        "suspend": "spec.runPolicy.suspend",
+        "at once": "by its operator, with a scheduler for gangs",
+    },
+    suspend=("spec", "runPolicy", "suspend"),
+    # The pods of one that failed run on by default, deadline or not.
+    ended={"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}}},
+    cautions=cautions,
+    unrestricted=unrestricted,
+    children={"PodGroup": "{name}"},  # where the operator is configured to schedule gangs
+    complaints=Complaints(
+        plain=plain,
+        forbidden={
+            "init-pytorch": "its operator's init container may not run there, use --nnodes or another --kind"
+        },
+    ),
+)

@@ -5,11 +5,10 @@ import pytest
 from nbtorchjob import api
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api import reflector
-from nbtorchjob.backends.kubernetes.doctor import rights
+from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.paths import POLICIES, SECRETS
-from nbtorchjob.backends.kubernetes.objects.rights import Right
+from nbtorchjob.backends.kubernetes.objects.reading import POLICIES, SECRETS, Right
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.backends.talk import STARTING
 from nbtorchjob.errors import ClusterError, ResultError, SubmitError
@@ -86,10 +85,10 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
         "network_policy": True,
         "kind": kind,
     }
-    allowed = rights.needed(KINDS[kind], stage.spec(**asked))
+    allowed = server.needed_rights(KINDS[kind], stage.spec(**asked))
     if "clean pods" in KINDS[kind].can:
         assert Right("delete", "", "pods") not in allowed
-    name = stage.be([*allowed, *rights.EVENTS, *rights.ASKING])
+    name = stage.be([*allowed, *server.EVENTS, *server.ASKING])
     lose_answers(stage, name)
 
     assert all(finding.good for finding in api.doctor(stage.spec(**asked)))
@@ -121,11 +120,11 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
 
     inside, outside = used(stage, name)
     others = {Right("list", each.api.group, each.api.plural) for each in KINDS.values()} - {*allowed}
-    better = {*rights.rights((*rights.OPTIONAL, *rights.BEATS))} - {*allowed}
+    better = {*server.rights((*server.OPTIONAL, *server.BEATS))} - {*allowed}
     assert inside - better - others == {*allowed}
-    assert {*rights.EVENTS, *rights.ASKING} <= inside
+    assert {*server.EVENTS, *server.ASKING} <= inside
     assert {Right("list", each.group, each.plural) for each, _ in KINDS[kind].adopts} <= inside
-    assert outside <= {*rights.rights(rights.CLUSTERWIDE)}
+    assert outside <= {*server.rights(server.CLUSTERWIDE)}
 
 
 def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
@@ -143,11 +142,11 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
 
     inside, outside = used(stage, name)
     # What is used while there is a job, or only where there are queues, or groups.
-    later = {*rights.EVENTS, *rights.ASKING, *rights.SOME, *rights.rights(rights.ADOPTED)}
-    assert inside == {*rights.rights(rights.OPTIONAL)} - later
+    later = {*server.EVENTS, *server.ASKING, *server.SOME, *server.rights(server.ADOPTED)}
+    assert inside == {*server.rights(server.OPTIONAL)} - later
     # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
     told = {Right("list", "", "pods"), Right("get", "", "nodes")}
-    assert outside == {*rights.rights(rights.CLUSTERWIDE)} - told - {*rights.SOME}
+    assert outside == {*server.rights(server.CLUSTERWIDE)} - told - {*server.SOME}
 
 
 @pytest.mark.parametrize(
