@@ -25,7 +25,6 @@ from nbtorchjob.backends.base import Backend, NodeAnswer, Stores, Talks, able
 from nbtorchjob.backends.resending import Sent, Taken, numbered, unclosed
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import loop
-from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import (
     ArtifactsReady,
@@ -410,6 +409,8 @@ class TurnBackend(Backend):
         """Return what the lab's node left, in a pool in this turn."""
         lab, _ = parsed(name)
         if self.inner.info(lab).is_pool:
+            from nbtorchjob.runtime.api.artifacts import of_round  # late: a list has none
+
             sent = replace(sent, attempt=of_round(self.turn(name).taken.round))
         return able(self.inner, Stores, "artifacts", lab).artifacts(lab, sent)
 

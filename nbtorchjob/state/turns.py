@@ -21,7 +21,6 @@ from itertools import islice
 from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
@@ -363,6 +362,8 @@ class View:
         elif isinstance(event, _OF_NODES):
             yield from self._of_node(event)
         elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
+            from nbtorchjob.runtime.api.artifacts import of_round  # late: a list has none
+
             if self._round is not None and event.attempt == of_round(self._round):
                 yield replace(event, attempt=1)
         elif isinstance(event, ev.Notice | ev.Wrote):

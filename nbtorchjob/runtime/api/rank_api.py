@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Callable
 
-from nbtorchjob.runtime.api import points as _points
-from nbtorchjob.runtime.api.artifacts import artifacts_dir, data_dir
-from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
-from nbtorchjob.runtime.api.points import Leaving, swap_point
-from nbtorchjob.runtime.api.report import report
-from nbtorchjob.runtime.facts.errors import RecoverableError
-
 if TYPE_CHECKING:
+    from nbtorchjob.runtime.api.artifacts import artifacts_dir, data_dir
+    from nbtorchjob.runtime.api.checkpoints import attempt, checkpoint_dir
+    from nbtorchjob.runtime.api.points import Leaving, swap_point
+    from nbtorchjob.runtime.api.report import report
     from nbtorchjob.runtime.api.sampler import GlobalBatchSampler
     from nbtorchjob.runtime.api.training import ResumableTraining
+    from nbtorchjob.runtime.facts.errors import RecoverableError
 
 __all__ = [
     "GlobalBatchSampler",
@@ -32,16 +30,32 @@ __all__ = [
 
 leaving: Callable[[], "float | bool"]  # from below
 
-# They import torch, and DCP takes it a second more.
-_LATE = {"GlobalBatchSampler": "sampler", "ResumableTraining": "training"}
+# Each is imported when it is first asked for: two of them import torch, of which DCP takes a second more, and
+# who lists jobs at home needs only the names.
+_HOMES = {
+    "GlobalBatchSampler": "api.sampler",
+    "Leaving": "api.points",
+    "RecoverableError": "facts.errors",
+    "ResumableTraining": "api.training",
+    "artifacts_dir": "api.artifacts",
+    "attempt": "api.checkpoints",
+    "checkpoint_dir": "api.checkpoints",
+    "data_dir": "api.artifacts",
+    "report": "api.report",
+    "swap_point": "api.points",
+}
 
 
 def __getattr__(name: str) -> object:
     if name == "leaving":
-        _points.expect()
-        return _points.leaving
-    if name in _LATE:
-        return getattr(importlib.import_module("nbtorchjob.runtime.api." + _LATE[name]), name)
+        from nbtorchjob.runtime.api import points  # late, as below
+
+        points.expect()
+        return points.leaving
+    if name in _HOMES:
+        value = getattr(importlib.import_module("nbtorchjob.runtime." + _HOMES[name]), name)
+        globals()[name] = value  # a loop of training may ask for it in each step
+        return value
     raise AttributeError(
         "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, ", ".join(__all__))
     )

@@ -412,8 +412,7 @@ def queue_dir() -> Path:
 
 def ended_file(made_by: str) -> Path:
     """Return the file of what a function of this code made of jobs that have ended."""
-    name = hashlib.sha256(f"{made_by} of {code()}".encode()).hexdigest()[:12]
-    return state_dir() / "ended" / f"{name}.json"
+    return state_dir() / "ended" / f"{made_by}-{code()}.json"
 
 
 def pool_dir() -> Path:
