@@ -34,8 +34,15 @@ demo: $(STAMP)
 check: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 lint types layers pure
 
-# unit comes last: it ends with the flakes, if there were any.
-test: lint types layers frontend unit
+# The checks run beside the tests, which leave a core idle while they wait, and print in one block when they are done.
+# The tests end last: with the flakes, if there were any.
+test: $(STAMP)
+	@mkdir -p out
+	@checks() { $(MAKE) --no-print-directory --keep-going lint types layers frontend; }; \
+	  { checks > out/checks.log 2>&1; status=$$?; cat out/checks.log; exit $$status; } & \
+	  beside=$$!; $(MAKE) --no-print-directory unit; tests=$$?; \
+	  wait $$beside || { echo "make test: lint, types, layers or frontend failed, see out/checks.log" >&2; exit 1; }; \
+	  exit $$tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -52,8 +59,13 @@ pure: $(STAMP)
 
 # More workers than cores: half of the time tests wait, for processes and for clocks. Not loadfile: xdist 3.8 then
 # gives the test that crashed a worker to the next one, and so on. In which order: tests/distribution.py.
-unit: $(STAMP)
+unit: $(VENV)/compiled
 	$(BIN)/pytest -n 4 --dist worksteal --look-twice
+
+# In a fresh checkout each worker would compile torch, all else that tests import, and the tests: 20 s each, not 7.
+$(VENV)/compiled: $(STAMP)
+	@$(BIN)/pytest --collect-only -q > /dev/null || true  # the workers report what fails
+	@touch $@
 
 # The versions that people have, where constraints.txt says which ones all other tests run on: `make test-newest` takes
 # what pip resolves to today, `make test-lowest` the lowest that pyproject.toml promises, of those that have a wheel for

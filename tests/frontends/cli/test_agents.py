@@ -14,7 +14,12 @@ from nbtorchjob.frontends.cli import agents
 from nbtorchjob.frontends.cli.commands import COMMANDS
 from tests.patience import LIMIT
 
-mcp = pytest.importorskip("mcp")
+
+@pytest.fixture(autouse=True)
+def mcp():
+    """Return the SDK, which takes half a second to import: only the worker that needs it does."""
+    return pytest.importorskip("mcp")
+
 
 SCRIPT = """
 def train(lr):
@@ -28,7 +33,7 @@ def texts(result):
 
 
 @pytest.mark.torch
-def test_a_client_submits_a_job_reads_of_it_and_is_refused_as_the_command_is(folder):
+def test_a_client_submits_a_job_reads_of_it_and_is_refused_as_the_command_is(mcp, folder):
     (folder / "train.py").write_text(SCRIPT)
     # Without an environment the SDK passes on little more than PATH and HOME.
     command = mcp.StdioServerParameters(
