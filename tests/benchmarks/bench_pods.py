@@ -29,7 +29,7 @@ from tests.backends.kubernetes.multiplexed import MultiplexedServer
 from tests.backends.kubernetes.scripted import HANG, Server, Stream, kubeconfig
 from tests.benchmarks.measure import Row, own_state, show
 
-PODS = (8, 64, 256, 1000)
+PODS = (8, 65, 256, 1000)
 LINES, BURSTS = 2000, 10
 
 

@@ -114,8 +114,9 @@ CONNECT_SECONDS = 3.5
 WHOLE_SECONDS = 60.0
 # A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
 OBJECT_BYTES = 8 << 20
-# Of the answers that there may be many of, so many have a connection of their own: C parses these faster.
-_APART = 16
+# Of the answers that there may be many of, so many have a connection of their own: C parses these faster, by
+# a millisecond of 2,000 lines. With more of them, 65 logs would have more than a descriptor for ten.
+_APART = 4
 _REFUSAL_BYTES = 1 << 16
 _AGREES_S = 5.0  # by which this machine's clock may differ from a cluster's
 
