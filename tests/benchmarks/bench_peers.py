@@ -12,17 +12,14 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from torch.distributed import TCPStore
-
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.rendezvous.peers import Peers
-from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from tests.benchmarks.measure import Row, show
+from tests.runtime.rendezvous.gang import join, serve
 
 NODES = (8, 64, 256)
 SECONDS = 13.0
 SILENCE = 15.0  # as jobs have it
-KEY = b"k" * 32
 CALLS = ("set", "get", "check", "compare_set", "multi_get", "wait", "seal", "unseal")
 
 
@@ -50,26 +47,15 @@ class Counting:
 @contextmanager
 def gang(nodes: int, silence: float, counts: list[int], mute: Event) -> Iterator[list[Peers]]:
     """Have so many nodes of a fixed-size job meet; the last one goes silent once ``mute`` is set."""
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    never = Event()
+    store, never = serve(), Event()
 
-    def connect(node: int) -> Any:
-        store = SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), KEY)
-        return Counting(store, counts, mute if node == nodes - 1 else never)
+    def counting(node: int) -> Callable[[Any], Counting]:
+        return partial(Counting, counts=counts, mute=mute if node == nodes - 1 else never)
 
-    made: list[Peers] = []
-    for node in range(nodes):
-        made.append(
-            Peers(
-                connect(node),
-                partial(connect, node),
-                connect(node),
-                node,
-                elastic=False,
-                hosted=False,
-                silence=silence,
-            )
-        )
+    made = [
+        join(store, node, asking=counting(node), watching=counting(node), silence=silence)
+        for node in range(nodes)
+    ]
     for node, peers in enumerate(made):
         peers.enter(1, range(nodes), node)
     yield made

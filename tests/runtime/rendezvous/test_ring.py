@@ -4,11 +4,10 @@ import random
 import threading
 
 import pytest
-from torch.distributed import TCPStore
 
 from nbtorchjob.runtime.rendezvous.ring import LOOK_S, News, Ring, announce
-from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from tests.patience import LIMIT
+from tests.runtime.rendezvous.gang import connect
 
 pytestmark = pytest.mark.torch
 
@@ -75,18 +74,13 @@ def test_nodes_ask_seldom_and_still_notice_in_time_that_one_is_silent(silence):
     assert silent[15] - died <= silence + 3 * LOOK_S
 
 
-def test_news_wake_all_who_wait_however_many_there_were_before():
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def connect():
-        return SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), b"k" * 32)
-
+def test_news_wake_all_who_wait_however_many_there_were_before(store):
     for _ in range(3):
-        announce(connect())
+        announce(connect(store))
     heard: list[int] = []
 
     def listen(number):
-        news = News(connect())
+        news = News(connect(store))
         news.wait()  # the newest one, for who came late
         ready.wait(LIMIT)
         news.wait()
@@ -97,19 +91,14 @@ def test_news_wake_all_who_wait_however_many_there_were_before():
     for thread in threads:
         thread.start()
     ready.wait(LIMIT)
-    announce(connect())
+    announce(connect(store))
     for thread in threads:
         thread.join(LIMIT)
     assert sorted(heard) == [0, 1]
 
 
-def test_news_that_came_together_wake_once():
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def connect():
-        return SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), b"k" * 32)
-
-    news, woken = News(connect()), threading.Semaphore(0)
+def test_news_that_came_together_wake_once(store):
+    news, woken = News(connect(store)), threading.Semaphore(0)
 
     def listen():
         for _ in range(2):
@@ -117,11 +106,11 @@ def test_news_that_came_together_wake_once():
             woken.release()
 
     for _ in range(5):
-        announce(connect())
+        announce(connect(store))
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     assert woken.acquire(timeout=LIMIT)
     assert not woken.acquire(timeout=0.2)
-    announce(connect())
+    announce(connect(store))
     assert woken.acquire(timeout=LIMIT)
     thread.join(LIMIT)

@@ -1,0 +1,11 @@
+"""A store for nodes to meet in."""
+
+import pytest
+
+from tests.runtime.rendezvous import gang
+
+
+@pytest.fixture
+def store():
+    """Return a store that this process serves."""
+    return gang.serve()
