@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture, submission
@@ -329,7 +329,9 @@ def group(name: str, *, trust: bool = False) -> Runs[Any]:
     jobs = grouped(name, trust=trust)
     name = jobs[0].info.group
     newest = {job.info.number: job for job in sorted(jobs, key=lambda job: job.info.created)}
-    return Runs(name, backend(jobs[0].info.backend), [newest[number] for number in sorted(newest)])
+    first = jobs[0].info
+    chosen = backends.turns_of(first) if first.of_lab else backend(first.backend)
+    return Runs(name, chosen, [newest[number] for number in sorted(newest)])
 
 
 def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
@@ -353,7 +355,22 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
             )
         if members:
             return ours or members
+    if members := [*_in_pools(name, trust=trust)]:
+        return members
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
+
+
+def _in_pools(name: str, *, trust: bool) -> Iterator[Job[Any]]:
+    """Yield the runs of a group that this user has sent to a pool."""
+    from nbtorchjob.job import Job  # late, as above
+
+    for candidate in backends.used():
+        pools = [state.info for state in candidate.jobs() if state.info.is_pool]
+        for pool in pools:
+            known = turns.turns(candidate.known(pool.address)) if candidate.mine(pool.address) else []
+            for turn in known:
+                if turn.group == name:
+                    yield Job(backends.turns_of(pool), turns.info(pool, turn), trust=trust)
 
 
 class TorchJobFunction(Generic[P, T]):

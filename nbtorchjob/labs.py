@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import secrets
 import shlex
 import time
@@ -37,6 +38,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive, identity
 from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET
+from nbtorchjob.runtime.rank import given
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
@@ -309,12 +311,22 @@ class Lab:
         return job
 
     def send_job(
-        self, call: Call, spec: JobSpec, written: Origin, say: Callable[[str], object] = lambda text: None
+        self,
+        call: Call,
+        spec: JobSpec,
+        written: Origin,
+        *,
+        run: Mapping[str, Any] = MappingProxyType({}),
+        variant: bytes = b"",
     ) -> Job[Any]:
-        """Send a call to a pool as a job that fits it (``pools.fitted``); as :meth:`send` otherwise."""
+        """Send a call to a pool as a job that fits it (``pools.fitted``); as :meth:`send` otherwise.
+
+        Of a run of a group ``run`` are the fields of its record that say so, and ``variant`` its parameters.
+        """
 
         def pack(file: BinaryIO, key: bytes) -> int:
-            return archive.write(file, call, spec, key)
+            env = {given.GIVEN: given.signed(variant, key)} if variant else {}
+            return archive.write(file, call, spec, key, env=env, sweep=json.dumps({**run}) if run else "")
 
         policy = spec.launch.run_policy
         known = {
@@ -323,9 +335,11 @@ class Lab:
             "deadline_s": policy.active_deadline_seconds if policy is not None else None,
             "retry_owner": US if spec.retry is not None else "",
             "turn": (),
+            "nodes": (spec.launch.min_nodes, spec.launch.max_nodes),
+            **run,
         }
-        question = {"base": None, "ranks": None}
-        job, _ = self._send(call, pack, question, written, known, say)
+        question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes}
+        job, _ = self._send(call, pack, question, written, known, lambda text: None)
         return job
 
     def _send(

@@ -18,7 +18,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.spec import options, overlay
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.config import Elastic, Unsaid
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.overlay import SPEC, value_at
 from nbtorchjob.spec.policies import Retry, RunPolicy
@@ -35,6 +35,7 @@ _OF_JOBS = frozenset(
 )
 _DEADLINE = "active-deadline-seconds"
 _RESTARTS = "max-restarts"
+_NODES = "nnodes"  # a job may take a part of them
 _PLACES = ("context", "namespace")  # which the pool may have had from a kubeconfig
 _BUDGETS_OF_JOBS = [o for o in options.TABLE if o.home == overlay.RETRY and o.key != "on-demand-last"]
 _BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
@@ -61,8 +62,6 @@ def requested(spec: JobSpec) -> JobSpec:
             raise SpecError(name, value, f"for a pool: {why}", Shape.CONFLICT)
     if spec.launch.elastic:
         raise SpecError("nnodes", f"{spec.launch.min_nodes}:{spec.launch.max_nodes}", "one number for a pool")
-    if "://" in (spec.cluster.checkpoints or ""):
-        raise SpecError("checkpoints", spec.cluster.checkpoints, "a path below a --mount, for a pool")
     launch, policy = spec.launch, spec.launch.run_policy
     if policy is not None:
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=None, leave_before=None))
@@ -87,14 +86,6 @@ def find(name: str, cluster: Cluster) -> Lab:
     return Lab(there, info)
 
 
-def apart(spec: JobSpec) -> JobSpec:
-    """Return the spec of a job with pods of its own, as runs of a group are; without ``or_own`` refuse it."""
-    if not spec.or_own:
-        single = "for runs of a group, which have pods of their own; --or-own allows that"
-        raise SpecError("pool", spec.pool, single, Shape.CONFLICT)
-    return replace(spec, pool=None, or_own=False)
-
-
 def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
     """Return the spec of a job as its pool has it, and the pool.
 
@@ -110,7 +101,7 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
     except (JobNotFoundError, JobEndedError, SpecError):
         if not spec.or_own:
             raise
-        return apart(spec), None
+        return replace(spec, pool=None, or_own=False), None
 
 
 def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
@@ -120,6 +111,8 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
         several = "; ".join(differences)
         raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
     launch, policy = theirs.launch, theirs.launch.run_policy or RunPolicy()
+    if isinstance(launch, Elastic) and (part := _part(spec, launch)):
+        launch = replace(launch, nnodes=part)
     if deadline := value_at(options.KEYS[_DEADLINE], spec):
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=deadline))
     own = replace(theirs, lab=False, fresh=False, retry=spec.retry, name=None, launch=launch)
@@ -130,6 +123,14 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     return replace(own, hidden=spec.hidden, **chosen)
 
 
+def _part(spec: JobSpec, pool: Elastic) -> int | None:
+    """Return how many of a pool's nodes a job is to have; None where it requests none, or more."""
+    launch = spec.launch
+    if not isinstance(launch, Elastic) or isinstance(launch.nnodes, Unsaid) or launch.elastic:
+        return None
+    return launch.max_nodes if launch.max_nodes <= pool.max_nodes else None
+
+
 def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
     """Yield what a job requests that its pool hasn't, an option each."""
     default, theirs = JobSpec(), pool.asked
@@ -137,6 +138,8 @@ def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue
         value = value_at(o, spec)
+        if o.key == _NODES and isinstance(theirs.launch, Elastic) and _part(spec, theirs.launch):
+            continue
         there = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, theirs)
         if value in (value_at(o, default), None) or value == there or o in _BUDGETS_OF_JOBS:
             continue

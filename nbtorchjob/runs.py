@@ -139,10 +139,13 @@ class Runs(Sequence[Job[T]]):
         Meanwhile runs are stopped early, and started in turn, where the group asks for that.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        states = self.states()
+        # What a cluster knows of runs takes a look at each one's logs; who follows them reads those once.
+        in_pool = any(job.info.of_lab for job in self._jobs)
+        follows = in_pool or isinstance(self._backend, Suspends)
+        states = [JobState(job.info) for job in self._jobs] if in_pool else self.states()
         while True:
             began = time.monotonic()
-            states = self._followed(states) if isinstance(self._backend, Suspends) else self.states()
+            states = self._followed(states) if follows else self.states()
             self._stop_early(states)
             self._start_next(states)
             yield states

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
-from nbtorchjob.backends import backend, naming
+from nbtorchjob.backends import backend, naming, turns_of
 from nbtorchjob.backends.base import Backend, Images, known_images
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
@@ -82,10 +82,13 @@ def check(spec: JobSpec, *, runs: bool = False) -> Plan:
     limited, and for what the backend can't honour.
     """
     pool: Lab | None = None
+    named = spec.name
     if spec.pool is not None:
         from nbtorchjob import pools
 
-        spec, pool = (pools.apart(spec), None) if runs else pools.placed(spec)
+        # Of runs the name is their group's.
+        spec, pool = pools.placed(dataclasses.replace(spec, name=None) if runs else spec)
+        spec = dataclasses.replace(spec, name=named) if runs else spec
     spec = profiles.admitted(spec)
     if spec.package or spec.requirements:
         from nbtorchjob.capture import packages
@@ -191,12 +194,14 @@ def send_runs(
 ) -> Runs[Any]:
     """Send a call as the runs of a group, one for each of ``rows``, which :func:`checked_rows` has checked.
 
-    They share one payload. Raises as :func:`send` does, with nothing left behind.
+    They share one payload; in a pool each has its own. Raises as :func:`send` does, with nothing left behind.
     """
     from nbtorchjob.capture import arguments as varying
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
 
+    if sub.plan.pool is not None:
+        return _send_runs_to(sub.plan.pool, sub, rows, origin, at_once, early)
     spec, chosen = sub.plan.spec, sub.plan.backend
     with interrupts.message(interrupts.NOTHING):
         call = _provided(sub.call, spec)
@@ -229,6 +234,43 @@ def send_runs(
             )
         sent = chosen.submit_runs(call, spec, infos)
     return Runs(group, chosen, [Job(chosen, info) for info in sent])
+
+
+def _send_runs_to(
+    pool: Lab,
+    sub: Submission,
+    rows: Sequence[Mapping[str, Any]],
+    origin: Origin | None,
+    at_once: int | None,
+    early: Early | None,
+) -> Runs[Any]:
+    """Send a call to a pool as the runs of a group."""
+    from nbtorchjob.capture import arguments as varying
+    from nbtorchjob.runs import Runs
+
+    call, spec, written = sub.call, sub.plan.spec, origin or Origin()
+    by, what = identity.whose(call, written), call.label.partition("(")[0]
+    pickles = [varying.pickled(row, sourced=call.sourced) for row in rows]
+    name = naming.generate(naming.title(call.label, written.notebook, written.labels.get(call.filename, "")))
+    group = spec.name or name
+    naming.in_group(group, len(rows))  # raises for a name that none can have
+    if any(turn.group == group and not turn.over for turn in turns.turns(pool.state)):
+        raise NameTakenError(f"runs of {group} haven't ended in {pool.name}: choose another --name")
+    early_ = early.record() if early is not None else {}
+    jobs: list[Job[Any]] = []
+    try:
+        for number, (row, pickle) in enumerate(zip(rows, pickles, strict=True), 1):
+            shown = varying.shown(row)
+            run = {"group": group, "number": number, "given": shown, "at_once": at_once, "early": early_}
+            called = dataclasses.replace(call, label=f"{what}({varying.said(shown)})", by=by)
+            jobs.append(
+                pool.send_job(called, dataclasses.replace(spec, name=None), written, run=run, variant=pickle)
+            )
+    except BaseException:
+        for job in reversed(jobs):
+            job.cancel()
+        raise
+    return Runs(group, turns_of(pool.info), jobs)
 
 
 def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:

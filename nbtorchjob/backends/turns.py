@@ -153,6 +153,7 @@ class Feed:
 
 _MOST_SENT = 64  # turns of which it is remembered where they begin, beside those that may be sent again
 _ASKED_S = 10.0
+_MOST_EARLY = 1000  # characters
 
 
 class Since(NamedTuple):
@@ -203,6 +204,19 @@ class TurnBackend(Backend):
         for name in through[:-_MOST_SENT]:
             self._sent.pop(name).taken.since.forget()
 
+    def _whole(self, name: str) -> list[Event]:
+        """Return all that a turn on a cluster told, once it is over; until then nothing.
+
+        Who follows its lab may hear of its end before its nodes' logs.
+        """
+        lab, key = parsed(name)
+        state = self.inner.known(lab)
+        turn = turns.find(state, key) if state.info.cluster else None
+        if turn is None or not turn.over:
+            return []
+        chunks = [chunk for written in self.chunks(name, turn.taken.ranks) for chunk in written]
+        return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
+
     def _view(self, name: str) -> View:
         known = self._sent.get(name)
         lab, key = parsed(name)
@@ -246,6 +260,12 @@ class TurnBackend(Backend):
     ) -> AsyncGenerator[Event, None]:
         """Follow the lab until the turn is over; a job of a pool that is to run again is sent again."""
         sent = self._sent.get(name)
+        if sent is None or (sent.info.in_pool and not sent.may_go_on):
+            known = await asyncio.to_thread(self._whole, name) if not since else []
+            for fact in known:
+                yield fact
+            if known:
+                return
         if sent is None or not sent.may_go_on:
             view = (
                 sent.view(parsed(name)[1]) if sent is not None else await asyncio.to_thread(self._view, name)
@@ -363,7 +383,7 @@ class TurnBackend(Backend):
             return
         try:
             with able(self.inner, Talks, "cancel", lab).talk(
-                lab, node, {"question": "interrupt", "round": round_}, _ASKED_S
+                lab, node, {"question": "interrupt", "round": round_, "early": early[:_MOST_EARLY]}, _ASKED_S
             ) as talk:
                 talk.hear(_ASKED_S)
         except (JobEndedError, TimeoutError):

@@ -43,8 +43,8 @@ def end(args: ParsedArgs, find: Find) -> Answers:
             continue
         _end(lab)
         state = lab.state
-        turn = turns.running(state)
-        after = f" after {turn.whose}" if turn is not None else ""
+        running = ", ".join(turn.whose for turn in turns.running(state))
+        after = f" after {running}" if running else ""
         yield Answer(f"{lab.name} ends{after}", record(state, time.time()))
 
 

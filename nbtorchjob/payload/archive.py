@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
 
 
-def write(file: BinaryIO, call: Call, spec: JobSpec, key: bytes) -> int:
+def write(
+    file: BinaryIO,
+    call: Call,
+    spec: JobSpec,
+    key: bytes,
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    sweep: str = "",
+) -> int:
     """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; return its size.
 
-    Big buffers go from the captured objects to the file without a copy in between.
+    Big buffers go from the captured objects to the file without a copy in between. A job of a pool has
+    ``env`` beside the spec's, and as a run of a group what its pool tells of that (``TurnTaken.sweep``).
     """
     size, buffers = _buffers(file, call, far=spec.remote)
-    archive = _archive(call, spec, buffers, key)
+    archive = _archive(call, spec, buffers, key, env, sweep)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
@@ -176,14 +186,14 @@ def _ground(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _pooled(call: Call, spec: JobSpec) -> dict[str, Any]:
+def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> dict[str, Any]:
     """Return what a pool's node reads of a job: what it tells of a turn, and the job's own variables."""
     policy = spec.launch.run_policy
     return {
         "pool": True,
-        "turn": _turn(call),
+        "turn": {**_turn(call), "sweep": sweep},
         "push": [],
-        "env": {**spec.env, **spec.secrets()},
+        "env": {**spec.env, **spec.secrets(), **env},
         "deadline": policy.active_deadline_seconds if policy is not None else None,
     }
 
@@ -193,7 +203,14 @@ def _turn(call: Call) -> dict[str, str]:
     return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
 
-def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes) -> bytes:
+def _archive(
+    call: Call,
+    spec: JobSpec,
+    buffers: list[dict[str, Any]],
+    key: bytes,
+    env: Mapping[str, str],
+    sweep: str,
+) -> bytes:
     far = spec.remote
     import cloudpickle  # late, as in ``program.modules``
 
@@ -205,7 +222,7 @@ def _archive(call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: byte
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
             "lab": _lab(call, spec),
-            **(_pooled(call, spec) if spec.pool else {}),
+            **(_pooled(call, spec, env, sweep) if spec.pool else {}),
             "retry": _retry(spec),
             "all_ranks": spec.all_ranks,
             # Not taken from the environment: operators and images set it for everybody.

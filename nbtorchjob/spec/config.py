@@ -50,16 +50,21 @@ __all__ = [
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
+class Unsaid(int):
+    """A number that nobody has chosen: in a pool it stands for the pool's."""
+
+
 @dataclass(frozen=True)
 class Elastic:
     """Nodes as ``torchrun`` starts them.
 
     ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that continues with fewer nodes; if both are equal,
-    it becomes an int. ``monitor_interval`` is in seconds, and ``rdzv_configs`` corresponds to
+    it becomes an int. Of a job in a pool it says how many of the pool's nodes it takes, and left out all of
+    them. ``monitor_interval`` is in seconds, and ``rdzv_configs`` corresponds to
     torchrun's ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
     """
 
-    nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", 1)
+    nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", Unsaid(1))
     nproc_per_node: int = setting("--nproc-per-node N", "ranks per node", 1, takes="int")
     start_method: str = setting(
         "--start-method HOW", "start method of a node's ranks", "spawn", choices=START_METHODS
@@ -78,7 +83,8 @@ class Elastic:
 
     def __post_init__(self) -> None:
         fewest, most = _node_range(self.nnodes)
-        object.__setattr__(self, "nnodes", fewest if fewest == most else f"{fewest}:{most}")
+        if not isinstance(self.nnodes, Unsaid):
+            object.__setattr__(self, "nnodes", fewest if fewest == most else f"{fewest}:{most}")
         ranks = digits(self.nproc_per_node) if isinstance(self.nproc_per_node, str) else self.nproc_per_node
         if ranks is None:
             allowed = "a whole number, 1 or more; 'auto', 'gpu' and 'cpu' are for magics and the command line"

@@ -335,6 +335,9 @@ class TurnTaken(FrozenDataclass):
     ``ranks`` and ``nodes`` are all that run it. ``text`` is its cell's source, "" for a function's call;
     ``pushed`` are the names that came with it and were laid over the ranks' own. ``by`` says whose it is,
     in words. The first one, the lab's own call, has no ``id``.
+
+    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Of a run of a group
+    ``sweep`` are the fields of its record that say so, as JSON.
     """
 
     time: float
@@ -349,13 +352,24 @@ class TurnTaken(FrozenDataclass):
     filename: str
     pushed: tuple[str, ...] = ()
     by: str = ""
+    sweep: str = ""
+
+
+class TurnPlaced(FrozenDataclass):
+    """A pool's lead has given a job its nodes: it begins there. With none it won't: the pool begins anew."""
+
+    time: float
+    node: int
+    round: int
+    nodes: tuple[int, ...]
 
 
 class TurnEnded(FrozenDataclass):
     """All ranks of a node are through with a turn; ``failed`` are those whose code raised.
 
-    Of a job in a pool its lead says whether somebody asked for its end (``cancelled``), and which deadline it
-    has exceeded, in seconds.
+    Of a job in a pool it says whether somebody asked for its end (``cancelled``), and which deadline the job
+    has exceeded, in seconds. ``early`` is what a run has reported that ends it; only the lead says so, also
+    where it isn't one of the job's nodes.
     """
 
     time: float
@@ -364,6 +378,7 @@ class TurnEnded(FrozenDataclass):
     failed: tuple[int, ...] = ()
     cancelled: bool = False
     deadline: int = 0
+    early: str = ""
 
 
 class LabEnds(FrozenDataclass):
@@ -727,6 +742,7 @@ Event: TypeAlias = (
     | FilesSeen
     | WorkersStarted
     | TurnTaken
+    | TurnPlaced
     | TurnEnded
     | LabEnds
     | RankBegan

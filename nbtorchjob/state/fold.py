@@ -432,6 +432,7 @@ _APPLY: dict[type, _Rule] = {
     ev.Displayed: _of_rank_0(_sorted("displays", lambda e: (e.round, e.seq), _first, displays.MOST)),
     # A lab's turns.
     ev.TurnTaken: _turn_taken,
+    ev.TurnPlaced: _sorted("turns_placed", lambda e: e.round, _first, _MOST),
     ev.TurnEnded: _sorted("turns_over", lambda e: (e.round, e.node), _first, _MOST),
     ev.LabEnds: _one("lab_ends", _first),
     # The job as a whole.

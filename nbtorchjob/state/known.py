@@ -68,6 +68,7 @@ class Known(FrozenDataclass):
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
     turns: tuple[ev.TurnTaken, ...] = ()  # the newest of a lab, by round
+    turns_placed: tuple[ev.TurnPlaced, ...] = ()  # the newest of a pool, by round
     turns_over: tuple[ev.TurnEnded, ...] = ()  # by round and node
     lab_ends: ev.LabEnds | None = None
     notices: tuple[ev.Notice, ...] = ()  # by time

@@ -7,17 +7,20 @@ fetched or asked is what is drawn of any job.
 
 In a *pool* a turn is a whole job, which has ranks of its own (``runtime/pool``).
 
-A turn runs on all its ranks or on none, and in the order of the rounds. It is over once each of its nodes has
-said so. Where a lab's ranks began anew before that, it is *lost*, with all that they held.
+A turn runs on all its ranks or on none, and begins in the order of the rounds. It is over once each of its
+nodes has said so. Where a lab's ranks began anew before that, it is *lost*, with all that they held.
+
+One turn of a lab runs at a time. A job of a pool takes some of its nodes, so others may run beside it.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -27,8 +30,10 @@ from nbtorchjob.state.fold import apply
 from nbtorchjob.state.info import MARK, JobInfo
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.nodes import Node
+from nbtorchjob.text import words
 
 FIRST = "1"  # the key of the turn that a lab begins with
+_NAMED = 5  # turns, of those that another one waits for
 _AGAIN = "."  # in the id of a job of a pool that was sent again: in front of how often it was sent
 KEEP = "<torchjob keep>"  # the file name of a cell of ours that does nothing
 PULL = "<torchjob pull>"  # and of one that only brings a value here
@@ -98,11 +103,17 @@ class Turn(FrozenDataclass):
     since: float
     failed: tuple[int, ...] = ()
     what: str = "cell"  # or "job", in a pool
+    nodes: tuple[int, ...] = ()  # of a job that doesn't have all of its pool, once it has them
 
     @property
     def key(self) -> str:
         """What it goes by behind a lab's name, which is known once it was sent."""
         return _sent_as(self.taken.id) or FIRST
+
+    @property
+    def group(self) -> str:
+        """Of a run: the group that it is of; else ""."""
+        return str(_sweep(self.taken).get("group", ""))
 
     @property
     def name(self) -> str:
@@ -116,8 +127,14 @@ class Turn(FrozenDataclass):
 
     @property
     def whose(self) -> str:
-        """What it is called, with who sent it where that is known."""
-        return f"{self.name} ({self.taken.by})" if self.taken.by else self.name
+        """What it is called, with who sent it and which part of its pool it has, where that is known."""
+        whose = f"{self.name} ({self.taken.by})" if self.taken.by else self.name
+        return f"{whose} on {self.where}" if self.where else whose
+
+    @property
+    def where(self) -> str:
+        """Which nodes of its pool it has, in words; "" where these are all, or none yet."""
+        return f"node{'s' if len(self.nodes) > 1 else ''} {words.spell(self.nodes)}" if self.nodes else ""
 
 
 def turns(lab: JobState) -> list[Turn]:
@@ -131,7 +148,8 @@ def turns(lab: JobState) -> list[Turn]:
     what = what_of(lab.info)
     in_order: list[Turn] = []
     free = lab.info.created  # when the ranks were through with the one before
-    busy = False
+    placed = {place.round: place for place in lab.turns_placed}
+    held = 0  # nodes that those before have, or are to have
     cells = min(1, len(firsts))
     numbers: dict[str, int] = {}
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
@@ -145,17 +163,47 @@ def turns(lab: JobState) -> list[Turn]:
         if taken.id and taken.round != newest[sent_as]:  # it was sent again since
             continue
         number, ended = numbers.get(sent_as, 1), ends.get(taken.round, {})
-        if all(node in ended for node in taken.nodes):
+        place = placed.get(taken.round)
+        nodes = place.nodes if place is not None and place.nodes else taken.nodes
+        part = nodes if len(nodes) < len(taken.nodes) else ()
+        if all(node in ended for node in nodes):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
             free = max(free, *(end.time for end in ended.values()))
-            in_order.append(Turn(number, taken, Stage.FAILED if failed else Stage.DONE, free, failed, what))
+            stage = Stage.FAILED if failed else Stage.DONE
+            in_order.append(Turn(number, taken, stage, free, failed, what, part))
         elif taken.base != lab.round or lab.phase.terminal:
-            in_order.append(Turn(number, taken, Stage.LOST, taken.time, what=what))
+            in_order.append(Turn(number, taken, Stage.LOST, taken.time, what=what, nodes=part))
+        elif place is not None and place.nodes:
+            in_order.append(Turn(number, taken, Stage.RUNS, place.time, what=what, nodes=part))
+            held += sum(node not in ended for node in nodes)
         else:
-            stage = Stage.WAITS if busy else Stage.RUNS
+            stage = Stage.RUNS if place is None and _fits(lab.info, taken, held) else Stage.WAITS
             in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
-            busy = True
+            held += _needs(lab.info, taken)
     return in_order
+
+
+def _needs(lab: JobInfo, taken: ev.TurnTaken) -> int:
+    """Return how many of its nodes a turn takes."""
+    if not lab.is_pool:
+        return len(taken.nodes)
+    return min(len(taken.nodes), -(-len(taken.ranks) // max(1, lab.nproc_per_node)))
+
+
+def _fits(lab: JobInfo, taken: ev.TurnTaken, held: int) -> bool:
+    """Whether a turn begins beside those that hold so many nodes."""
+    return held + _needs(lab, taken) <= len(taken.nodes) if lab.is_pool else not held
+
+
+def _placed(lab: JobState, round: int) -> ev.TurnPlaced | None:
+    at = bisect_left(lab.turns_placed, round, key=lambda place: place.round)
+    return next((place for place in lab.turns_placed[at : at + 1] if place.round == round), None)
+
+
+def _nodes(lab: JobState, taken: ev.TurnTaken) -> tuple[int, ...]:
+    """Return the nodes that a turn runs on; all that it may run on where that isn't known yet."""
+    place = _placed(lab, taken.round)
+    return place.nodes if place is not None and place.nodes else taken.nodes
 
 
 def what_of(lab: JobInfo) -> str:
@@ -182,35 +230,43 @@ def newest(lab: JobState) -> Turn | None:
     return known[-1] if known else None
 
 
-def running(lab: JobState) -> Turn | None:
-    """Return the one that runs."""
-    return next((turn for turn in turns(lab) if turn.stage is Stage.RUNS), None)
+def running(lab: JobState) -> list[Turn]:
+    """Return those that run: of a lab one at most."""
+    return [turn for turn in turns(lab) if turn.stage is Stage.RUNS]
 
 
 def ahead(lab: JobState, round: int) -> list[Turn]:
     """Return those that are to be over before the one of that round begins."""
-    # They run in the order of their rounds, so mostly there is no need to look at thousands of them.
+    # Mostly there is none, so thousands of them needn't be looked at.
     if not _waits(lab, round):
         return []
     return [turn for turn in turns(lab) if not turn.over and turn.taken.round < round]
 
 
 def _waits(lab: JobState, round: int) -> bool:
-    """Whether the one before that of a round isn't over, as far as was told.
+    """Whether the one of that round can't have begun, as far as was told of those before it.
 
     One of an older base is in nobody's way: it was lost with its ranks.
     """
     upto = (taken for taken in reversed(lab.turns) if taken.round <= round)
-    this, before = next(upto, None), next(upto, None)
-    if this is None or before is None or this.round != round or before.base != this.base:
-        return False
-    return not _through(lab, before)
+    this, held = next(upto, None), 0
+    place = _placed(lab, round)
+    if this is None or this.round != round or place is not None:
+        return place is not None and not place.nodes
+    for before in takewhile(lambda taken: taken.base == this.base, upto):
+        held += min(len(_left(lab, before)), _needs(lab.info, before))
+        if not _fits(lab.info, this, held):
+            return True
+        if not lab.info.is_pool:  # all that came before it are over, too
+            return False
+    return False
 
 
-def _through(lab: JobState, taken: ev.TurnTaken) -> bool:
-    """Whether each of its nodes has told that it is over."""
-    ends = islice(lab.turns_over, bisect_left(lab.turns_over, taken.round, key=lambda end: end.round), None)
-    return {*taken.nodes} <= {end.node for end in ends if end.round == taken.round}
+def _left(lab: JobState, taken: ev.TurnTaken) -> set[int]:
+    """Return the nodes that haven't told yet that they are through with a turn."""
+    at = bisect_left(lab.turns_over, taken.round, key=lambda end: end.round)
+    ends = takewhile(lambda end: end.round == taken.round, islice(lab.turns_over, at, None))
+    return {*_nodes(lab, taken)} - {end.node for end in ends}
 
 
 def idle_since(lab: JobState) -> float | None:
@@ -270,7 +326,20 @@ def info(lab: JobInfo, turn: Turn) -> JobInfo:
     if taken.text:
         sources[taken.filename] = (taken.by or turn.name, taken.text)
     key, created = str(turn.number), taken.time
-    return of(lab, key=key, created=created, label=taken.label, turn=taken.ranks, sources=sources)
+    known: dict[str, object] = {"created": created, "label": taken.label, "turn": taken.ranks}
+    if lab.is_pool:
+        known |= {"nodes": (_needs(lab, taken),) * 2, **_sweep(taken)}
+    return of(lab, key=key, sources=sources, **known)
+
+
+def _sweep(taken: ev.TurnTaken) -> dict[str, object]:
+    """Return the fields of a run's record that say of which group it is."""
+    try:
+        record = json.loads(taken.sweep or "{}")
+        group, number, given = str(record["group"]), int(record["number"]), dict(record["given"])
+        return {"group": group, "number": number, "given": given, "early": dict(record["early"])}
+    except (ValueError, KeyError, TypeError, RecursionError):  # of none, or what nobody honest tells
+        return {}
 
 
 def is_first(lab: JobInfo, key: str) -> bool:
@@ -343,16 +412,18 @@ class View:
     def take(self, event: ev.Event) -> list[ev.Event]:
         """Return the facts of the turn that follow from one of the lab's."""
         if self.over:
-            # Of its nodes each tells all of a turn before its end; logs may come behind that.
-            return [event] if isinstance(event, ev.LogChunk) and event.round == self._round else []
+            # Of its nodes each tells all of a turn before its end. Logs may come behind that.
+            mine = isinstance(event, _ROUNDS) and event.round == self._round
+            return [self._as_a_jobs(event)] if mine else []
         before = self.lab
         if not isinstance(event, TEXT):
             self.lab = apply(before, event)
         return [*self._facts(event, before)]
 
     def _facts(self, event: ev.Event, before: JobState) -> Iterator[ev.Event]:
-        if isinstance(event, ev.TurnTaken | ev.TurnEnded):
-            new = before.turns is not self.lab.turns or before.turns_over is not self.lab.turns_over
+        if isinstance(event, ev.TurnTaken | ev.TurnPlaced | ev.TurnEnded):
+            names = ("turns", "turns_placed", "turns_over")
+            new = any(getattr(before, name) is not getattr(self.lab, name) for name in names)
             yield from self._turned(event, new=new)
         elif isinstance(event, ev.WorkersStarted):
             yield from self._workers(event)
@@ -398,13 +469,13 @@ class View:
         elif self.lab.info.is_pool and not self._started:
             return  # nothing of a job that waits
         elif (
-            event.node in taken.nodes
+            event.node in _nodes(self.lab, taken)
             and event.node not in self._through
             and event.pod in ("", self._node(event.node).life.pod)
         ):
             yield event
 
-    def _turned(self, event: ev.TurnTaken | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
+    def _turned(self, event: ev.TurnTaken | ev.TurnPlaced | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
         if self._taken is None or (new and not self._started):
             yield from self._look()
         taken = self._taken
@@ -416,19 +487,21 @@ class View:
         early, self._early = self._early, []
         for turn in early:
             yield from self._facts(turn, self.lab)
-        if not isinstance(event, ev.TurnEnded) or event.round != taken.round:
+        if isinstance(event, ev.TurnTaken) or event.round != taken.round:
             return
-        if event.node in taken.nodes and event.node not in self._through:
+        new_end = isinstance(event, ev.TurnEnded) and event.node not in self._through
+        if isinstance(event, ev.TurnEnded) and new_end and event.node in taken.nodes:
             self._through[event.node] = event
             code = exits.USER_ERROR if event.failed else exits.OK
             if event.node in self._started or self.first:
                 yield ev.NodeExited(event.time, event.node, code, pod=self._node(event.node).life.pod)
-        if len(self._through) == len(set(taken.nodes)):
+        if self._through.keys() >= {*_nodes(self.lab, taken)}:
             ends = self._through.values()
             time = max(end.time for end in ends)
             deadline = max(end.deadline for end in ends)
             if deadline or any(end.cancelled for end in ends):
-                yield ev.DeadlineExceeded(time, deadline) if deadline else ev.CancelRequested(time)
+                why = max(end.early for end in ends)
+                yield ev.DeadlineExceeded(time, deadline) if deadline else ev.CancelRequested(time, why)
                 self.over, self.last = True, (ev.Closed(time),)
             else:
                 self._end(time, well=not any(end.failed for end in ends))
@@ -440,10 +513,18 @@ class View:
             return
         self._taken, self._round = taken, taken.round
         before = ahead(self.lab, taken.round)
-        said = f"behind {', '.join(turn.whose for turn in before)}" if before else ""
+        said = self._behind(taken, before) if before else ""
         if said not in ("", self._said):
             self._said = said
             yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), said)
+
+    def _behind(self, taken: ev.TurnTaken, before: Sequence[Turn]) -> str:
+        more = len(before) - _NAMED
+        named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
+        said, needs = f"behind {', '.join(named)}", _needs(self.lab.info, taken)
+        if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
+            return f"{said}: it needs {needs} of {words.count(len(taken.nodes), 'node')}"
+        return said
 
     def _find(self) -> ev.TurnTaken | None:
         if self._round is not None and not self.first:
@@ -475,10 +556,10 @@ class View:
         taken = self._taken
         if taken is None:
             return
-        for index in set(taken.nodes) - self._through.keys():
+        for index in set(_nodes(self.lab, taken)) - self._through.keys():
             node = self._node(index)
             if index in self._elsewhere or node.life.over or node.round > taken.base:
-                # Of its beginning nobody may have heard; one behind another that wasn't over hasn't begun.
+                # Of its beginning nobody may have heard; one that others left no room hasn't begun.
                 waited = not self._started and _waits(self.lab, taken.round)
                 ours = POOL_GONE_BEFORE if waited else POOL_GONE
                 gone = ours if self.lab.info.is_pool else GONE

@@ -175,7 +175,12 @@ def _check(state: JobState) -> None:
     name = state.name
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: its code can't be changed any more")
-    if state.info.lab is not None and turns.running(state) is None:
+    running = turns.running(state) if state.info.lab is not None else []
+    if state.info.is_pool and len(running) > 1:
+        raise SwapError(
+            f"{name} runs several jobs: name one of them, such as {name}{MARK}{running[0].number}"
+        )
+    if state.info.lab is not None and not running:
         raise SwapError(f"{name} is idle: run the cell on it, with --on {name}")
     if state.phase is not Phase.RUNNING or not state.members:
         raise SwapError(f"{name} is {state.phase.value.lower()}: its code can be swapped once its ranks run")

@@ -3,6 +3,9 @@
 Each rank of a job writes down that it runs, in a file that no cleanup reaches. So a job that was lost, that
 ran twice in one attempt, or that returned what another one's code returns, is seen there. A job that the kill
 has ended is no loss as long as it says so; with ``--retries`` it runs again.
+
+With ``--beside`` two jobs of one node each run side by side, and something of the first one is killed. Where
+that is its kernel or its rank, the other one has to succeed.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,7 @@ JOBS = 50
 LATEST_S = 4.0  # until the kill, from when the job is being sent
 OVER_S = 120.0  # until a job has to be over, whatever was killed
 NODES = 2
+VICTIMS = ("kernel", "asker", "rank", "node", "pod")
 ASKER = b"ask.main("  # in the command of a process that brings questions into a pod
 
 # A kernel that sends one job and waits for it, with a state folder of its own.
@@ -49,7 +54,8 @@ print("sends", flush=True)
 call = capture.from_cell(sys.argv[1], {})
 place = nbtorchjob.Cluster(namespace=sys.argv[2])
 retry = nbtorchjob.Retry(retries=int(sys.argv[3]), backoff=0) if int(sys.argv[3]) else None
-job = submission.submit(call, nbtorchjob.JobSpec(pool="warm", cluster=place, retry=retry))
+launch = nbtorchjob.Elastic(nnodes=int(sys.argv[4]))
+job = submission.submit(call, nbtorchjob.JobSpec(launch, pool="warm", cluster=place, retry=retry))
 print(job.name, flush=True)
 job.wait()
 """
@@ -70,27 +76,32 @@ int(total)
 
 
 class Trial:
-    """One job, and what is killed meanwhile."""
+    """One job, of so many nodes, and what is killed meanwhile."""
 
-    def __init__(self, number: int, folder: Path, pool: Lab, cluster: Apart, retries: int) -> None:
+    def __init__(
+        self, number: int, folder: Path, pool: Lab, cluster: Apart, retries: int, nodes: int = NODES
+    ) -> None:
         self.number = number
         self._folder = folder
         self._pool = pool
         self._cluster = cluster
         self._retries = retries
+        self._nodes = nodes
         self.killed = False  # whether there was something to kill
         self._cell = CELL.format(number=number, folder=folder)
 
     def run(self, victim: str, moment: float) -> str:
-        """Send the job, and kill the victim at that moment; return what became of the job."""
+        """Send the job, and kill the victim, if any, at that moment; return what became of the job."""
         env = {**os.environ, folders.STATE: str(self._folder / f"state-{self.number}")}
         command = [sys.executable, "-c", KERNEL, self._cell, NAMESPACE, str(self._retries)]
+        command.append(str(self._nodes))
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=env, **pipes) as kernel:
             assert kernel.stdout is not None
             assert kernel.stdout.readline() == "sends\n"
             until = time.monotonic() + moment
-            while not getattr(self, f"_kill_{victim}")(kernel, time.monotonic() >= until):
+            kill = getattr(self, f"_kill_{victim}") if victim else lambda kernel, due: False
+            while not kill(kernel, time.monotonic() >= until):
                 if kernel.poll() is not None:
                     break
                 time.sleep(0.005)
@@ -118,12 +129,13 @@ class Trial:
             return f"LOST: it {job.state.phase.word} after {OVER_S:.0f} s"
         error = job.exception()
         if error is None:
-            value, expected = job.result(), self.number * sum(range(1, NODES + 1))
+            value, expected = job.result(), self.number * sum(range(1, self._nodes + 1))
             if value != expected:
                 return f"ANOTHER'S CODE: {value} instead of {expected}"
             ranks = {rank for rank, attempt in ran if attempt == max(attempt for _, attempt in ran)}
-            times = "" if len(ran) == NODES else f": in attempt {max(attempt for _, attempt in ran)}"
-            return f"succeeded{times}" if len(ranks) == NODES else f"SUCCEEDED WITHOUT RUNNING: {dict(ran)}"
+            times = "" if len(ran) == self._nodes else f": in attempt {max(attempt for _, attempt in ran)}"
+            whole = len(ranks) == self._nodes
+            return f"succeeded{times}" if whole else f"SUCCEEDED WITHOUT RUNNING: {dict(ran)}"
         assert isinstance(error, JobFailedError), error
         return f"failed: {' '.join(str(error).split())[:120]}"
 
@@ -142,7 +154,7 @@ class Trial:
 
     def _kill_kernel(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
         # Half of them once the job runs, however long it takes to be sent.
-        if due and (self.number % 2 or any(self._folder.glob(f"{self.number}-?-*"))):
+        if due and (self.number // 2 % 2 or any(self._folder.glob(f"{self.number}-?-*"))):
             kernel.kill()
             return True
         return False
@@ -214,6 +226,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--retries", type=int, default=0, help="the budget of each job")
+    parser.add_argument("--beside", action="store_true", help="run two jobs side by side")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     random.seed(asked.seed)
@@ -225,12 +238,22 @@ def main() -> int:
     kills = 0
     with own_state() as folder, Apart() as there:
         pool = api.pool(spec, name="warm")
-        for number in range(1, asked.jobs + 1):
-            victim = ("kernel", "asker", "rank", "node", "pod")[number % 5]
-            trial = Trial(number, folder, pool, there, asked.retries)
-            outcome = trial.run(victim, random.uniform(0, LATEST_S))
+        for number in range(1, asked.jobs + 1, 1 + asked.beside):
+            victim = VICTIMS[(number // 2 if asked.beside else number) % len(VICTIMS)]
+            nodes = NODES // 2 if asked.beside else NODES
+            trial = Trial(number, folder, pool, there, asked.retries, nodes)
+            with ThreadPoolExecutor() as beside:
+                other = Trial(number + 1, folder, pool, there, asked.retries, nodes)
+                running = beside.submit(other.run, "", 0.0) if asked.beside else None
+                outcome = trial.run(victim, random.uniform(0, LATEST_S))
             print(f"{number:3} {victim if trial.killed else '-':6} {outcome}", flush=True)
             outcomes[outcome.partition(":")[0]] += 1
+            if running is not None:
+                outcome = running.result()
+                if victim in ("kernel", "rank") and outcome != "succeeded":
+                    outcome = f"TOUCHED: {outcome}"
+                print(f"{number + 1:3} beside {outcome}", flush=True)
+                outcomes[outcome.partition(":")[0]] += 1
             kills += trial.killed
         pool.job.delete()
     print(f"\n{asked.jobs} jobs, {kills} of them with something killed:")

@@ -338,6 +338,72 @@ def test_a_job_may_have_begun_where_the_one_before_it_was_lost_with_earlier_rank
     assert [notice.text for notice in job.notices] == [turns.POOL_GONE]
 
 
+ALL = (0, 1)
+
+
+def accepted(round_, at, known_as, many, by=""):
+    """A pool's job is accepted, which may run on so many of its two nodes."""
+    return replace(taken(round_, at, known_as, ranks=ALL[:many], by=by), nodes=ALL)
+
+
+def placed(round_, at, *nodes):
+    return ev.TurnPlaced(at, 0, round_, nodes)
+
+
+def alone(round_, at, node, failed=()):
+    """What a node tells of a job that has no other one."""
+    events = [
+        replace(event, node=node) if hasattr(event, "node") else event for event in ran(round_, at, (0,))
+    ]
+    return [replace(event, failed=failed) if isinstance(event, ev.TurnEnded) else event for event in events]
+
+
+SIDE_BY_SIDE = [
+    *BEGUN,
+    *(accepted(5, 3.0, "a", 1, "Ann"), placed(5, 3.1, 0), *alone(5, 3.2, 0)[:2]),
+    *(accepted(6, 3.3, "b", 1), placed(6, 3.4, 1), *alone(6, 3.5, 1)[:2]),
+    *(accepted(7, 3.6, "c", 2), accepted(8, 3.7, "d", 1)),
+]
+
+
+def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
+    state = known(*SIDE_BY_SIDE, info=POOL)
+    assert [turn.stage for turn in turns.turns(state)] == [Stage.RUNS, Stage.RUNS, Stage.WAITS, Stage.WAITS]
+    assert [turn.number for turn in turns.running(state)] == [1, 2]
+
+    one, other, both = (seen(SIDE_BY_SIDE, key, info=POOL) for key in ("a", "b", "c"))
+    assert ([*one.nodes], [*other.nodes], other.nodes[1].ranks) == ([0], [1], (0,))
+    assert both.phase is Phase.PENDING
+    assert both.waits[-1].text == "behind job 1 (Ann) on node 0, job 2 on node 1: it needs 2 of 2 nodes"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_is_over_once_the_nodes_that_it_has_are(late):
+    ends = alone(6, 3.5, 1)[2:]
+    events = [*SIDE_BY_SIDE, *ends]
+    if late:  # where another node is heard of sooner than the lead
+        events.remove(placed(6, 3.4, 1))
+        events.append(placed(6, 3.4, 1))
+    one, other = (seen(events, key, info=POOL) for key in ("a", "b"))
+
+    assert (one.phase, other.phase) == (Phase.RUNNING, Phase.SUCCEEDED)
+    assert other.ended == ends[-1].time
+    assert [turn.over for turn in turns.turns(known(*events, info=POOL))] == [False, True, False, False]
+
+
+def test_of_jobs_that_a_pool_lost_those_had_not_begun_for_which_there_was_no_room():
+    lost = [*SIDE_BY_SIDE, *base(9, 5.0)]
+    texts = [seen(lost, key, info=POOL).verdict.text for key in "abcd"]
+    assert texts == [turns.POOL_GONE, turns.POOL_GONE, turns.POOL_GONE_BEFORE, turns.POOL_GONE_BEFORE]
+
+    back = [*SIDE_BY_SIDE, *alone(5, 4.0, 0)[2:], *alone(6, 4.0, 1)[2:], placed(7, 4.5), *base(9, 5.0)]
+    assert seen(back, "c", info=POOL).verdict.text == turns.POOL_GONE_BEFORE
+
+    unheard = [event for event in lost if event != placed(6, 3.4, 1) and getattr(event, "round", 0) != 6]
+    room = [*unheard[:-2], accepted(6, 3.3, "b", 1), *unheard[-2:]]
+    assert seen(room, "b", info=POOL).verdict.text == turns.POOL_GONE  # it may have begun beside the first
+
+
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
     sent = [ev.ArtifactsReady(3.3, 0, of_round(round_), "log#x", 9, 1, 9) for round_ in (5, 6)]
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *sent, *ran(5, 3.1)[6:]]

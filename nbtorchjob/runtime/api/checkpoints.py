@@ -137,19 +137,30 @@ class Saved:
     def send(self, may_place: Callable[[], bool]) -> None:
         """Send what is left, whoever wrote having ended; it takes its place if ``may_place`` says so then."""
 
+    def finish(self) -> None:
+        """Send what is left, and end."""
+
 
 @contextmanager
 def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
-    """Save the checkpoints of this node's ranks, for as long as it runs them.
+    """Save the checkpoints of this node's ranks, for as long as it runs them; see :func:`sender`."""
+    saved = sender(os.environ.get(CHECKPOINTS, ""), every_s)
+    try:
+        yield saved
+    finally:
+        with unstopped():
+            saved.finish()
 
-    Where they go to a store, what has changed is sent every ``every_s`` seconds, and at the end.
+
+def sender(target: str, every_s: float = EVERY_S) -> Saved:
+    """Begin to save the checkpoints of this node's ranks at ``target``.
+
+    Where that is a store, what has changed is sent every ``every_s`` seconds, and at the end.
     Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
     ``PayloadError`` where they can't be written from here: before hours of work.
     """
-    target = os.environ.get(CHECKPOINTS)
     if not target:
-        yield Saved()
-        return
+        return Saved()
     try:
         mirror = _opened(target)
     except (OSError, ImportError, ValueError) as exc:
@@ -157,15 +168,16 @@ def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
             "checkpoints can't be saved at --checkpoints %s from this image: %s" % (target, exc)
         ) from exc
     if mirror is None:
-        yield Saved()
-        return
-    sender = _Sender(mirror, target, every_s)
-    sender.start()
-    try:
-        yield sender
-    finally:
-        with unstopped():
-            sender.finish()
+        return Saved()
+    thread = _Sender(mirror, target, every_s)
+    thread.start()
+    return thread
+
+
+def of_job(id_: str) -> str:
+    """Return where a pool's job of that id has its checkpoints, below those of the pool; "" for none."""
+    target = os.environ.get(CHECKPOINTS, "")
+    return "%s/%s" % (target.rstrip("/"), id_) if target else ""
 
 
 @contextmanager
@@ -213,7 +225,7 @@ class _Sender(threading.Thread, Saved):
         self._send(ended=True, may_place=may_place)
 
     def finish(self) -> None:
-        """Send what is left, and end."""
+        """See the base class."""
         self._ended.set()
         self.join()
         if not self.held:  # who was ended as it saved may have left half of what belongs together

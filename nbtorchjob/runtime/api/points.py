@@ -86,7 +86,7 @@ class Page:
 
     def most(self, kind: int) -> int:
         """Return how often the rank has called that is furthest; 0 where none ever has."""
-        return max(self.calls(kind))
+        return max(self.calls(kind), default=0)
 
     def ready(self, rank: int) -> int:
         """Return what the rank, from 0, has done of a swap."""

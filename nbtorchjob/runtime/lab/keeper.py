@@ -10,7 +10,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from nbtorchjob.runtime.ask.answering import Handler
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.injected import saving
+from nbtorchjob.runtime.facts.injected import local_addr, saving
 from nbtorchjob.runtime.lab.lab import Base, Lab
 from nbtorchjob.runtime.lab.turns import stay
 from nbtorchjob.runtime.node.agent import NodeAgent, terminated
@@ -19,6 +19,7 @@ from nbtorchjob.runtime.node.meter import EVERY
 from nbtorchjob.runtime.rank import worker
 from nbtorchjob.runtime.rank.worker import Rank
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+from nbtorchjob.runtime.rendezvous.groups import told_address
 from nbtorchjob.runtime.store.payload import Payload
 
 _IDLE_S = 1.0  # between two looks at ranks that wait
@@ -56,8 +57,11 @@ class Keeper(NodeAgent):
         finally:
             self._lab.close()
 
-    def enter_turn(self, round_: int, ranks: Sequence[int]) -> None:
-        """Begin a turn that these ranks of this node run, if any; called in the thread of the lab."""
+    def enter_turn(self, round_: int, ranks: Sequence[int], all_ranks: Sequence[int] = ()) -> None:
+        """Begin a turn that these ranks of this node run, if any; called in the thread of the lab.
+
+        ``all_ranks`` are those of a pool that run it, on all nodes, where they go by their place in that.
+        """
         folder = self._folder_of(round_)
         os.makedirs(folder, exist_ok=True)
         workers = self._worker_group.workers
@@ -66,11 +70,13 @@ class Keeper(NodeAgent):
         self._departure = departure
         if ranks:
             self._meter.every = EVERY
-            emit("WorkersStarted", ranks=ranks, world_size=workers[0].world_size, **self._where())
-            self._lookout.go_on(round_, folder, ranks)
+            numbers = [all_ranks.index(rank) for rank in ranks] if all_ranks else ranks
+            world_size = len(all_ranks) or workers[0].world_size
+            emit("WorkersStarted", ranks=numbers, world_size=world_size, **self._where())
+            self._lookout.go_on(round_, folder, numbers)
             self._meter.begin(round_, self._pids)
         local = {worker.global_rank: worker.local_rank for worker in workers}
-        self._may_swap(folder, [local[rank] for rank in ranks])
+        self._may_swap(folder, [local[rank] for rank in ranks], all_ranks)
         self.wake()
 
     def leave_turn(self) -> None:
@@ -101,16 +107,18 @@ class Keeper(NodeAgent):
         self._round = max(self._round, lab.newest)
         super()._enter_round(worker_group)
         store, mine = worker_group.store, worker_group.group_rank
-        words = (self._node, len(worker_group.workers), lab.first_is_over)
-        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d" % words)
+        words = (self._node, len(worker_group.workers), lab.first_is_over, told_address() or local_addr())
+        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d %s" % words)
         keys = ["nbtorchjob/lab/%d" % rank for rank in range(worker_group.group_world_size)]
-        nodes, counts, over = zip(*(map(int, store.get(key).split()) for key in keys))
-        where = [node for node, count in zip(nodes, counts) for _ in range(count)]
-        first = self._attempt == 1 and not any(over)
+        rows = [store.get(key).decode().split() for key in keys]
+        nodes = [int(row[0]) for row in rows]
+        where = [int(node) for node, count, *_ in rows for _ in range(int(count))]
+        first = self._attempt == 1 and not any(int(over) for _, _, over, _ in rows)
         folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
         connect = self._rdzv_handler.connect if len(nodes) > 1 else None
-        lab.begin(Base(self._round, folder, nodes, dict(enumerate(where)), first, connect))
+        hosts = [host for *_, host in rows]
+        lab.begin(Base(self._round, folder, nodes, dict(enumerate(where)), first, connect, hosts))
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
         started = super()._start_workers(worker_group)

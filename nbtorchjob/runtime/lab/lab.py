@@ -4,10 +4,10 @@ Theory of operation
 ===================
 
 The lead is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
-each node tells its own ranks (``standing.py``). One turn runs at a time: the next one begins once all nodes
-are through. A turn is filed under a round of its own, so what ranks tell of it needs no other name. The
-*base* is the round in which the ranks were started. If they are started anew they are empty: turns that were
-taken before aren't run any more.
+each node tells its own ranks (``standing.py``). One turn runs at a time, in a pool one on each node: the next
+one begins once the nodes that it needs are through. A turn is filed under a round of its own, so what ranks
+tell of it needs no other name. The *base* is the round in which the ranks were started. If they are started
+anew they are empty: turns that were taken before aren't run any more.
 
 Whether turns are taken is ``_why``, the reason why not:
 
@@ -96,7 +96,7 @@ class Base(NamedTuple):
     """The ranks of a lab from when they were started until they are started anew.
 
     ``nodes`` are numbers of the job, the lead's first; ``where`` is each rank's; ``first`` is whether they
-    run the job's own call. ``connect`` leads to the store of several nodes.
+    run the job's own call. ``connect`` leads to the store of several nodes, and ``hosts`` are their names.
     """
 
     round: int
@@ -105,6 +105,7 @@ class Base(NamedTuple):
     where: Dict[int, int]
     first: bool
     connect: Optional[Callable[[], Any]]
+    hosts: Sequence[str] = ()
 
 
 class _Turn(NamedTuple):
@@ -154,7 +155,7 @@ class Lab:
         self._why = NOT_YET  # why no turn is taken
         self._since = 0.0  # when the last turn was over
         self._here: Optional[_Here] = None
-        self._running: Optional[_Turn] = None
+        self._running: Dict[int, _Turn] = {}  # by round
         self._line: Deque[_Turn] = deque()
         self._unwritten: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
         self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
@@ -304,11 +305,10 @@ class Lab:
             ranks, nodes = sorted(base.where), sorted(base.nodes)
             words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
             sets = self._marks(_set_by(words["text"]) if base.first else ())
-            self._running = _Turn(
-                0, base.round, ranks, nodes, words["label"], words["by"], sets, order, set(nodes)
-            )
+            own = _Turn(0, base.round, ranks, nodes, words["label"], words["by"], sets, order, set(nodes))
+            self._running[base.round] = own
             if base.first:
-                self._tell_taken(base, self._running, "", {**words, "pushed": []})
+                self._tell_taken(base, own, "", {**words, "pushed": []})
         if base.connect is not None and lead:
             others = base.nodes[1:]
             self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
@@ -337,6 +337,7 @@ class Lab:
             filename=words["filename"],
             pushed=words["pushed"],
             by=turn.by,
+            **({"sweep": words["sweep"]} if words.get("sweep") else {}),
         )
 
     def _leave(self) -> None:
@@ -348,12 +349,12 @@ class Lab:
             self._relay = None
 
     def _drop_all(self) -> None:
-        for turn in (*self._line, *([self._running] if self._running else [])):
+        for turn in (*self._line, *self._running.values()):
             self._unlink(turn.number)
         if self._here is not None:
             self._unlink(self._here.number)
         self._line.clear()
-        self._running = None
+        self._running.clear()
 
     def _mark(self, name: str) -> str:
         """Return what stands for a name in the store of the nodes, which others can read."""
@@ -391,12 +392,12 @@ class Lab:
     def _tell_over(self, here: _Here) -> None:
         self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
 
-    def _end_here(self, here: _Here) -> None:
+    def _end_here(self, here: _Here, **more: Any) -> None:
         """Let the lead know, so that the next turn begins once all nodes have."""
         self._unlink(here.number)
         news, self._news = self._news, {}
         if isinstance(self._relay, Follower):
-            self._relay.done(here.round, {"names": news})
+            self._relay.done(here.round, {"names": news, **more})
         else:
             self._through(self._node, here.round)
 
@@ -416,7 +417,7 @@ class Lab:
             return
         if "through" in message:
             self.first_is_over = True
-            self.idle = self._here is None
+            self.idle = message["idle"] and self._here is None
         elif "taken" in message:
             self.newest = max(self.newest, message["taken"])
         elif "run" in message:
@@ -429,14 +430,15 @@ class Lab:
             self._let_go()
 
     def _through(self, node: int, round_: int) -> None:
-        turn = self._running
-        if turn is None or turn.round != round_:
+        turn = self._running.get(round_)
+        if turn is None:
             return
         turn.left.discard(node)
         if not turn.left:
-            self._running = None
-            self.idle = self.first_is_over = True
-            self._say({"through": round_})
+            del self._running[round_]
+            self.first_is_over = True
+            self.idle = not self._running
+            self._say({"through": round_, "idle": self.idle})
             self._since = time.monotonic()
             self._next()
 
@@ -445,16 +447,24 @@ class Lab:
     def _next(self) -> None:
         if self.agent.leaving or self._why == ANEW:
             return
-        if self._running is None and self._line:
-            turn = self._running = self._line.popleft()
+        while self._line:
+            turn = self._placed(self._line[0])
+            if turn is None:
+                return
+            self._line.popleft()
+            self._running[turn.round] = turn
             others = [node for node in turn.nodes if node != self._node]
             if not self._say({"run": turn.number, "ranks": turn.ranks, "order": turn.order}):
                 return
             if others:
                 self._relay.expect(turn.round, others)
             self._run_here(turn.number, turn.ranks, turn.order)
-        elif self._running is None and self._why == _ENDS:
+        if not self._running and self._why == _ENDS:
             self._let_all_go()
+
+    def _placed(self, turn: _Turn) -> Optional[_Turn]:
+        """Return the turn as it begins now; None where it has to wait."""
+        return turn if not self._running else None
 
     def _say(self, message: Dict[str, Any]) -> bool:
         """Say it to the other nodes; return whether that could be done."""
@@ -480,7 +490,7 @@ class Lab:
         try:
             if order["files"]:
                 Payload(path).extract(self._files)
-            self.agent.enter_turn(round_, here)
+            self._enter(here, order)
         except (OSError, PayloadError) as exc:
             if self._here is None:
                 return
@@ -492,7 +502,14 @@ class Lab:
         if not here:
             self._unlink(number)
         for rank in here:
-            self._standing.tell(rank, {**order, "path": path})
+            self._standing.tell(rank, {**self._order_of(rank, order), "path": path})
+
+    def _enter(self, here: Sequence[int], order: Dict[str, Any]) -> None:
+        self.agent.enter_turn(order["round"], here)
+
+    def _order_of(self, rank: int, order: Dict[str, Any]) -> Dict[str, Any]:
+        """Return what a rank is told of a turn that it runs."""
+        return order
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
         self._tell_failed(node, round_, ranks, shortage.explained(from_exception(exc), exc).to_json())
@@ -568,11 +585,13 @@ class Lab:
             raise Refused("there is no rank %s: it has %s" % (", ".join(map(str, missing)) or "given", there))
         return ranks
 
+    def _nodes_for(self, base: Base, ranks: Sequence[int]) -> List[int]:
+        return sorted({base.where[rank] for rank in ranks})
+
     def _ahead(self) -> List[_Turn]:
-        running = self._running
-        if running is None or self._base is None or not (running.number or self._base.first):
-            return [*self._line]  # ranks that have yet to begin are nothing to tell of
-        return [running, *self._line]
+        # Ranks that have yet to begin are nothing to tell of.
+        first = self._base is not None and self._base.first
+        return [*(turn for turn in self._running.values() if turn.number or first), *self._line]
 
     def _has(self, asked: Dict[str, Any]) -> Dict[str, Any]:
         base = self._check(asked)
@@ -602,9 +621,9 @@ class Lab:
         if len(self._line) >= _WAITING:
             raise Refused("%d others are waiting already" % _WAITING)
         ranks = self._ranks(base, asked)
+        nodes = self._nodes_for(base, ranks)
         self.newest += 1
         ahead = _words(self._ahead())
-        nodes = sorted({base.where[rank] for rank in ranks})
         header = payload.header
         words = {**header["turn"], "pushed": header["push"]}
         order = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
@@ -629,7 +648,7 @@ class Lab:
     def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:
         if self._why != _ENDS:
             self._check(asked)
-        round_, turn = asked.get("round"), self._running
+        round_ = asked.get("round")
         for waiting in self._line:
             if waiting.round == round_:
                 self._line.remove(waiting)
@@ -640,11 +659,16 @@ class Lab:
                 self._say({"drop": waiting.number})
                 self._unlink(waiting.number)
                 return {"interrupted": list(waiting.ranks)}
-        if turn is None or turn not in self._ahead() or round_ not in (None, turn.round):
-            return {"interrupted": []}
-        self._say({"interrupt": turn.round})
-        self._interrupt_here(turn.round)
-        return {"interrupted": list(turn.ranks)}
+        running = [turn for turn in self._ahead() if turn.round in self._running]
+        interrupted = [turn for turn in running if round_ in (None, turn.round)]
+        for turn in interrupted:
+            self._interrupt_all(turn.round)
+        return {"interrupted": [rank for turn in interrupted for rank in turn.ranks]}
+
+    def _interrupt_all(self, round_: int, **why: int) -> None:
+        """Interrupt a turn on all nodes."""
+        self._say({"interrupt": round_, **why})
+        self._interrupt_here(round_)
 
     def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:
         """Tell of a turn that was interrupted before it began."""

@@ -20,12 +20,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import threading
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence
 
 from nbtorchjob.runtime.ask.answering import Refused
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
@@ -67,16 +66,17 @@ class _Waits:
         self._closed = threading.Event()
         self._distrust = distrust
 
-    def _run(self) -> None:
-        """Hear until there is nothing more to hear; in a thread of its own."""
-        try:
-            with store_may_be_gone():
-                self._hear()
-        except PeersEnded as exc:
-            self._distrust(exc)
+    def _start(self, act: Callable[[Any], None]) -> None:
+        """Call ``act`` with a connection of its own in a thread of its own, in which it may wait."""
 
-    def _hear(self) -> None:
-        raise NotImplementedError
+        def run() -> None:
+            try:
+                with store_may_be_gone():
+                    act(self._open())
+            except PeersEnded as exc:
+                self._distrust(exc)
+
+        threading.Thread(target=run, daemon=True, name="relay").start()
 
     def close(self) -> None:
         """Wait no more; who waits finds that out within some seconds."""
@@ -103,15 +103,11 @@ class _Waits:
     def watch(self, round_: int, act: Callable[[], None]) -> None:
         """Call ``act`` once some node has had all nodes :meth:`stop` a turn of a pool."""
 
-        def wait() -> None:
-            try:
-                with store_may_be_gone():
-                    if self.wait(self._open(), ["stop/%d" % round_]):
-                        act()
-            except PeersEnded as exc:
-                self._distrust(exc)
+        def watch(store: Any) -> None:
+            if self.wait(store, ["stop/%d" % round_]):
+                act()
 
-        threading.Thread(target=wait, daemon=True, name="relay").start()
+        self._start(watch)
 
     def stop(self, round_: int) -> None:
         """Have each node that watches a turn stop it; from any thread."""
@@ -133,16 +129,9 @@ class Lead(_Waits):
         super().__init__(partial(_below, connect, base), distrust)
         self.others = others
         self._heard = heard
-        self._log, self._haves, self._dones = (self._open() for _ in range(3))
+        self._log, self._haves = self._open(), self._open()
         self._saying, self._asking = threading.Lock(), threading.Lock()
         self._said = self._deleted = 0
-        self._expected: "queue.SimpleQueue[Tuple[int, List[int]]]" = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="relay").start()
-
-    def close(self) -> None:
-        """See the base class."""
-        super().close()
-        self._expected.put((0, []))
 
     def say(self, message: Dict[str, Any]) -> None:
         """Say it to all other nodes, behind what was said before."""
@@ -175,17 +164,16 @@ class Lead(_Waits):
 
     def expect(self, round_: int, nodes: Sequence[int]) -> None:
         """Hear when these nodes' ranks are through with a turn."""
-        self._expected.put((round_, list(nodes)))
 
-    def _hear(self) -> None:
-        while not self.closed:
-            round_, nodes = self._expected.get()
+        def hear(store: Any) -> None:
             keys = ["done/%d/%d" % (round_, node) for node in nodes]
-            if keys and self.wait(self._dones, keys):
-                for node, record in zip(nodes, self._dones.multi_get(keys)):
+            if self.wait(store, keys):
+                for node, record in zip(nodes, store.multi_get(keys)):
                     self._heard(node, round_, json.loads(record.decode()))
                 for key in keys:
-                    self._dones.delete_key(key)
+                    store.delete_key(key)
+
+        self._start(hear)
 
 
 class Follower(_Waits):
@@ -205,14 +193,14 @@ class Follower(_Waits):
         self._folder = folder
         self._heard = heard
         self._store = self._open()
-        threading.Thread(target=self._run, daemon=True, name="relay").start()
+        self._start(self._hear)
 
     def done(self, round_: int, record: Dict[str, Any]) -> None:
         """Tell the lead that the ranks of this node are through with a turn."""
         self._store.set("done/%d/%d" % (round_, self._node), json.dumps(record))
 
-    def _hear(self) -> None:
-        store, at = self._open(), 0
+    def _hear(self, store: Any) -> None:
+        at = 0
         while self.wait(store, ["say/%d" % (at + 1)]):
             at += 1
             message: Dict[str, Any] = json.loads(store.get("say/%d" % at).decode())

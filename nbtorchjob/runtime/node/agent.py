@@ -61,7 +61,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.api.checkpoints import Saved
+from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.ask.answering import Handler
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
@@ -143,7 +143,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._elastic = elastic
         self._retried = retried
         self._lookout = lookout
-        self.saved = Saved()
+        self.saved = checkpoints.Saved()
         self._node = node
         self._folder = folder
         self._interval = interval
@@ -161,6 +161,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._gone = False  # whether all of its ranks have left, or returned, and what they saved was sent
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
+
+    def saving(self) -> ContextManager[checkpoints.Saved]:
+        """Return what saves its ranks' checkpoints while it runs them."""
+        return checkpoints.saving()
 
     @property
     def _peers(self) -> Any:
@@ -208,11 +212,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             signal.raise_signal(number)
         return started
 
-    def _may_swap(self, folder: str, local: Iterable[int]) -> None:
+    def _may_swap(self, folder: str, local: Iterable[int], all_ranks: Sequence[int] = ()) -> None:
         """Let the code of those of this node's ranks be swapped, in a round that has begun."""
         if self.swaps is not None and self._departure is not None:
             workers = {w.local_rank: w.global_rank for w in self._worker_group.workers}
             numbers = {rank: workers[rank] for rank in local}
+            if all_ranks:
+                numbers = {rank: all_ranks.index(number) for rank, number in numbers.items()}
             self.swaps.enter(self._round, folder, self._departure.page, numbers, self._peers)
 
     def wake(self) -> None:

@@ -109,7 +109,8 @@ class Departure:
     def asks(self, rank: int, code: Optional[int]) -> bool:
         """Whether this node's ``rank``, from 0, calls, or still may; ``code`` is what it has ended with."""
         may = self.page[AT + LEAVE] <= _ENOUGH and code != exits.TOLD_LOST_PEER
-        return self.page.calls(LEAVING)[rank] > 0 or may
+        calls = self.page.calls(LEAVING)
+        return rank < len(calls) and (calls[rank] > 0 or may)
 
     def say_gone(self) -> None:
         """Tell the other nodes that those ranks of this one have left that ask."""
@@ -128,12 +129,13 @@ class Departure:
         """
         assert self._until is not None
         until = self._until + self._peers.leaves * _FOR_SENDING
+        counts = "counts/%d" % self._round
         while self._peers.say("sent", "1") is None:
             if time.monotonic() > until:
-                return bool(self._peers.decide("counts", "0") == "1")
+                return bool(self._peers.decide(counts, "0") == "1")
             time.sleep(_PAUSE_S)
-        return bool(self._peers.decide("counts", "1") == "1")
+        return bool(self._peers.decide(counts, "1") == "1")
 
     def have_left(self) -> bool:
         """Tell the other nodes that this one is done with that; return whether all are."""
-        return self._peers.say("left", "1") is not None
+        return self._peers.say("left", "1", everywhere=True) is not None

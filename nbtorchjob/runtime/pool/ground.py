@@ -40,6 +40,8 @@ _BYTECODE = "__pycache__"
 # Below the node's own folder: what ranks write to, and what jobs read.
 _OWN = (
     "artifacts-*[0-9]",
+    "checkpoints",
+    "checkpoints.json",
     "compiled",
     "data",
     "data-of-*",

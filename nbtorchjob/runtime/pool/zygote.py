@@ -27,8 +27,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, Callable, Dict, NoReturn, Optional
 
-from nbtorchjob.runtime.api import artifacts
-from nbtorchjob.runtime.api.checkpoints import CHECKPOINTS
+from nbtorchjob.runtime.api import artifacts, checkpoints
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import adopt_orphans, die_with_parent, kill_children
 from nbtorchjob.runtime.facts.emit import emit
@@ -127,7 +126,7 @@ class _Zygote:
             self._clear()
             self._say(order["round"])
         elif order["round"] == SEND % self._round:
-            artifacts.send(self._home, self._key)
+            self._send_artifacts()
             self._say(order["round"])
         elif isinstance(order["round"], int) and order["round"] > self._round:
             self._begin(order)
@@ -171,6 +170,7 @@ class _Zygote:
                 os.close(fd)
             folder = os.path.join(self._home, "round-%d" % self._round)
             importlib.invalidate_caches()  # the job's local modules are there only now
+            os.environ.update(order["place"])
             _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"].partition(".")[0])
             here = order["path"], folder, self._key, self._round, self._meeting
             worker.run_rank(*here, order["attempt"], self._act)
@@ -235,6 +235,20 @@ class _Zygote:
         kill_children()
         _drained(self._returned_r)
 
+    def _send_artifacts(self) -> None:
+        """Send them in a child: what that imports the ranks of later jobs would have, too."""
+        pid = os.fork()
+        if not pid:
+            try:
+                die_with_parent()
+                artifacts.send(self._home, self._key)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(exits.OK)
+        os.waitpid(pid, 0)
+
     def _leave(self, code: int) -> NoReturn:
         """End as the rank has ended: this process is what the node's agent sees of it."""
         kill_children()
@@ -281,5 +295,5 @@ def _own_variables(env: Dict[str, str], round_: int, id_: str) -> None:
     os.environ[artifacts.NUMBER] = str(artifacts.of_round(round_))
     if os.environ.get(injected.JOB):
         os.environ[injected.JOB] += "-" + id_
-    if os.environ.get(CHECKPOINTS):
-        os.environ[CHECKPOINTS] = os.environ[CHECKPOINTS].rstrip("/") + "/" + id_
+    if os.environ.get(checkpoints.CHECKPOINTS):
+        os.environ[checkpoints.CHECKPOINTS] = checkpoints.of_job(id_)

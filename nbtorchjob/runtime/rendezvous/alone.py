@@ -51,6 +51,9 @@ class Alone:
     def enter(self, number: int, nodes: Sequence[int], node: int) -> None:
         """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
 
+    def go_with(self, nodes: Sequence[int]) -> None:
+        """Agree with these nodes of the round alone from now on: they run one job of a pool."""
+
     def lose_peer(self) -> None:
         """Take in that another node of this round is gone."""
 
@@ -85,8 +88,11 @@ class Alone:
         """Tell the other nodes that a node is about to end, or ``joins``; ranks have so many seconds."""
         self.leaves = seconds
 
-    def say(self, word: str, value: str) -> "Optional[list[str]]":
-        """Say it for this node in this round; return what all nodes have said, None until they have."""
+    def say(self, word: str, value: str, *, everywhere: bool = False) -> "Optional[list[str]]":
+        """Say it for this node in this round; return what all nodes have said, None until they have.
+
+        Of a pool these are the nodes of its job, unless it is ``everywhere``.
+        """
         return [value]
 
     def have_said(self, word: str) -> "list[bool]":

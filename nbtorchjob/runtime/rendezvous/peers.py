@@ -21,7 +21,7 @@ that store when it ends, and a beat while it lives:
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
     R/gone/N   the ranks of node N have left that call it
     R/sent/N   what ranks of node N saved is in the job's store
-    R/counts   1 if that counts, as all have sent theirs; 0 if not
+    R/counts/T 1 if that counts, as all have sent theirs; 0 if not
     R/left/N   node N may end, as far as that goes
     R/swap/…   how nodes agree on code that their ranks go on with (``swaps.py``)
     R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
@@ -208,7 +208,9 @@ class Peers(Alone):
         try:
             if self._ring is not None:
                 with store_may_be_gone(PeersEnded):
-                    yield from gather(self._store, self._ring, until - time.monotonic())
+                    for node, data in gather(self._store, self._ring, until - time.monotonic()):
+                        if node in self._ring.together:
+                            yield node, data
         finally:
             self._gathering.release()
 
@@ -247,14 +249,20 @@ class Peers(Alone):
             announce(self._store)
         ring.leave(stands)
 
-    def say(self, word: str, value: str) -> "Optional[list[str]]":
+    def go_with(self, nodes: Sequence[int]) -> None:
+        """See the base class."""
+        assert self._ring is not None
+        self._ring.together = [*nodes]
+
+    def say(self, word: str, value: str, *, everywhere: bool = False) -> "Optional[list[str]]":
         """See the base class."""
         ring = self._ring
         assert ring is not None
+        keys = ring.keys(word, everywhere=everywhere)
         with store_may_be_gone():
             self._say_once(ring, word, value)
-            if self._store.check(ring.keys(word)):
-                return [self._store.get(key).decode() for key in ring.keys(word)]
+            if self._store.check(keys):
+                return [self._store.get(key).decode() for key in keys]
         return None
 
     def _say_once(self, ring: Ring, word: str, value: str) -> None:
@@ -267,8 +275,8 @@ class Peers(Alone):
         ring = self._ring
         assert ring is not None
         with store_may_be_gone():
-            return [self._store.check([key]) for key in ring.keys(word)]
-        return [False] * len(ring.nodes)
+            return [self._store.check([key]) for key in ring.keys(word, everywhere=False)]
+        return [False] * len(ring.together)
 
     def decide(self, word: str, value: str) -> str:
         """See the base class."""
@@ -463,7 +471,9 @@ class Peers(Alone):
         word = store.get(wish) if ring.sampled or store.check([wish]) else b""
         if word != ring.sampled:
             ring.sampled = word
-            self.on_sample_wanted(word.split()[0].decode())
+            why, node, _ = word.split()
+            if int(node) in ring.together:
+                self.on_sample_wanted(why.decode())
 
     def _look_for_samples(self, store: Any) -> None:
         with self._hearing:

@@ -35,6 +35,7 @@ class Ring:
     def __init__(self, number: int, nodes: Sequence[int], node: int, silence: float) -> None:
         self.number = number
         self.nodes = nodes
+        self.together: Sequence[int] = nodes  # those that run what this node runs: of a pool's job some
         self.node = node
         self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
         place = nodes.index(node)
@@ -69,9 +70,9 @@ class Ring:
         """Return the key of a word of this round, or of one node's."""
         return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
 
-    def keys(self, word: str) -> "list[str]":
-        """Return the keys of all nodes' words."""
-        return [self.key(word, node) for node in self.nodes]
+    def keys(self, word: str, *, everywhere: bool = True) -> "list[str]":
+        """Return the keys of all nodes' words, or of those that run the same."""
+        return [self.key(word, node) for node in (self.nodes if everywhere else self.together)]
 
     @property
     def pause(self) -> float:

@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Dict, Iterator, Optional, Type, Union
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.api import artifacts, checkpoints
+from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
@@ -246,7 +246,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
             sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
-    with artifacts.sending(key), checkpoints.saving() as agent.saved, artifacts.telling_saved():
+    with artifacts.sending(key), agent.saving() as agent.saved, artifacts.telling_saved():
         try:
             agent.run()  # gives no result for a spare node that was never needed
         except SignalException:

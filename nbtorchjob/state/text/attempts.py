@@ -235,16 +235,19 @@ def doing_now(state: JobState) -> str:
     if state.info.lab is None or state.phase.terminal:
         return ""
     since = turns.idle_since(state)
-    if state.lab_ends is not None and turns.running(state) is None:
+    running = turns.running(state)
+    if state.lab_ends is not None and not running:
         return "ending"
     if since is not None:
         return IDLE
-    running = turns.running(state)
-    if running is None or not state.working:
+    if not running or not state.working:
         return ""
     more = sum(turn.stage is Stage.WAITS for turn in turns.turns(state))
     behind = f", {more} {'waits' if more == 1 else 'wait'}" if more else ""
-    return f"runs {running.name}{behind}"
+    names = running[0].name
+    if running[1:]:
+        names = f"{turns.what_of(state.info)}s {', '.join(str(turn.number) for turn in running)}"
+    return f"runs {names}{behind}"
 
 
 def lab_lines(state: JobState, now: float) -> list[str]:
@@ -256,7 +259,8 @@ def lab_lines(state: JobState, now: float) -> list[str]:
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
         return [f"{count(len(known), what)}{f'; it ended as {why}' if why else ''}"]
-    parts = [line(f"{running.whose} runs", _MAX_WHOSE)] if running and running.taken.by else []
+    whose = ", ".join(turn.whose for turn in running if turn.taken.by or turn.nodes)
+    parts = [line(f"{whose} run{'s' if len(running) == 1 else ''}", _MAX_WHOSE)] if whose else []
     parts += [f"{count(len(known), what)} so far"] if known else []
     parts += [f"holds {size(held)}"] if (held := memory(state)) else []
     end = ends(state, now)

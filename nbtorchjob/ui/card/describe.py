@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from nbtorchjob.state import US, Attempt, JobState, Phase, turns
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.stacks import frame_place as place
+from nbtorchjob.state.turns import Stage, Turn
 from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
@@ -102,18 +103,27 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
     """Return a row for each of a lab's newest turns, below a head."""
     if state.info.lab is None:
         return []
+    known = turns.turns(state)
+    waiting = [turn.number for turn in known if not turn.over]
     rows = [
         (
             turn.name,
             clock(turn.taken.time, now),
-            turn.stage.value,
+            _stage(turn, waiting),
             ranks(turn.taken.ranks).partition(" ")[2],
             line(turn.taken.by, _MAX_HOSTS),
             line(turn.taken.text.strip() or turn.taken.label, _MAX_VALUE),
         )
-        for turn in turns.turns(state)[-_MAX_TURNS:]
+        for turn in known[-_MAX_TURNS:]
     ]
     return [(turns.what_of(state.info), *_TURNS), *rows] if rows else []
+
+
+def _stage(turn: Turn, open_: Sequence[int]) -> str:
+    """Say how far a turn has come, where it runs, and how many of those that are ``open_`` are before it."""
+    if turn.stage is Stage.WAITS:
+        return f"{turn.stage.value} behind {open_.index(turn.number)}"
+    return f"{turn.stage.value} on {turn.where}" if turn.where else turn.stage.value
 
 
 def _variables(state: JobState) -> Iterator[Part]:

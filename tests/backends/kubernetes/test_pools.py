@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase, turns
+from nbtorchjob.state.text import attempts
 from tests.backends.local.launch.test_start import look
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
@@ -138,6 +141,48 @@ def test_jobs_wait_for_each_other_and_can_be_cancelled(pool):
     assert waits.result(LIMIT) == 3
 
 
+ONE = Elastic(nnodes=1)
+STAYS = """
+import os, time, torch, torch.distributed as dist
+from nbtorchjob import artifacts_dir
+dist.init_process_group("gloo")
+(artifacts_dir() / "whose").write_text(name)
+print("on as", name, flush=True)
+while not os.path.exists(f"{folder}/{name}"):
+    time.sleep(0.02)
+[name, dist.get_rank(), dist.get_world_size(), os.environ["NBTORCHJOB_NODE"]]
+"""
+
+
+def test_jobs_that_fit_run_side_by_side_each_as_if_it_were_alone(pool, tmp_path):
+    def stays(name, **options):
+        job = run(STAYS, {"name": name, "folder": str(tmp_path)}, launch=ONE, **options)
+        seen(job, lambda state: 0 in state.logs)
+        return job
+
+    one, other = stays("one"), stays("other")
+    both, third = run("2"), run("3", launch=ONE)
+    seen(third, lambda state: state.waits)
+    numbers = [int(job.name.partition("#")[2]) for job in (one, other, both, third)]
+    runs = [f"job {number} (root) on node {node}" for node, number in enumerate(numbers[:2])]
+    said = f"behind {', '.join(runs)}, job {numbers[2]} (root): it needs 1 of 2 nodes"
+    assert third.state.waits[-1].text == said
+    assert attempts.doing_now(pool.state) == f"runs jobs {numbers[0]}, {numbers[1]}, 2 wait"
+    assert [[*job.state.nodes] for job in (one, other)] == [[0], [1]]
+    stacks = one.stacks()
+    assert (stacks.asked, [*stacks.samples], stacks.trouble) == (True, [0], {})
+
+    one.cancel()
+    with pytest.raises(JobCancelledError):
+        one.result(LIMIT)
+    assert other.logs(0) == "on as other\n"
+    (tmp_path / "other").touch()
+    assert other.result(LIMIT) == ["other", 0, 1, "1"]
+    assert [both.result(LIMIT), third.result(LIMIT)] == [2, 3]
+    other.artifacts(tmp_path / "files")
+    assert [path.read_text() for path in (tmp_path / "files").rglob("whose")] == ["other"]
+
+
 LEAVE = """
 import os, pathlib, subprocess, sys, tempfile, torch
 os.environ["LEFT"] = "1"
@@ -165,18 +210,20 @@ def test_nothing_of_a_job_is_left_for_the_next_one(pool):
     assert not os.path.exists(f"/proc/{process}")
 
 
-def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place, nodes):
     def looked(**where):
         call = capture.from_function(look, (), {})
         job = submission.submit(call, JobSpec(**where))
-        pod = r"/tmp/emulator-\w+/pods/[\w-]+|nbtorchjob-\w+|own-\d|warm-\d"
+        pod = r"/tmp/emulator-\w+/pods/[\w-]+|nbtorchjob-\w+|own\d-\d|warm-\d"
         found = json.loads(re.sub(pod, "POD", json.dumps(job.result(LIMIT))))
         return found | found.pop("environment")
 
     run(LEAVE).wait(LIMIT)
     cluster = Cluster(**place, kind="indexedjob")
-    there = looked(pool="warm")
-    fresh = looked(backend="kubernetes", cluster=cluster, launch=TWO, name="own")
+    launch = Elastic(nnodes=nodes)
+    there = looked(pool="warm", launch=launch)
+    fresh = looked(backend="kubernetes", cluster=cluster, launch=launch, name=f"own{nodes}")
     assert there.pop("OF_POOL")
     assert there.pop("THE_TOKEN")
     names = there.keys() | fresh.keys()
@@ -226,9 +273,42 @@ def test_a_job_that_does_not_fit_may_have_pods_of_its_own(pool, place):
         job.delete()
 
 
-def test_runs_of_a_group_have_pods_of_their_own_and_their_own_options(pool):
-    with pytest.raises(SpecError, match="for runs of a group, which have pods of their own"):
-        submission.check(JobSpec(pool="warm"), runs=True)
+SQUARE = """
+def square(x):
+    import time
+    from nbtorchjob import report
+    report(square=x * x)
+    if x == 3:
+        time.sleep(600)
+    return x * x
+"""
+
+
+def test_a_sweep_runs_in_a_pool_side_by_side_or_one_run_at_a_time(pool):
+    spec = JobSpec(ONE, pool="warm")
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(SQUARE, space)
+    square = space["square"]
+    runs = api.map(square, [{"x": x} for x in (1, 2, 3)], spec=spec, stop_when="square > 4")
+    assert [run.name.partition("#")[0] for run in runs] == ["warm"] * 3
+    *values, stopped = runs.results(LIMIT, errors="return")
+    assert values == [1, 4]
+    assert "square > 4 (square=9)" in str(stopped)
+
+    again = api.group(runs.name)
+    assert again.results(LIMIT, errors="return")[:2] == [1, 4]
+    assert [state.stopped_early for state in again.states()] == [False, False, True]
+    assert [row["square"] for row in again.rows()] == [1.0, 4.0, 9.0]
+
+    in_turn = api.map(square, [{"x": x} for x in (4, 5)], spec=replace(spec, name="turns"), at_once=1)
+    assert (in_turn.name, in_turn.results(LIMIT)) == ("turns", [16, 25])
+    first, second = in_turn.states()
+    assert (first.ended or 0.0) < (second.started or 0.0)
+
+
+def test_runs_that_do_not_fit_have_pods_of_their_own_if_they_may(pool):
+    with pytest.raises(SpecError, match=re.escape("--hang-after is 7, and the pool's")):
+        submission.check(JobSpec(pool="warm", hang_after=7), runs=True)
     plan = submission.check(JobSpec(pool="warm", or_own=True, hang_after=7), runs=True)
 
     assert (plan.spec.backend, plan.spec.env, plan.pool) == ("local", {}, None)
@@ -343,12 +423,24 @@ files = sorted(path for path in Path().rglob("*.y*") if path.is_file())
 """
 
 
-def test_a_pool_has_files_and_data_and_a_job_files_of_its_own(place, tmp_path, monkeypatch):
+SAVE = """
+import os
+from nbtorchjob import RecoverableError, attempt, checkpoint_dir
+found = [path.read_text() for path in checkpoint_dir().iterdir()]
+if os.environ["RANK"] == "0":
+    (checkpoint_dir() / "step").write_text(f"{name} {attempt()}")
+    if attempt() == 1: raise RecoverableError("again")
+found
+"""
+
+
+def test_a_pool_has_files_data_and_checkpoints_and_a_job_files_of_its_own(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path, text in (("configs/a.yaml", "first"), ("words/en", "a b")):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
-    cluster = Cluster(**place, kind="indexedjob", storage=f"file://{tmp_path}/store")
+    place = place | {"storage": f"file://{tmp_path}/store", "checkpoints": f"file://{tmp_path}/saved"}
+    cluster = Cluster(**place, kind="indexedjob")
     launch = Elastic(nproc_per_node=2)
     spec = JobSpec(launch, "kubernetes", cluster=cluster, ship=["configs"], data={"words": "./words"})
     stocked = api.pool(spec, name="stocked")
@@ -369,6 +461,11 @@ def test_a_pool_has_files_and_data_and_a_job_files_of_its_own(place, tmp_path, m
         differs = "--data is more=./words, and the pool's words=./words"
         with pytest.raises(SpecError, match=re.escape(differs)):
             submission.check(JobSpec(pool="stocked", data={"more": "./words"}))
+        for name in ("one", "other"):
+            spec = JobSpec(pool="stocked", retry=Retry(retries=1, backoff=0))
+            job = submission.submit(capture.from_cell(SAVE, {"name": name}), spec)
+            assert job.result(LIMIT) == [f"{name} 1"]
+        assert sorted(path.read_text() for path in (tmp_path / "saved").rglob("step")) == ["one 2", "other 2"]
         assert stocked.state.tries == 1
     finally:
         stocked.job.delete()
@@ -428,11 +525,16 @@ for folder in glob.glob(tempfile.gettempdir() + "/torchinductor_*"):
 """
 
 
-def test_a_node_whose_image_a_job_has_changed_is_replaced(pool):
-    run(SPOIL).wait(LIMIT)
-    seen(pool.job, lambda state: any("is being replaced" in notice.text for notice in state.notices))
+def test_a_node_whose_image_a_job_has_changed_is_replaced_once_no_other_job_runs(pool, tmp_path):
+    other = run(STAYS, {"name": "other", "folder": str(tmp_path)}, launch=ONE)
+    seen(other, lambda state: 0 in state.logs)
+    run(SPOIL, launch=ONE).wait(LIMIT)
+    seen(pool.job, lambda state: any("has to be replaced" in notice.text for notice in state.notices))
 
-    assert run("2 + 2").result(LIMIT) == 4
+    waits = run("2 + 2", launch=ONE)
+    (tmp_path / "other").touch()
+    assert other.result(LIMIT)[0] == "other"
+    assert waits.result(LIMIT) == 4
     assert pool.state.phase is Phase.RUNNING
 
 

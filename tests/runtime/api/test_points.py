@@ -31,7 +31,7 @@ class Ring(Alone):
     def __init__(self, said, nodes):
         self.said, self.nodes = said, nodes
 
-    def say(self, word, value):
+    def say(self, word, value, *, everywhere=False):
         self.said.setdefault(word, {})[self] = value
         return list(self.said[word].values()) if len(self.said[word]) == self.nodes else None
 

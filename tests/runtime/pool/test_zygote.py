@@ -64,7 +64,7 @@ def spoken(tmp_path):
         said: list[dict[str, Any]] = []
         with node, node.makefile("rw") as lines:
             for order in (
-                {"round": ROUND, "id": "a", "attempt": 1, "path": str(tmp_path / "job")},
+                {"round": ROUND, "id": "a", "attempt": 1, "place": {}, "path": str(tmp_path / "job")},
                 {"round": "clear-7"},
             ):
                 lines.write(json.dumps(order) + "\n")

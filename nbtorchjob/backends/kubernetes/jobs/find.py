@@ -29,7 +29,16 @@ from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNot
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import LOOKED, LabEnds, TurnEnded, TurnTaken, WorkersStarted, Wrote, read
+from nbtorchjob.state.events import (
+    LOOKED,
+    LabEnds,
+    TurnEnded,
+    TurnPlaced,
+    TurnTaken,
+    WorkersStarted,
+    Wrote,
+    read,
+)
 from nbtorchjob.state.info import address
 
 # A line of a cached log is its stamp and a frame (``runtime/store/frames.py``); a report fits into one, and
@@ -40,7 +49,7 @@ _reports = re.compile(rb"^\S+ fact\.0 ((?:%s).*)$" % _TOLD, re.MULTILINE).findal
 # What a node tells by itself, and the rest of a long fact: they don't say that a rank moves.
 _looked = re.compile(rb'\S+ fact\.(?:0[ +]\{"event": "(?:%s)"|[1-9])' % "|".join(LOOKED).encode()).match
 
-_OF_LABS = (WorkersStarted, TurnTaken, TurnEnded, LabEnds)
+_OF_LABS = (WorkersStarted, TurnTaken, TurnPlaced, TurnEnded, LabEnds)
 
 _BYTES = 1 << 18  # of a log, in one look: a list waits for them
 _LOGS = 1024
