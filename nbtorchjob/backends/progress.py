@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from nbtorchjob.state.progress import RECENT
+from nbtorchjob.state.series import points_each, stride
 
 # How the line of a ``report()`` begins, as ``runtime/facts/emit.py`` writes it.
 REPORTED = b'{"event": "Reported"'
@@ -29,6 +30,33 @@ _MOST_RANKS = 1024
 _MOST_USES = 32  # of a node
 NODES = 4  # whose use is told
 _UNSORTED = 4096  # lines: of a job that has ended few are looked at
+
+
+# A whole line, as ``report()`` writes it.
+_plain = re.compile(
+    rb'\{"event": "Reported", "time": [\d.e+]+, "rank": (\d+), "round": (\d+), "seq": (\d+), '
+    rb'"metrics": \{(?:"[^"\\]*": -?[\d.e+-]+(?:, )?)*\}\}'
+).fullmatch
+
+
+def lasting(lines: list[bytes]) -> list[bytes]:
+    """Return a job's lines without reports of which nothing stays once all are folded.
+
+    Those of rank 0, which stands for all, stay. Of the others a state thins out nearly all in a wide job, and
+    to read and fold a line takes four times as long as to see that.
+    """
+    reports = [(line, _plain(line) if line.startswith(REPORTED) else None) for line in lines]
+    told = [(match[1], match[2], int(match[3])) for _, match in reports if match]
+    newest: dict[tuple[bytes, bytes], int] = {}
+    for rank, round_, seq in told:
+        newest[rank, round_] = max(seq, newest.get((rank, round_), 0))
+    most = points_each(len({rank for rank, _ in newest}))
+    steps = {which: stride(seq, most) for which, seq in newest.items()}
+
+    def lasts(rank: bytes, round_: bytes, seq: int) -> bool:
+        return rank == b"0" or seq % steps[rank, round_] == 0 or seq == newest[rank, round_]
+
+    return [line for line, match in reports if not match or lasts(match[1], match[2], int(match[3]))]
 
 
 class Telling:

@@ -879,7 +879,10 @@ def from_json(record: dict[str, Any]) -> Event:
         fields["stage"] = Stage(fields["stage"])
     known = checked(type_, fields)
     for name, value in known.items():
-        sane(name, value)
+        bound = _BOUNDS.get(name)
+        # Most are numbers: to look at those here takes half the time, and a wide job tells 100,000.
+        if bound and not (type(value) in (int, float) and bound.least <= value <= bound.most):
+            sane(name, value)
     for name in _NEEDED.get(type_, ()):
         if name in known and not known[name]:
             raise ValueError(f"its {name} is empty")
@@ -901,6 +904,9 @@ def believed(record: Any, line: bytes = b"") -> Event | None:
         return _refused(line, f"{name}: {exc or type(exc).__name__}")
 
 
+_decode = json.JSONDecoder().decode  # ``loads`` looks for the encoding first, which takes a third of its time
+
+
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
     """Yield the events that lines of JSON tell, as :func:`believed` does.
 
@@ -912,7 +918,7 @@ def read(lines: Iterable[bytes]) -> Iterator[Event]:
             event = _refused(line, f"a line of more than {LONGEST_FACT:,} bytes")
         else:
             try:
-                event = believed(json.loads(line), line)
+                event = believed(_decode(str(line, "utf-8", "surrogatepass")), line)
             except (ValueError, RecursionError):
                 continue
         if event is not None:

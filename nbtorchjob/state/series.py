@@ -124,13 +124,12 @@ class Series(FrozenDataclass):
 
 
 def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, ...]:
+    if points and point.seq > points[-1].seq:  # the usual case: the next report
+        step = stride(point.seq, most)
+        kept_before = points[:-1] if points[-1].seq % step else points
+        unchanged = step == stride(point.seq - 1, most)
+        return (*kept_before, point) if unchanged else _thinned([*kept_before, point], most)
     kept = list(points)
-    if kept and point.seq > kept[-1].seq:  # the usual case: the next report
-        if kept[-1].seq % _stride(point.seq, most):
-            kept.pop()
-        kept.append(point)
-        unchanged = _stride(point.seq, most) == _stride(point.seq - 1, most)
-        return tuple(kept) if unchanged else _thinned(kept, most)
     at = bisect_left(kept, point.seq, key=lambda p: p.seq)
     if at < len(kept) and kept[at].seq == point.seq:
         kept[at] = max(kept[at], point, key=repr)
@@ -139,15 +138,15 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
     return _thinned(kept, most)
 
 
-def _stride(newest: int, most: int) -> int:
+def stride(newest: int, most: int) -> int:
     """Return the power of two by which reports are thinned when the newest has that number."""
     return 1 << max(0, (newest // most).bit_length())
 
 
 def _thinned(points: list[Point], most: int) -> tuple[Point, ...]:
     newest = points[-1].seq
-    stride = _stride(newest, most)
-    return tuple(p for p in points if p.seq % stride == 0 or p.seq == newest)
+    step = stride(newest, most)
+    return tuple(p for p in points if p.seq % step == 0 or p.seq == newest)
 
 
 _POINTS = 128

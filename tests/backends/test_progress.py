@@ -1,9 +1,15 @@
 """Of what a job's ranks tell all the time a list keeps a few lines."""
 
 import json
+import random
+from functools import reduce
 from itertools import pairwise
 
-from nbtorchjob.backends.progress import NODES, Telling
+import pytest
+
+from nbtorchjob.backends.progress import NODES, Telling, lasting
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.events import read
 
 
 def used(seq, *, node=0, round_=0):
@@ -62,3 +68,22 @@ def test_newest_reports_are_the_same_however_many_lines_came_before():
     for rank in range(4):
         assert few.newest(rank) == many.newest(rank)
     assert [json.loads(line)["seq"] for line in few.newest(1)] == [25, 26, 27, 28, 29]
+
+
+@pytest.mark.parametrize(("ranks", "many"), [(2, 1500), (520, 40)])
+def test_a_state_is_the_same_without_the_reports_of_which_nothing_stays(ranks, many):
+    lines = []
+    for rank in range(ranks):
+        for round_ in range(1 + rank % 2):
+            for seq in range(many):
+                record = {"event": "Reported", "time": 1.0 + seq, "rank": rank, "round": round_, "seq": seq}
+                lines.append(json.dumps({**record, "metrics": {"loss": 1 / (seq + 1), "step": seq}}).encode())
+    odd = b'{"event": "Reported", "time": 1.0, "rank": 1, "round": 0, "seq": 1, "metrics": {"loss": "?"}}'
+    lines += [odd, *lines[:7], b'{"event": "Reported", "rank": 1', b'{"event": "Closed", "time": 9.0}']
+    random.Random(ranks).shuffle(lines)
+    few = lasting(lines)
+
+    assert len(few) < len(lines)
+    states = [reduce(apply, read(some), JobState(JobInfo("wide"))) for some in (lines, few)]
+    assert states[0] == states[1]
+    assert len(states[1].refused) == 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
-from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED
+from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
 from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
@@ -95,6 +95,10 @@ class EventFile:
         """Return the new events, with or without what ranks report and display, and nodes use."""
         left_out = () if reports else (REPORTED, USED, DISPLAYED)
         return [*events.read(line for line in self.lines() if not line.startswith(left_out))]
+
+    def read_lasting(self) -> list[Event]:
+        """Return the new events without reports of which a state keeps nothing; not for a lab's turn."""
+        return [*events.read(lasting([*self.lines()]))]
 
     def read_on(self) -> list[Event]:
         """Return some of the new events: as many as may be read while others wait."""
@@ -273,7 +277,8 @@ class Follower:
 
     def look(self) -> Iterator[ev.Event]:
         """Return what is new, facts before log text except for the end, which comes last."""
-        return self._new(self._events.read(), to_end=False)
+        facts = self._events.read_lasting() if self._turn is None else self._events.read()
+        return self._new(facts, to_end=False)
 
     def _new(self, facts: list[ev.Event], *, to_end: bool) -> Iterator[ev.Event]:
         for event in facts:
