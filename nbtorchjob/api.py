@@ -24,6 +24,7 @@ from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec, job_name
 from nbtorchjob.state import JobInfo, JobState, turns
+from nbtorchjob.state.info import MARK
 from nbtorchjob.tables import Jobs
 from nbtorchjob.text.hints import hint
 
@@ -151,7 +152,13 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     ):
         try:
             there = backend_of(kind, address_there)
-            return Job(there, there.info(address_there), trust=trust)
+            info = there.info(address_there)
+            if info.in_pool:
+                from nbtorchjob.labs import Lab  # late, as above
+
+                of = backend(info.backend)
+                Lab(of, of.info(info.address.rpartition(MARK)[0])).take_up(info)
+            return Job(there, info, trust=trust)
         except JobNotFoundError:
             continue
     import difflib  # late: a name that is known needs none

@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field, replace
+from functools import partial
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
-from nbtorchjob.backends.resending import Taken
+from nbtorchjob.backends.resending import Kept, Since, Taken
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import RankNames, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
@@ -29,6 +30,7 @@ from nbtorchjob.errors import (
     JobEndedError,
     LackingError,
     NBTorchJobError,
+    NotOwnError,
     SpecError,
     SubmitError,
 )
@@ -386,19 +388,46 @@ class Lab:
         fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
         info = turns.of(self.info, **fields)
 
-        def again(times: int, attempt: int) -> Taken:
-            asked_again = {**question, "id": turns.again(id_, times), "attempt": attempt}
-            since = self._turns.now(self.info)
-            try:
-                before, reply = self._sent(asked_again, file.getbuffer(), say)
-            except BaseException:
-                since.forget()
-                raise
-            return Taken(before, int(reply["round"]), since)
-
         taken = Taken(before, int(reply["round"]), since)
-        self._turns.sent(info, taken, again if self.info.is_pool else None)
+        if self.info.is_pool:
+            record = {"question": question, "times": 1, "round": taken.round, "attempt": 1, "past": []}
+            kept: Kept | None = None
+            # What is hidden from people isn't written to a disk either.
+            if not info.asked.secret_env:
+                with suppress(OSError, NotOwnError):
+                    kept = Kept.made(info, self.info.run, id_, file.getbuffer(), record)
+            self._turns.sent(info, taken, partial(self._again, question, file.getbuffer()), kept)
+        else:
+            self._turns.sent(info, taken)
         return Job(self._turns, info, trust=self.trust), int(reply["base"])
+
+    def _again(self, question: Mapping[str, Any], data: memoryview, times: int, attempt: int) -> Taken:
+        """Send a job of a pool for that time."""
+        asked = {**question, "id": turns.again(question["id"], times), "attempt": attempt}
+        since = self._turns.now(self.info)
+        try:
+            before, reply = self._sent(asked, data, lambda text: None)
+        except BaseException:
+            since.forget()
+            raise
+        return Taken(before, int(reply["round"]), since)
+
+    def take_up(self, info: JobInfo) -> None:
+        """Have who follows a job of this pool send it again if need be, though another process sent it."""
+        if self._turns.is_sent(info.address):
+            return
+        with suppress(OSError, NBTorchJobError):
+            found = Kept.of(self.info.run, info.name)
+            if found is None:
+                return
+            kept, known = found
+            record, data = kept.record, memoryview(kept.payload)
+            state = self._turns.lab(self.info)
+            mine = [turn for turn in state.turns if turn.round == record["round"]]
+            unseen = not mine or mine[0].base != state.round or turns.lead(state) is None
+            taken = Taken(state, record["round"], Since(None, None), unseen)
+            if mine:
+                self._turns.sent(known, taken, partial(self._again, record["question"], data), kept)
 
     def shipped(self, call: Call, namespace: Mapping[str, Any], rank_names: RankNames = NOTHING) -> None:
         """Remember which of the notebook's variables were taken along: of these both have the same."""

@@ -1,6 +1,7 @@
-"""A job of a pool is sent again, by whoever follows it in the process that sent it.
+"""A job of a pool is sent again, by whoever follows it on a machine that has what was sent.
 
-What its nodes had of it may be gone with them, so it needs its payload, which is kept here until it ends.
+What its nodes had of it may be gone with them, so its payload is kept in a private folder until it ends. Any
+process that follows the job takes it from there, though the one that sent it was killed.
 
     how an attempt ended                            what follows
     ----------------------------------------------  -----------------------------------------------------
@@ -8,20 +9,28 @@ What its nodes had of it may be gone with them, so it needs its payload, which i
     the pool lost its ranks before the job began    the same attempt, as soon as the pool has ranks
     with the pool                                   nothing
 
-Each time it goes by another id (``turns.again``). A lead takes each id once, and all who follow the job here
-share one sending, so no attempt runs twice.
+Each time it goes by another id (``turns.again``). A lead takes each id once, and whoever sends holds a lock
+and writes down that it did, so no attempt runs twice. A job that nobody followed as its pool lost its ranks
+may have begun before, so then only a budget has it sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.errors import DamagedError, NBTorchJobError
+from nbtorchjob.machine.folders import own, state_dir
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import (
     ArtifactsReady,
@@ -29,24 +38,111 @@ from nbtorchjob.state.events import (
     CancelRequested,
     Closed,
     Event,
+    LogChunk,
     NodeStarted,
     Notice,
     Verdict,
+    from_json,
+    to_json,
 )
+from nbtorchjob.state.info import read, write
 from nbtorchjob.state.turns import View
 
-if TYPE_CHECKING:
-    from nbtorchjob.backends.turns import Since
-
 _LOOK_S = 0.1
+_FOLDER = "pools"  # in the state folder: below it one for each pool, and there one for each of its jobs
+_RECORD = "sent.json"
+_KEPT_S = 14 * 24 * 3600.0
+
+
+class Since(NamedTuple):
+    """A moment of a lab, for what is sent to it then: a mark in its facts, or somebody who listens."""
+
+    mark: int | None
+    listener: Any  # a ``turns.Listener``, or None
+
+    def forget(self) -> None:
+        """Hear no more of the lab, unless somebody has begun to."""
+        if self.listener is not None and self.listener.take():
+            self.listener.close()
 
 
 class Taken(NamedTuple):
-    """A turn as it was taken: what was known of its lab before, its round, and a moment before that."""
+    """A turn as it was taken: what was known of its lab before, its round, and a moment before that.
+
+    ``unseen`` says that nobody here knows what it did before its lab's ranks began anew.
+    """
 
     lab: JobState
     round: int
     since: Since
+    unseen: bool = False
+
+
+class Kept:
+    """What it takes to send a job of a pool again: a private folder of this user's.
+
+    ``record`` has the question that brought it (without an id), how often it was sent, the round that it was
+    given last, its attempt, and the facts of attempts before.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def made(cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]) -> Kept:
+        """Keep a job of the pool of that run, and none that nobody has asked for in weeks.
+
+        Raises ``OSError``, and ``NotOwnError``.
+        """
+        folder = own(own(own(state_dir() / _FOLDER) / pool) / id_)
+        for old in folder.parent.parent.glob(f"*/*/{_RECORD}"):
+            with suppress(FileNotFoundError):
+                if old.stat().st_mtime < time.time() - _KEPT_S:
+                    shutil.rmtree(old.parent, ignore_errors=True)
+        kept = cls(folder)
+        for name, content in (("payload", data), ("info.json", write(info).encode())):
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(content)
+        kept.note(record)
+        return kept
+
+    @classmethod
+    def of(cls, pool: str, name: str) -> tuple[Kept, JobInfo] | None:
+        """Return what is kept of the job of that name; None where that is nothing."""
+        for folder in (state_dir() / _FOLDER / pool).glob("*"):
+            with suppress(OSError, DamagedError):
+                info = read((folder / "info.json").read_bytes(), "kubernetes", name)
+                if info.name == name and (folder / _RECORD).exists():
+                    return cls(folder), info
+        return None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What was written down last. Raises ``OSError`` once the job is over."""
+        record: dict[str, Any] = json.loads((self._folder / _RECORD).read_bytes())
+        return record
+
+    @property
+    def payload(self) -> bytes:
+        """What was sent. Raises ``OSError`` once the job is over."""
+        return (self._folder / "payload").read_bytes()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Write that down."""
+        partial = self._folder / f"{_RECORD}.{os.getpid()}"
+        partial.write_text(json.dumps(record))
+        partial.replace(self._folder / _RECORD)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that sends it. Raises ``OSError`` once the job is over."""
+        with open(self._folder / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def remove(self) -> None:
+        """Keep it no longer."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Plan(NamedTuple):
@@ -63,14 +159,24 @@ class Sent:
     attempts before.
     """
 
-    def __init__(self, info: JobInfo, taken: Taken, again: Callable[[int, int], Taken] | None) -> None:
+    def __init__(
+        self,
+        info: JobInfo,
+        taken: Taken,
+        again: Callable[[int, int], Taken] | None,
+        kept: Kept | None = None,
+    ) -> None:
         self.info = info
         self.taken = taken
         self.attempt = 1
         self.past: tuple[Event, ...] = ()
         self.cancelled = False
         self._again = again
+        self._kept = kept
         self._times = 1
+        if kept is not None:
+            with suppress(OSError):
+                self._take_up(kept.record)
         self._problem = ""
         self._end: tuple[Event, ...] = ()
         self._sending: asyncio.Future[None] | None = None
@@ -82,7 +188,8 @@ class Sent:
 
     def view(self, key: str) -> View:
         """Return the view of its newest attempt, which goes by that key."""
-        return View(self.taken.lab, key, self.taken.round, self.taken.since.mark)
+        lab, round_, since, unseen = self.taken
+        return View(lab, key, round_, since.mark, unseen=unseen)
 
     def plan(self, facts: Sequence[Event]) -> Plan | None:
         """Return what follows an attempt of which these are the facts; None where nothing does."""
@@ -123,20 +230,52 @@ class Sent:
                 await asyncio.sleep(_LOOK_S)
             if self._again is None or self.cancelled:  # or somebody else heard that it is over
                 return
-            taken = await asyncio.to_thread(self._again, self._times + 1, plan.attempt)
-            self._times += 1
             began = [AttemptBegan(time.time(), plan.attempt)] if plan.attempt > self.attempt else []
             # Of one that never began there is nothing to be told.
-            self.past = (*self.past, *unclosed(facts), *began) if began else self.past
-            self.attempt, self.taken, self._end = plan.attempt, taken, ()
+            past = (*self.past, *unclosed(facts), *began) if began else self.past
+            taken = await asyncio.to_thread(self._sent_again, self._again, plan.attempt, past, lab)
+            self.taken, self._end = taken, ()
         except NBTorchJobError as exc:
             self._problem = str(exc)
         finally:
             self._sending = None
 
+    def _sent_again(
+        self,
+        again: Callable[[int, int], Taken],
+        attempt: int,
+        past: tuple[Event, ...],
+        lab: Callable[[], JobState],
+    ) -> Taken:
+        """Send it, unless another process has; return how it was taken."""
+        if self._kept is None:
+            taken = again(self._times + 1, attempt)
+            self._times, self.attempt, self.past = self._times + 1, attempt, past
+            return taken
+        try:
+            with self._kept.locked():
+                record = self._kept.record
+                if record["times"] > self._times:
+                    self._take_up(record)
+                    return Taken(lab(), record["round"], Since(None, None))
+                taken = again(self._times + 1, attempt)
+                self._times, self.attempt, self.past = self._times + 1, attempt, past
+                facts = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
+                changed = {"times": self._times, "round": taken.round, "attempt": attempt, "past": facts}
+                self._kept.note({**record, **changed})
+                return taken
+        except OSError as exc:
+            raise NBTorchJobError(f"what was sent isn't kept any more ({exc.strerror})") from exc
+
+    def _take_up(self, record: Mapping[str, Any]) -> None:
+        self._times, self.attempt = record["times"], record["attempt"]
+        self.past = tuple(map(from_json, record["past"]))
+
     def over(self) -> None:
         """Keep its payload no longer."""
         self._again = None
+        if self._kept is not None:
+            self._kept.remove()
 
     def end(self, now: float) -> tuple[Event, ...]:
         """Return what is told of a job that was to be sent again, and wasn't: to all the same."""

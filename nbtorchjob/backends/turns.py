@@ -19,10 +19,10 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtorchjob.backends.base import Backend, NodeAnswer, Stores, Talks, able
-from nbtorchjob.backends.resending import Sent, Taken, numbered, unclosed
+from nbtorchjob.backends.resending import Kept, Sent, Since, Taken, numbered, unclosed
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, apply, turns
@@ -156,18 +156,6 @@ _ASKED_S = 10.0
 _MOST_EARLY = 1000  # characters
 
 
-class Since(NamedTuple):
-    """A moment of a lab, for what is sent to it then: a mark in its facts, or somebody who listens."""
-
-    mark: int | None
-    listener: Listener | None
-
-    def forget(self) -> None:
-        """Hear no more of the lab, unless somebody has begun to."""
-        if self.listener is not None and self.listener.take():
-            self.listener.close()
-
-
 class TurnBackend(Backend):
     """The turns of the labs of another backend. See ``backends/base.py`` for what each verb promises."""
 
@@ -194,12 +182,18 @@ class TurnBackend(Backend):
             return Since(None, self._feed(info).listen())
         return Since(self.inner.mark(info.address), None)
 
-    def sent(self, info: JobInfo, taken: Taken, again: Callable[[int, int], Taken] | None = None) -> None:
+    def sent(
+        self,
+        info: JobInfo,
+        taken: Taken,
+        again: Callable[[int, int], Taken] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         """Remember a turn that was sent from here: who follows it need read nothing of what came before.
 
-        ``again`` sends a job of a pool once more (``resending.Sent``).
+        ``again`` sends a job of a pool once more (``resending.Sent``), of which all is ``kept``.
         """
-        self._sent[info.address] = Sent(info, taken, again)
+        self._sent[info.address] = Sent(info, taken, again, kept)
         through = [name for name, sent in self._sent.items() if not sent.may_go_on]
         for name in through[:-_MOST_SENT]:
             self._sent.pop(name).taken.since.forget()
@@ -216,6 +210,10 @@ class TurnBackend(Backend):
             return []
         chunks = [chunk for written in self.chunks(name, turn.taken.ranks) for chunk in written]
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
+
+    def is_sent(self, address: str) -> bool:
+        """Whether a turn is one that was sent, or taken up, by this process."""
+        return address in self._sent
 
     def _view(self, name: str) -> View:
         known = self._sent.get(name)

@@ -379,16 +379,26 @@ class View:
     """A turn's facts, picked from its lab's: those of a job that has ended once the turn is over.
 
     ``lab`` is what is known of the lab already, and ``key`` says which turn; its ``round`` is found by that
-    where it isn't known. Of what came before the turn was taken nothing need be told again.
+    where it isn't known. Of what came before the turn was taken nothing need be told again. Of one that is
+    ``unseen`` nobody has followed what it did before its lab's ranks began anew.
     """
 
-    def __init__(self, lab: JobState, key: str, round: int | None = None, mark: int | None = None) -> None:
+    def __init__(
+        self,
+        lab: JobState,
+        key: str,
+        round: int | None = None,
+        mark: int | None = None,
+        *,
+        unseen: bool = False,
+    ) -> None:
         self.lab = lab
         self.over = False
         self.last: tuple[ev.Event, ...] = ()  # the turn's end, once it is over: behind all that was written
         self.mark = mark  # where its lab's facts ended before it was sent, in its backend's terms
         self._key = key
         self._round = round
+        self._unseen = unseen
         self._taken: ev.TurnTaken | None = None
         self._started: set[int] = set()
         self._through: dict[int, ev.TurnEnded] = {}  # by node
@@ -560,7 +570,9 @@ class View:
             node = self._node(index)
             if index in self._elsewhere or node.life.over or node.round > taken.base:
                 # Of its beginning nobody may have heard; one that others left no room hasn't begun.
-                waited = not self._started and _waits(self.lab, taken.round)
+                back = _placed(self.lab, taken.round)
+                known = not self._unseen or (back is not None and not back.nodes)
+                waited = known and not self._started and _waits(self.lab, taken.round)
                 ours = POOL_GONE_BEFORE if waited else POOL_GONE
                 gone = ours if self.lab.info.is_pool else GONE
                 self._end(self._when(), well=False, reason=ANEW, text=gone)

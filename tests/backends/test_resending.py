@@ -10,8 +10,8 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec, Retry
 from nbtorchjob.backends import turns as backends_turns
-from nbtorchjob.backends.resending import Plan, Sent, Taken
-from nbtorchjob.backends.turns import Since, TurnBackend
+from nbtorchjob.backends.resending import Plan, Sent, Since, Taken
+from nbtorchjob.backends.turns import TurnBackend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.facts.errors import Error

@@ -399,6 +399,13 @@ def test_of_jobs_that_a_pool_lost_those_had_not_begun_for_which_there_was_no_roo
     back = [*SIDE_BY_SIDE, *alone(5, 4.0, 0)[2:], *alone(6, 4.0, 1)[2:], placed(7, 4.5), *base(9, 5.0)]
     assert seen(back, "c", info=POOL).verdict.text == turns.POOL_GONE_BEFORE
 
+    def unseen(events):
+        view = View(known(*SIDE_BY_SIDE, info=POOL), "c", 7, unseen=True)
+        return [*view.begin()], [fact for event in events for fact in view.take(event)], view.last
+
+    assert turns.POOL_GONE in str(unseen(base(9, 5.0)))  # it may have begun as nobody looked
+    assert turns.POOL_GONE_BEFORE in str(unseen([placed(7, 4.5), *base(9, 5.0)]))
+
     unheard = [event for event in lost if event != placed(6, 3.4, 1) and getattr(event, "round", 0) != 6]
     room = [*unheard[:-2], accepted(6, 3.3, "b", 1), *unheard[-2:]]
     assert seen(room, "b", info=POOL).verdict.text == turns.POOL_GONE  # it may have begun beside the first

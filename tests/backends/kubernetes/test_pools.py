@@ -4,12 +4,15 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nbtorchjob import api, capture, submission
+from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.errors import (
     JobCancelledError,
@@ -471,15 +474,20 @@ def test_a_pool_has_files_data_and_checkpoints_and_a_job_files_of_its_own(place,
         stocked.job.delete()
 
 
+LOST = """
+import time
+from nbtorchjob import attempt
+print('on', flush=True)
+if attempt() == 1: time.sleep(600)
+attempt()
+"""
 PARENT = "import os\nint(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
 
 
 def test_a_job_that_waits_outlives_the_ranks_of_its_pool_and_one_that_runs_has_budgets(pool):
-    lost = "import time\nfrom nbtorchjob import attempt\nprint('on', flush=True)\n"
-    lost += "if attempt() == 1: time.sleep(600)\nattempt()"
     for retry in (None, Retry(retries=1, backoff=0)):
         template = run(PARENT).result(LIMIT)
-        ran, waits = run(lost, retry=retry), run("2")
+        ran, waits = run(LOST, retry=retry), run("2")
         seen(ran, lambda state: 0 in state.logs)
         os.kill(template, signal.SIGKILL)
 
@@ -490,6 +498,42 @@ def test_a_job_that_waits_outlives_the_ranks_of_its_pool_and_one_that_runs_has_b
             assert ran.result(LIMIT) == 2
             assert [attempt.number for attempt in ran.state.attempts] == [1, 2]
         assert [job.name for job in (api.attach(ran.name), api.attach(waits.name))] == [ran.name, waits.name]
+
+
+KERNEL = """
+import sys
+from nbtorchjob import Retry, capture, submission
+from nbtorchjob.spec.jobspec import JobSpec
+for cell, retries in ((sys.argv[1], 1), ("2", 0)):
+    retry = Retry(retries=retries, backoff=0) if retries else None
+    job = submission.submit(capture.from_cell(cell, {}), JobSpec(pool="warm", retry=retry))
+    print(job.name, flush=True)
+job.wait()
+"""
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
+    template = run(PARENT).result(LIMIT)
+    command = [sys.executable, "-c", KERNEL, LOST]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        ran, waits = (kernel.stdout.readline().strip() for _ in range(2))
+        seen(api.attach(ran), lambda state: 0 in state.logs)
+        kernel.kill()
+    find.forget()
+    turns_of(pool.info)._sent.clear()
+    if not follows:
+        os.kill(template, signal.SIGKILL)
+        seen(pool.job, lambda state: state.turns and state.turns[-1].base < state.round)
+    jobs = [api.attach(name) for name in (ran, waits)]
+    if follows:
+        seen(jobs[1], lambda state: state.waits)
+        os.kill(template, signal.SIGKILL)
+
+    assert [job.result(LIMIT) for job in jobs] == [2, 2]
+    assert [attempt.number for attempt in jobs[0].state.attempts] == [1, 2]
+    assert not [*(folders.state_dir() / "pools").glob("*/*")]  # what both have sent is kept no longer
 
 
 TRIES = """
