@@ -203,7 +203,11 @@ class Lab:
             if name not in namespace:
                 raise SpecError("push", name, "a variable of the notebook")
         state = self._ready(say)
-        self._check_ranks(state, ranks)
+        there = turns.ranks(state)
+        for rank in ranks:
+            if rank not in there:
+                many = f"0 to {max(there)}" if len(there) > 1 else "0"
+                raise SpecError("rank", rank, f"{many}: {self.name} has {words.count(len(there), 'rank')}")
         notes = [*attempts.began_anew(state)]
         wanted = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
@@ -265,7 +269,14 @@ class Lab:
 
     def _differences(self, call: Call, there: Environment) -> list[str]:
         mine = here.environment()
-        if missing := _unmet(call.text, there):
+        # What a cell's own script block asks for, and isn't there
+        if "# ///" not in call.text:
+            unmet = []
+        else:
+            from nbtorchjob.capture import packages  # late: hardly any cell has such a block
+
+            unmet = compare.unmet(packages.of_cell(call.text), there)
+        if missing := unmet:
             asks = shlex.join(word for line in missing for word in ("--package", line))
             raise LackingError(f"{self.name} lacks requirements of the cell's script block: {_ANEW} {asks}")
         if mine.distributions == there.distributions:
@@ -544,7 +555,18 @@ class Lab:
         while True:
             state = self.state
             if not state.suspended or time.monotonic() > began + _RESUMED_S:
-                self._check(state)
+                here = capture.PYTHON
+                if state.phase.terminal:
+                    raise self._ended(state)
+                if not PLACES[self.info.backend].remote and self.info.python not in ("", here):
+                    raise SubmitError(
+                        f"{self.name} runs Python {self.info.python}, but this is Python {here}"
+                    )
+                if state.suspended:
+                    raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
+                if state.lab_ends is not None and state.lab_ends.time > _began(state):
+                    why = attempts.WHY.get(state.lab_ends.why, "")
+                    raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
             if turns.lead(state) is not None:
                 return state
             if not said and time.monotonic() > began + _QUIET_S:
@@ -553,25 +575,6 @@ class Lab:
                 doing = "is restarting" if anew else f"is {state.phase.word}"
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
-
-    def _check(self, state: JobState) -> None:
-        here = capture.PYTHON
-        if state.phase.terminal:
-            raise self._ended(state)
-        if not PLACES[self.info.backend].remote and self.info.python not in ("", here):
-            raise SubmitError(f"{self.name} runs Python {self.info.python}, but this is Python {here}")
-        if state.suspended:
-            raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
-        if state.lab_ends is not None and state.lab_ends.time > _began(state):
-            why = attempts.WHY.get(state.lab_ends.why, "")
-            raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
-
-    def _check_ranks(self, state: JobState, ranks: Sequence[int]) -> None:
-        there = turns.ranks(state)
-        for rank in ranks:
-            if rank not in there:
-                many = f"0 to {max(there)}" if len(there) > 1 else "0"
-                raise SpecError("rank", rank, f"{many}: {self.name} has {words.count(len(there), 'rank')}")
 
     def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S
@@ -626,15 +629,6 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise SpecError("rank", number, "the number of a rank")
     return tuple(sorted(set(numbers)))
-
-
-def _unmet(text: str, there: Environment) -> list[str]:
-    """Return what a cell's own script block asks for, and isn't there."""
-    if "# ///" not in text:
-        return []
-    from nbtorchjob.capture import packages  # late: hardly any cell has such a block
-
-    return compare.unmet(packages.of_cell(text), there)
 
 
 def _elsewhere(exc: AskError) -> bool:

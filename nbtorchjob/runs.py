@@ -147,7 +147,13 @@ class Runs(Sequence[Job[T]]):
             began = time.monotonic()
             states = self._followed(states) if follows else self.states()
             self._stop_early(states)
-            self._start_next(states)
+            # Start runs that wait for their turn on a cluster, as far as their group is to have them at a
+            # time
+            left = {state.info.address: runs.waits(state) for state in states if self._at_once}
+            left |= {address: False for address in self._begun if left.get(address)}
+            for address in runs.due(left, self._at_once or 0):
+                able(self._backend, Suspends, "begin", address).begin(address)
+                self._begun.add(address)
             yield states
             if all(state.phase.terminal for state in states):
                 return
@@ -174,17 +180,6 @@ class Runs(Sequence[Job[T]]):
                     )
             states.append(self._ended.get(job.info.address) or state)
         return states
-
-    def _start_next(self, states: list[JobState]) -> None:
-        """Start runs that wait for their turn on a cluster, as far as their group is to have them at a time.
-
-        Where two do so at once, they mean the same runs, and to start one twice changes nothing.
-        """
-        left = {state.info.address: runs.waits(state) for state in states if self._at_once}
-        left |= {address: False for address in self._begun if left.get(address)}
-        for address in runs.due(left, self._at_once or 0):
-            able(self._backend, Suspends, "begin", address).begin(address)
-            self._begun.add(address)
 
     def _stop_early(self, states: Sequence[JobState]) -> None:
         """End the runs that have reported what ends them; whoever else does so, too, does no harm."""

@@ -31,7 +31,7 @@ from nbtorchjob.payload import identity
 from nbtorchjob.spec import grid, profiles
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
+from nbtorchjob.state import US, JobInfo, Origin, turns
 from nbtorchjob.state.events import CheckoutTold
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -115,7 +115,24 @@ def prepare(call: Call, plan: Plan) -> Submission:
     one of the images, or isn't to.
     """
     call = _with_files(call, plan)
-    differences = _differences(call, plan)
+    # Note what the images lack, or have in other versions, as far as that is known
+    from nbtorchjob.environment import compare
+
+    spec, differences = plan.spec, []
+    for contents in known_images(plan.backend, spec):
+        comparison = _compared(call.needs, contents, spec, call.text)
+        refusal = comparison.refusal(
+            f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
+        )
+        if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
+            refusal = f"the image {contents.image} {why}"
+        if refusal:
+            ago = words.about(max(0.0, time.time() - contents.time))
+            again = hint("doctor", "--probe")
+            raise LackingError(f"{refusal} (inspected {ago} ago: {again} inspects it again)")
+        differences += [f"{comparison.image} {comparison.line}"] if comparison.line else []
+        if spec.cluster.gpu and comparison.cuda:
+            differences.append(f"{comparison.image} {comparison.cuda}")
     known = [contents.environment.minor for contents in known_images(plan.backend, plan.spec)]
     # Where each image has this Python its bytecode is enough.
     same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
@@ -155,6 +172,18 @@ def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
     raise AssertionError("unreachable")
 
 
+def _record_checkout(chosen: Backend, sent: JobInfo) -> None:
+    """Record the git state of the notebook's folder, in the background."""
+    from nbtorchjob.environment import git
+
+    folder = Path(sent.notebook).parent if os.path.isabs(sent.notebook) else working()
+
+    def note(checkout: git.Checkout) -> None:
+        chosen.note(sent, CheckoutTold(time.time(), **vars(checkout)))
+
+    git.looker.look(folder, note)
+
+
 def submit(call: Call, spec: JobSpec, origin: Origin | None = None) -> Job[Any]:
     """Check, prepare and send a captured call, with nobody to read the notes."""
     return send(prepare(call, check(spec)), origin)
@@ -168,20 +197,16 @@ def keep(sub: Submission, origin: Origin | None = None) -> Lab:
     chosen, name = sub.plan.backend, sub.plan.spec.name
     if name is not None:
         with contextlib.suppress(JobNotFoundError):
-            _refuse_if_running(newest_run(chosen, name), name)
+            state = newest_run(chosen, name)
+            if not state.phase.terminal:
+                if state.info.is_pool:
+                    what, more = "a pool", f"--pool {name} runs a job there, {hint('end', name)} ends it"
+                elif state.info.lab is not None:
+                    what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
+                else:
+                    what, more = "a job", f"choose another name, or {hint('cancel', name)}"
+                raise NameTakenError(f"there is {what} named {name}, which is {state.phase.word}: {more}")
     return Lab(chosen, send(sub, origin).info)
-
-
-def _refuse_if_running(state: JobState, name: str) -> None:
-    if state.phase.terminal:
-        return
-    if state.info.is_pool:
-        what, more = "a pool", f"--pool {name} runs a job there, {hint('end', name)} ends it"
-    elif state.info.lab is not None:
-        what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
-    else:
-        what, more = "a job", f"choose another name, or {hint('cancel', name)}"
-    raise NameTakenError(f"there is {what} named {name}, which is {state.phase.word}: {more}")
 
 
 def send_runs(
@@ -356,7 +381,18 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += ["# ships:"] if call.ships or call.files else []
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
-    lines += _needs(call, plan)
+    # The table of what a call needs; for a job on this machine there is nothing to compare
+    needs_lines = []
+    for comparison in images_of(plan.spec, call.needs, call.text):
+        unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
+        if comparison.rows:
+            needs_lines.append(f"# needs{unknown if comparison.there is None else ':'}")
+        needs_lines += [f"#   {row}" for row in comparison.lines()]
+        refusal = comparison.refusal(
+            comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
+        )
+        needs_lines += [f"# would be refused: {refusal}"] if refusal else []
+    lines += needs_lines
     lines += ["# installs:"] if call.wanted else []
     lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
@@ -364,21 +400,6 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += ["# differs on ranks:"] if notes else []
     lines += [f"#   {note}" for note in notes]
     return "\n".join(lines)
-
-
-def _needs(call: Call, plan: Plan) -> list[str]:
-    """Return the table of what a call needs; for a job on this machine there is nothing to compare."""
-    lines = []
-    for comparison in images_of(plan.spec, call.needs, call.text):
-        unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
-        if comparison.rows:
-            lines.append(f"# needs{unknown if comparison.there is None else ':'}")
-        lines += [f"#   {row}" for row in comparison.lines()]
-        refusal = comparison.refusal(
-            comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
-        )
-        lines += [f"# would be refused: {refusal}"] if refusal else []
-    return lines
 
 
 def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comparison]:
@@ -403,31 +424,6 @@ def _compared(needs: Sequence[Need], contents: Contents | None, spec: JobSpec, t
     if contents is None or len(spec.images) == 1:
         return comparison
     return dataclasses.replace(comparison, image=f"the image {contents.image}")
-
-
-def _differences(call: Call, plan: Plan) -> list[str]:
-    """Note what the images lack, or have in other versions, as far as that is known.
-
-    Raises ``LackingError`` where the call can't run there, or isn't to.
-    """
-    from nbtorchjob.environment import compare
-
-    spec, notes = plan.spec, []
-    for contents in known_images(plan.backend, spec):
-        comparison = _compared(call.needs, contents, spec, call.text)
-        refusal = comparison.refusal(
-            f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
-        )
-        if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
-            refusal = f"the image {contents.image} {why}"
-        if refusal:
-            ago = words.about(max(0.0, time.time() - contents.time))
-            again = hint("doctor", "--probe")
-            raise LackingError(f"{refusal} (inspected {ago} ago: {again} inspects it again)")
-        notes += [f"{comparison.image} {comparison.line}"] if comparison.line else []
-        if spec.cluster.gpu and comparison.cuda:
-            notes.append(f"{comparison.image} {comparison.cuda}")
-    return notes
 
 
 def _with_files(call: Call, plan: Plan) -> Call:
@@ -461,15 +457,3 @@ def _provided(call: Call, spec: JobSpec) -> Call:
     from nbtorchjob.capture import packages
 
     return packages.provided(call, spec)
-
-
-def _record_checkout(chosen: Backend, info: JobInfo) -> None:
-    """Record the git state of the notebook's folder, in the background."""
-    from nbtorchjob.environment import git
-
-    folder = Path(info.notebook).parent if os.path.isabs(info.notebook) else working()
-
-    def note(checkout: git.Checkout) -> None:
-        chosen.note(info, CheckoutTold(time.time(), **vars(checkout)))
-
-    git.looker.look(folder, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from typing import Any, SupportsIndex, overload
@@ -26,7 +26,24 @@ class Jobs(list[JobState]):
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each job: its name, phase, size, times and where it ran."""
         now = time.time()
-        return [_row(state, now) for state in self]
+        rows = []
+        for state in self:
+            info = state.info
+            row = {
+                "name": info.name,
+                "phase": state.phase.value,
+                "what": info.what,
+                "created": datetime.fromtimestamp(info.created, timezone.utc),
+                "seconds": state.elapsed(now),
+                "nodes": info.nodes[1],
+                "ranks": info.nodes[1] * info.nproc_per_node,
+                "attempts": len(state.attempts),
+                "where": facts.where(info),
+                "group": info.group,
+                "id": info.id,
+            }
+            rows.append(row)
+        return rows
 
     def frame(self) -> Any:
         """Return :meth:`rows` as a pandas or polars ``DataFrame``.
@@ -49,7 +66,11 @@ class Jobs(list[JobState]):
         return safe(jobs_text(self._records()))
 
     def __repr__(self) -> str:
-        return f"<Jobs {', '.join(self._counted()) or 'none'}>"
+        counted: list[str] = []
+        for phase in Phase:
+            if count := sum(state.phase is phase for state in self):
+                counted.append(f"{count:,} {_DONE.get(phase, phase.word)}")
+        return f"<Jobs {', '.join(counted) or 'none'}>"
 
     def _repr_html_(self) -> str:
         from nbtorchjob.ui.record import jobs_html  # late, as above
@@ -64,28 +85,6 @@ class Jobs(list[JobState]):
 
         now = time.time()
         return [record(state, now) for state in self]
-
-    def _counted(self) -> Iterator[str]:
-        for phase in Phase:
-            if count := sum(state.phase is phase for state in self):
-                yield f"{count:,} {_DONE.get(phase, phase.word)}"
-
-
-def _row(state: JobState, now: float) -> dict[str, Any]:
-    info = state.info
-    return {
-        "name": info.name,
-        "phase": state.phase.value,
-        "what": info.what,
-        "created": datetime.fromtimestamp(info.created, timezone.utc),
-        "seconds": state.elapsed(now),
-        "nodes": info.nodes[1],
-        "ranks": info.nodes[1] * info.nproc_per_node,
-        "attempts": len(state.attempts),
-        "where": facts.where(info),
-        "group": info.group,
-        "id": info.id,
-    }
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zlib import crc32
 
 from nbtorchjob.backends.base import Backend, Stores, able
@@ -324,17 +324,13 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
             raise zipfile.BadZipFile("it holds more than any node sends")
         for entry in entries:
-            if not _is_plain(entry):
+            # Whether an entry is a file as nodes send them, with a name that leads to below its folder
+            name = entry.filename
+            safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
+            stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+            if not (safe and stored and not entry.flag_bits & 1):
                 raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
             yield Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
-
-
-def _is_plain(entry: zipfile.ZipInfo) -> bool:
-    """Whether an entry is a file as nodes send them, with a name that leads to below its folder."""
-    name = entry.filename
-    safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
-    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-    return safe and stored and not entry.flag_bits & 1
 
 
 @contextmanager
@@ -342,19 +338,15 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a node's archive. Raises ``ResultError`` for what isn't one."""
     try:
         with open(path, "rb", opener=plain) as raw:
-            _check_end(raw)
+            # Raise where an archive's directory is longer than any that a node writes: it is read into memory
+            raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
+            bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
+            if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:
+                raise zipfile.BadZipFile("it is cut short, or longer than any")
             with zipfile.ZipFile(raw) as file:
                 yield file
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as exc:
         raise ResultError(f"the artifacts in {path} can't be read: {exc}") from exc
-
-
-def _check_end(raw: BinaryIO) -> None:
-    """Raise where an archive's directory is longer than any that a node writes: it is read into memory."""
-    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
-    bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
-    if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:
-        raise zipfile.BadZipFile("it is cut short, or longer than any")
 
 
 def _is_at(path: Path, artifact: Stored) -> bool:

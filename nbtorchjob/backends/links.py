@@ -87,7 +87,15 @@ class Sync:
         self.trouble = ""
         state = self._backend.known(self._state.info.address)
         if state.phase.terminal:
-            self._complete()
+            # Write what nodes have sent at their end
+            complete_state = self._backend.snapshot(self._state.info.address)
+            below = self._path.partition("/")[2]
+            if complete_state.artifacts and self._path.partition("/")[0] in ("", ARTIFACTS):
+                inside = self._folder / ARTIFACTS if not self._path else self._folder
+                try:
+                    self.copied += downloads.refresh(self._backend, complete_state, inside, below)
+                except NBTorchJobError as exc:
+                    self.trouble = str(exc)
             return False
         for node in sorted(index for index, node in state.nodes.items() if node.life.running):
             try:
@@ -136,7 +144,13 @@ class Sync:
         have = target.stat().st_size if target.exists() else 0
         # A file of the same size was written anew; perhaps its end was not.
         span = have if have == file.size or have <= _WHOLE_BYTES else _TAIL_BYTES
-        digest = _digest_of_end(target, span)
+        # The digest of a file's last bytes, so many, to be continued
+        digest = hashlib.sha256()
+        if span:
+            with open(target, "rb") as digest_of_end_file:
+                digest_of_end_file.seek(-span, os.SEEK_END)
+                while piece := digest_of_end_file.read(_PIECE_BYTES):
+                    digest.update(piece)
         parts = reader.read(file.path, have, span, digest.hexdigest())
         continues = next(parts) == have > 0
         partial = target.with_name(f".{target.name}{PARTIAL}")
@@ -153,29 +167,6 @@ class Sync:
                 raise AskError(f"{file.path} was damaged on its way: its digest isn't the node's")
         if not continues:
             os.replace(partial, target)
-
-    def _complete(self) -> None:
-        """Write what nodes have sent at their end."""
-        state = self._backend.snapshot(self._state.info.address)
-        below = self._path.partition("/")[2]
-        if not state.artifacts or self._path.partition("/")[0] not in ("", ARTIFACTS):
-            return
-        inside = self._folder / ARTIFACTS if not self._path else self._folder
-        try:
-            self.copied += downloads.refresh(self._backend, state, inside, below)
-        except NBTorchJobError as exc:
-            self.trouble = str(exc)
-
-
-def _digest_of_end(path: Path, span: int) -> hashlib._Hash:
-    """Return the digest of a file's last bytes, so many, to be continued."""
-    digest = hashlib.sha256()
-    if span:
-        with open(path, "rb") as file:
-            file.seek(-span, os.SEEK_END)
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-    return digest
 
 
 LOOPBACK = "127.0.0.1"
@@ -283,7 +274,22 @@ class Forward:
                     else:
                         with suppress(BlockingIOError):
                             self._woken.recv(1 << 12)
-                self._hear()
+                while not self._heard.empty():
+                    talk, message = self._heard.get()
+                    if talk is not self._talk:
+                        continue
+                    if message is None:
+                        self._break_off()
+                    elif isinstance(message, dict) and isinstance(number := message.get("opened"), int):
+                        if peer := self._peers.pop(number, None):
+                            self._channels.add(number, peer)
+                    elif isinstance(message, dict) and isinstance(number := message.get("failed"), int):
+                        why = line(str(message.get("why")), 200)
+                        self.trouble = f"nothing answers at port {self.port} of rank {self.rank}: {why}"
+                        if peer := self._peers.pop(number, None):
+                            peer.close()
+                    else:
+                        self._channels.hear(message)
         finally:
             self._closed.set()
             self._break_off()
@@ -308,24 +314,6 @@ class Forward:
         number = next(self._numbers)
         self._peers[number] = peer
         self._say({"open": number, "port": self.port})
-
-    def _hear(self) -> None:
-        while not self._heard.empty():
-            talk, message = self._heard.get()
-            if talk is not self._talk:
-                continue
-            if message is None:
-                self._break_off()
-            elif isinstance(message, dict) and isinstance(number := message.get("opened"), int):
-                if peer := self._peers.pop(number, None):
-                    self._channels.add(number, peer)
-            elif isinstance(message, dict) and isinstance(number := message.get("failed"), int):
-                why = line(str(message.get("why")), 200)
-                self.trouble = f"nothing answers at port {self.port} of rank {self.rank}: {why}"
-                if peer := self._peers.pop(number, None):
-                    peer.close()
-            else:
-                self._channels.hear(message)
 
     def _say(self, message: Message) -> None:
         if self._talk is not None:

@@ -52,7 +52,25 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(True, f"{what}, fetched once a node into {place}")
             total = None if look.size is None or total is None else total + look.size
     if total:
-        yield from _room(spec, cache, total)
+        if not spec.remote:
+            there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
+            free = shutil.disk_usage(there).free
+            text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
+            yield Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
+            return
+        limit = spec.cluster.limit.get(_DISK)
+        if cache:
+            yield Finding(
+                True, f"{words.size(total)} would be fetched into {cache}: the node looks for room first"
+            )
+        elif limit is None:
+            yield Finding(
+                True, f"{words.size(total)} would be fetched to each pod's own disk, which has no set limit"
+            )
+        else:
+            fits = total <= amount(limit)
+            text = f"{words.size(total)} would be fetched to each pod's own disk, limited to {limit}"
+            yield Finding(fits, text, "" if fits else f"raise --limit {_DISK}=…, or name a --data-cache")
 
 
 def _folder(name: str, text: str, spec: JobSpec) -> Finding:
@@ -66,28 +84,6 @@ def _folder(name: str, text: str, spec: JobSpec) -> Finding:
         return Finding(False, str(exc))
     what = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"
     return Finding(True, f"data {name}: {what}, sent once to {spec.cluster.storage}, by digest")
-
-
-def _room(spec: JobSpec, cache: str, total: int) -> Iterator[Finding]:
-    if not spec.remote:
-        there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
-        free = shutil.disk_usage(there).free
-        text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
-        yield Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
-        return
-    limit = spec.cluster.limit.get(_DISK)
-    if cache:
-        yield Finding(
-            True, f"{words.size(total)} would be fetched into {cache}: the node looks for room first"
-        )
-    elif limit is None:
-        yield Finding(
-            True, f"{words.size(total)} would be fetched to each pod's own disk, which has no set limit"
-        )
-    else:
-        fits = total <= amount(limit)
-        text = f"{words.size(total)} would be fetched to each pod's own disk, limited to {limit}"
-        yield Finding(fits, text, "" if fits else f"raise --limit {_DISK}=…, or name a --data-cache")
 
 
 _PATIENCE_S = 600.0  # an image may have to be pulled

@@ -79,7 +79,12 @@ class Telling:
         lines, self._unsorted = self._unsorted, []
         for line in lines:
             if line.startswith(USED):
-                self._use(line)
+                use_match = _node(line)
+                if use_match and int(use_match[1]) < NODES:
+                    node, round_ = use_match.groups()
+                    if node not in self._uses or self._uses[node].round != round_:
+                        self._uses[node] = _Uses(round_)
+                    self._uses[node].add(line)
             else:
                 match = _rank(line)
                 rank = match[1] if match else b""
@@ -87,21 +92,15 @@ class Telling:
                 if rank in kept or len(kept) < _MOST_RANKS:
                     kept.setdefault(rank, deque(maxlen=most)).append(line)
 
-    def _use(self, line: bytes) -> None:
-        match = _node(line)
-        if match and int(match[1]) < NODES:
-            node, round_ = match.groups()
-            if node not in self._uses or self._uses[node].round != round_:
-                self._uses[node] = _Uses(round_)
-            self._uses[node].add(line)
-
     def newest(self, rank: int) -> list[bytes]:
         """Return the newest reports of a rank, but for those whose metrics all came again."""
         lines: list[bytes] = []
         known: set[tuple[str, str]] = set()
         alike: set[tuple[bytes, ...]] = set()
         for line in self._newest_first(b"%d" % rank):
-            names = _named(line)
+            # A report's round, and the names of its metrics as they are written
+            match = _round(line)
+            names = (match[1] if match else b"", *_names(line.partition(_METRICS)[2]))
             if names in alike:
                 continue
             try:
@@ -137,12 +136,6 @@ class Telling:
         self._sort()
         kept = (*self._first.values(), *self._newest.values(), *(uses.lines for uses in self._uses.values()))
         return [line for lines in kept for line in lines]
-
-
-def _named(line: bytes) -> tuple[bytes, ...]:
-    """Return a report's round, and the names of its metrics as they are written."""
-    match = _round(line)
-    return (match[1] if match else b"", *_names(line.partition(_METRICS)[2]))
 
 
 class _Uses:

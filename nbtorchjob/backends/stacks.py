@@ -206,7 +206,13 @@ def _records(
     )
     for trouble in (*(record.get("trouble") for record in answer.records), answer.trouble):
         if trouble:
-            where = _where(sample, state) if str(trouble).startswith(AWAY) else ""
+            if str(trouble).startswith(AWAY):
+                # Where a rank was when it was looked at
+                frames = sample.threads[0].frames if sample.threads else ()
+                frame = users_frame(frames, state.info.sources)
+                where = f": it was in {place(frame, state.info.sources)}" if frame is not None else ""
+            else:
+                where = ""
             raise _refused(rank, f"{trouble}{where}")
     return answer.records
 
@@ -223,13 +229,6 @@ def _sample_of(backend: Backend, state: JobState, rank: int) -> tuple[int, RankS
             return answer.node, sample
         troubles += [f"node {answer.node}: {answer.trouble}"] if answer.trouble else []
     raise _refused(rank, "; ".join(troubles) or "no node has it")
-
-
-def _where(sample: RankSample, state: JobState) -> str:
-    """Return where a rank was when it was looked at."""
-    frames = sample.threads[0].frames if sample.threads else ()
-    frame = users_frame(frames, state.info.sources)
-    return f": it was in {place(frame, state.info.sources)}" if frame is not None else ""
 
 
 def _refused(rank: int, why: str) -> ProfileError:

@@ -168,29 +168,26 @@ def forward(args: ParsedArgs, front: Front) -> None:
                 f"No port of {job.name} is forwarded here; {hint('forward', job.name, 'PORT')} forwards one."
             )
     else:
-        _open(job, port, rank, args.options.get("local-port"), front)
-
-
-def _open(job: Job[Any], port: int, rank: int, local: int | None, front: Front) -> None:
-    opened = job.forward(port, rank, local=local)
-    _forwards[job.info.address, rank, port] = opened
-    front.show(Answer(_line(opened), _data(opened)))
-    if opened.listens is False:
-        front.say(
-            f"Nothing listens at port {port} of rank {rank} yet: until then connections are closed at once."
-        )
-    if front.stays:
-        return
-    front.say("Ctrl-C ends it.")
-    with interrupts.message(f"{opened.url} closed."):
-        trouble = ""
-        while opened.open and not job.done():
-            time.sleep(_LOOK_S)
-            if opened.trouble != trouble:
-                trouble = opened.trouble
-                front.say(trouble)
-    opened.close()
-    front.say(f"{job.name} has ended: {opened.url} closed.")
+        opened = job.forward(port, rank, local=args.options.get("local-port"))
+        _forwards[job.info.address, rank, port] = opened
+        front.show(Answer(_line(opened), _data(opened)))
+        if opened.listens is False:
+            front.say(
+                f"Nothing listens at port {port} of rank {rank} yet: "
+                "until then connections are closed at once."
+            )
+        if front.stays:
+            return
+        front.say("Ctrl-C ends it.")
+        with interrupts.message(f"{opened.url} closed."):
+            trouble = ""
+            while opened.open and not job.done():
+                time.sleep(_LOOK_S)
+                if opened.trouble != trouble:
+                    trouble = opened.trouble
+                    front.say(trouble)
+        opened.close()
+        front.say(f"{job.name} has ended: {opened.url} closed.")
 
 
 def _place(spelled: str) -> tuple[int, int]:

@@ -95,7 +95,26 @@ def pool(args: ParsedArgs, front: Front) -> Any:
 def promote(args: ParsedArgs, front: Front) -> Any:
     """Make one job of the cells that were run on a lab."""
     with interrupts.message(interrupts.NOTHING):
-        name, cells, line = _parted(args.words)
+        # The lab's name, which cells, and the options of the job
+        cells: tuple[int, ...] = ()
+        rest = []
+        words_ = iter(args.words)
+        for word in words_:
+            flag, equals, value = word.partition("=")
+            if flag == CELLS:
+                spelled = value if equals else next(words_, "")
+                try:
+                    cells = words.parse(spelled)
+                except words.SpansError:
+                    raise LineError(
+                        f"{hint('promote')}: --cells expects cells such as 1,3-5, got {spelled!r}"
+                    ) from None
+            else:
+                rest.append(word)
+        alone, options_ = options.apart(rest)
+        if len(alone) != 1:
+            raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
+        name, cells, line = alone[0], cells, shlex.join(options_)
         lab = _lab(front.find, name)
         if lab.info.is_pool:
             raise SpecError("promote", lab.name, "a lab; what ran in a pool was a job already")
@@ -135,29 +154,6 @@ def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
     if set_ := dict.fromkeys(name for swap in made for name in swap.names if "." in name):
         front.say(f"Note: {', '.join(set_)}: set as {turn.name} ran, which no line of it does")
     return code.as_swapped(turn.taken.text, [swap.text for swap in made])
-
-
-def _parted(args: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
-    """Return the lab's name, which cells, and the options of the job."""
-    cells: tuple[int, ...] = ()
-    rest = []
-    words_ = iter(args)
-    for word in words_:
-        flag, equals, value = word.partition("=")
-        if flag == CELLS:
-            spelled = value if equals else next(words_, "")
-            try:
-                cells = words.parse(spelled)
-            except words.SpansError:
-                raise LineError(
-                    f"{hint('promote')}: --cells expects cells such as 1,3-5, got {spelled!r}"
-                ) from None
-        else:
-            rest.append(word)
-    alone, options_ = options.apart(rest)
-    if len(alone) != 1:
-        raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
-    return alone[0], cells, shlex.join(options_)
 
 
 def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -50,7 +50,6 @@ from nbtorchjob.ui.card.sending import Output
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
-    from nbtorchjob.ui.card import view
 
 _MOST_SHOWN = 8
 
@@ -78,7 +77,18 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
     assert many is not None
     with interrupts.message(interrupts.NOTHING):
         if options.dry_run:
-            front.show(Answer(_dry_run_all(request)))
+            # Describe the runs, and what one of them would send
+            from nbtorchjob.capture import arguments  # late, as above
+
+            shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
+            more = len(request.rows) - len(shown)
+            lines = [
+                f"# {words.count(len(request.rows), 'run')} of:",
+                submission.dry_run(request.call, request.spec, runs=True),
+            ]
+            lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
+            dry_run_all = "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
+            front.show(Answer(dry_run_all))
             return None
         sub = submission.prepare(request.call, submission.check(request.spec, runs=True))
         for note in dict.fromkeys((*sub.cautions, *sub.notes)):
@@ -130,20 +140,6 @@ def _watch_runs(runs: Runs[Any], options: CellOptions, front: Front, output: Out
         return front.give_runs(runs, options.out, ended=True)
 
 
-def _dry_run_all(request: RunRequest) -> str:
-    """Describe the runs, and what one of them would send."""
-    from nbtorchjob.capture import arguments  # late, as above
-
-    shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
-    more = len(request.rows) - len(shown)
-    lines = [
-        f"# {words.count(len(request.rows), 'run')} of:",
-        submission.dry_run(request.call, request.spec, runs=True),
-    ]
-    lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
-    return "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
-
-
 _AGO = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -177,11 +173,38 @@ def submit(request: RunRequest, front: Front) -> Any:
         return submit_runs(request, front)
     with interrupts.message(interrupts.NOTHING):
         if request.options.dry_run:
-            front.show(Answer(_dry_run(request)))
+            if request.on is None:
+                dry_run = submission.dry_run(request.call, request.spec)
+            else:
+                lab, call = request.on.lab, request.call
+                there = words.ranks(request.on.ranks or turns.ranks(lab.state))
+                lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
+                try:
+                    lines += [f"# note: {note}" for note in lab.notes(call, request.on.answer)]
+                except LackingError as exc:
+                    lines.append(f"# would be refused: {exc}")
+                lines += ["# ships:"] if call.ships else []
+                lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
+                dry_run = "\n".join(lines)
+            front.show(Answer(dry_run))
             return None
         if request.options.rehearse:
             _rehearse(request, front)
-        job, output = _submitted(request, front) if request.on is None else _sent(request, request.on, front)
+        if request.on is None:
+            job, output = _submitted(request, front)
+        else:
+            # Send the call to a lab, after any notes about it
+            on = request.on
+            _note(on.lab.notes(request.call, on.answer), front)
+            with front.sending(request) as output:
+                job = on.lab.send(
+                    request.call,
+                    on.answer,
+                    request.origin,
+                    ranks=on.ranks,
+                    all_ranks=request.spec.all_ranks,
+                    say=front.say,
+                )
     return _hold(job, request.options, front, output, request.on)
 
 
@@ -256,7 +279,21 @@ def logs(args: ParsedArgs, front: Front) -> None:
     if node is not None:
         job.check_node(node)
     if "zip" in options:
-        _archive(job, options, front)
+        # Write all ranks' logs to a file
+        path, others = Path(options["zip"]), sorted(options.keys() - {"zip", "timestamps"})
+        if others:
+            raise LineError(f"{hint('logs')}: --zip and --{others[0]} are mutually exclusive")
+        pieces = job.archive(times=options.get("timestamps", False))
+        try:
+            with open(path, "xb") as file:
+                try:
+                    file.writelines(pieces)
+                except BaseException:
+                    path.unlink()
+                    raise
+        except OSError as exc:
+            raise LineError(f"{hint('logs')}: {path} can't be written ({exc.strerror})") from exc
+        front.show(Answer(f"{path}: {words.size(path.stat().st_size)}", {"file": str(path)}))
         return
     if follow and tail is not None:
         raise LineError("nbtorchjob logs: --follow and --tail are mutually exclusive")
@@ -268,24 +305,6 @@ def logs(args: ParsedArgs, front: Front) -> None:
     alone = whose in ([], ["--rank"])
     stream = streams[0] if streams else None
     front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, wanted, stream))
-
-
-def _archive(job: Job[Any], options: Mapping[str, Any], front: Front) -> None:
-    """Write all ranks' logs to a file."""
-    path, others = Path(options["zip"]), sorted(options.keys() - {"zip", "timestamps"})
-    if others:
-        raise LineError(f"{hint('logs')}: --zip and --{others[0]} are mutually exclusive")
-    pieces = job.archive(times=options.get("timestamps", False))
-    try:
-        with open(path, "xb") as file:
-            try:
-                file.writelines(pieces)
-            except BaseException:
-                path.unlink()
-                raise
-    except OSError as exc:
-        raise LineError(f"{hint('logs')}: {path} can't be written ({exc.strerror})") from exc
-    front.show(Answer(f"{path}: {words.size(path.stat().st_size)}", {"file": str(path)}))
 
 
 def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
@@ -311,41 +330,11 @@ def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
     return job, output
 
 
-def _sent(request: RunRequest, on: OnLab, front: Front) -> tuple[Job[Any], Output]:
-    """Send the call to a lab, after any notes about it."""
-    _note(on.lab.notes(request.call, on.answer), front)
-    with front.sending(request) as output:
-        job = on.lab.send(
-            request.call,
-            on.answer,
-            request.origin,
-            ranks=on.ranks,
-            all_ranks=request.spec.all_ranks,
-            say=front.say,
-        )
-    return job, output
-
-
 def _note(notes: Iterable[str], front: Front) -> None:
     for note in notes:
         if note not in _said_notes:  # once, as a cell is run repeatedly
             _said_notes.add(note)
             front.say(f"Note: {note}")
-
-
-def _dry_run(request: RunRequest) -> str:
-    if request.on is None:
-        return submission.dry_run(request.call, request.spec)
-    lab, call = request.on.lab, request.call
-    there = words.ranks(request.on.ranks or turns.ranks(lab.state))
-    lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
-    try:
-        lines += [f"# note: {note}" for note in lab.notes(call, request.on.answer)]
-    except LackingError as exc:
-        lines.append(f"# would be refused: {exc}")
-    lines += ["# ships:"] if call.ships else []
-    lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
-    return "\n".join(lines)
 
 
 def _rehearse(request: RunRequest, front: Front) -> None:
@@ -391,26 +380,22 @@ def _hold(
         if options.detach:
             return front.detached(job, options.out)
         with front.reading(job), front.failing(job):
-            value = _wait(job, front.view(job, options, output), front)
+            # Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do
+            drawn = front.view(job, options, output)
+            from nbtorchjob.ui.card import view  # late, as above
+
+            view.watch(job, drawn, say=front.say, asks=front.asks)
+            try:
+                value = _value(job)
+            except NBTorchJobError as exc:
+                drawn.close(job.state)
+                raise view.short(exc, drawn) from None
+            nothing = value is None or (job.state.info.all_ranks and all(item is None for item in value))
+            drawn.close(job.state, view.NO_VALUE if nothing else words.short(value))
             if on is not None:
                 for name in options.pull:
                     front.give(job, on.lab.pull(name, on.ranks), name)
         return front.give(job, value, options.out)
-
-
-def _wait(job: Job[Any], drawn: view.View, front: Front) -> Any:
-    """Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do."""
-    from nbtorchjob.ui.card import view  # late, as above
-
-    view.watch(job, drawn, say=front.say, asks=front.asks)
-    try:
-        value = _value(job)
-    except NBTorchJobError as exc:
-        drawn.close(job.state)
-        raise view.short(exc, drawn) from None
-    nothing = value is None or (job.state.info.all_ranks and all(item is None for item in value))
-    drawn.close(job.state, view.NO_VALUE if nothing else words.short(value))
-    return value
 
 
 def _value(job: Job[Any]) -> Any:

@@ -7,7 +7,7 @@ from these rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends import stacks
@@ -119,24 +119,31 @@ class Verb(FrozenDataclass):
             if declared is None:
                 available = ", ".join(known) or "none"
                 raise LineError(f"{hint(self.name)}: unknown option {word}; available: {available}")
-            value = _value(self.name, declared, word, rest)
+            flag, equals, text = word.partition("=")
+            if declared.takes == "switch":
+                if equals:
+                    raise LineError(f"{hint(self.name)}: {flag} takes no value, got {text!r}")
+                value: str | int | None = True
+            else:
+                value = text if equals else next(rest, "")
+                number = digits(value)
+                if not value or (declared.takes == "int" and number is None):
+                    what = "a whole number" if declared.takes == "int" else declared.metavar
+                    raise LineError(f"{hint(self.name)}: {flag} expects {what}, got {value!r}")
+                value = number if declared.takes == "int" else value
             before = parsed.options.get(declared.key, [])
             parsed.options[declared.key] = [*before, value] if declared.repeated else value
-        self._check_words(parsed.words)
-        return parsed
-
-    def _check_words(self, words: Sequence[str]) -> None:
         fewest, most = _MANY[self.words]
-        if fewest <= len(words) <= most:
-            return
-        command, words_shown = hint(self.name), repr(" ".join(words))
-        if not most:
-            raise LineError(f"{command} takes no arguments, got {words_shown}")
-        if most == 1 and self.takes_name:
-            raise LineError(f"{command} takes one job, got {words_shown}")
-        if not words and self.takes_name:
-            raise LineError(f"{command} expects a job; {hint('list')} lists them")
-        raise LineError(f"{command} expects {self.words}, got {words_shown}")
+        if not (fewest <= len(parsed.words) <= most):
+            command, words_shown = hint(self.name), repr(" ".join(parsed.words))
+            if not most:
+                raise LineError(f"{command} takes no arguments, got {words_shown}")
+            if most == 1 and self.takes_name:
+                raise LineError(f"{command} takes one job, got {words_shown}")
+            if not parsed.words and self.takes_name:
+                raise LineError(f"{command} expects a job; {hint('list')} lists them")
+            raise LineError(f"{command} expects {self.words}, got {words_shown}")
+        return parsed
 
     def do(self, args: ParsedArgs, front: Front) -> Any:
         """Carry out the verb, and have ``front`` show the outcome; return the line's value."""
@@ -622,17 +629,3 @@ def help_of(verb: Verb, more: str = "", *, without: Sequence[str] = ()) -> str:
         own = [f"Options of this command:\n{lines}" for lines in own]
         own = [options.help_text(without=without, more=own)]
     return "\n\n".join([*parts, *own, *([more] if more else [])])
-
-
-def _value(name: str, option: Option, word: str, rest: Iterator[str]) -> Any:
-    flag, equals, text = word.partition("=")
-    if option.takes == "switch":
-        if equals:
-            raise LineError(f"{hint(name)}: {flag} takes no value, got {text!r}")
-        return True
-    value = text if equals else next(rest, "")
-    number = digits(value)
-    if not value or (option.takes == "int" and number is None):
-        what = "a whole number" if option.takes == "int" else option.metavar
-        raise LineError(f"{hint(name)}: {flag} expects {what}, got {value!r}")
-    return number if option.takes == "int" else value

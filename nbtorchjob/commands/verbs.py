@@ -171,7 +171,22 @@ def files(args: ParsedArgs, find: Find) -> Answers:
     """List what a job's ranks have written so far."""
     job, path = find(args.words[0]), "".join(args.words[1:])
     if "sync" in args.options:
-        yield from _synced(job, path, Path(args.options["sync"]))
+        # Keep a folder in step with what ranks write, until the job ends
+        folder = Path(args.options["sync"])
+        sync = job.sync(folder, path)
+        yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
+        try:
+            with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
+                while not sync.wait(_LOOK_S):
+                    pass
+        finally:
+            sync.stop()
+        text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")
+        yield Answer(
+            text,
+            {"folder": str(folder), "copied": sync.copied, "trouble": sync.trouble},
+            good=not sync.trouble,
+        )
         return
     listing, now = job.files(path), time.time()
     for node, why in listing.trouble.items():
@@ -202,22 +217,6 @@ def files(args: ParsedArgs, find: Find) -> Answers:
         else f"; {hint('get', job.name, 'PATH')} copies one"
     )
     yield Answer(f"{words.count(len(rows), 'file')}, {total}{more}", aside=True)
-
-
-def _synced(job: Job[Any], path: str, folder: Path) -> Answers:
-    """Keep a folder in step with what ranks write, until the job ends."""
-    sync = job.sync(folder, path)
-    yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
-    try:
-        with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
-            while not sync.wait(_LOOK_S):
-                pass
-    finally:
-        sync.stop()
-    text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")
-    yield Answer(
-        text, {"folder": str(folder), "copied": sync.copied, "trouble": sync.trouble}, good=not sync.trouble
-    )
 
 
 def get(args: ParsedArgs, find: Find) -> Answers:

@@ -49,7 +49,18 @@ class Comparison(FrozenDataclass):
         A torch of another version isn't among them: the node says that.
         """
         lacks = [f"{row.need.distribution} {row.need.version}" for row in self._of(LACKS)]
-        has = self._platform() + [
+        # The Python and the machine, where they differ
+        if self.there is None:
+            platform = []
+        else:
+            rows = [("Python", self.here.minor, self.there.minor)]
+            rows += [("", self.here.machine, self.there.machine)]
+            platform = [
+                f"{name} {there} (here {here})".strip()
+                for name, here, there in rows
+                if there not in ("", here)
+            ]
+        has = platform + [
             f"{row.need.distribution} {row.there} (here {row.need.version})"
             for row in self._of(DIFFERS)
             if row.need.distribution != "torch"
@@ -58,16 +69,6 @@ class Comparison(FrozenDataclass):
             f"{verb} {needed.listed(names)}" for verb, names in (("lacks", lacks), ("has", has)) if names
         ]
         return " and ".join(parts)
-
-    def _platform(self) -> list[str]:
-        """Return the Python and the machine, where they differ."""
-        if self.there is None:
-            return []
-        rows = [("Python", self.here.minor, self.there.minor)]
-        rows += [("", self.here.machine, self.there.machine)]
-        return [
-            f"{name} {there} (here {here})".strip() for name, here, there in rows if there not in ("", here)
-        ]
 
     def refusal(
         self,

@@ -118,7 +118,16 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
         return ()
     if len(blocks) > 1:
         raise SpecError(where, "# /// script", "there once")
-    table = _table(blocks[0]["content"], where)
+    content = blocks[0]["content"]
+    if sys.version_info >= (3, 11):
+        import tomllib  # late, as hardly any cell has such a block
+    else:
+        import tomli as tomllib
+    lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
+    try:
+        table: Mapping[str, Any] = tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError as exc:
+        raise SpecError(where, "# /// script", f"TOML ({exc})") from None
     if (version := table.get("requires-python")) is not None:
         _check_python(version, where)
     tools = table.get("tool")
@@ -129,19 +138,6 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
     if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
         raise SpecError(f"{where}, dependencies", dependencies, "a list of texts")
     return tuple(_checked(f"{where}, dependencies", dependency) for dependency in dependencies)
-
-
-def _table(content: str, where: str) -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # late, as hardly any cell has such a block
-    else:
-        import tomli as tomllib
-    lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
-    try:
-        table: Mapping[str, Any] = tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError as exc:
-        raise SpecError(where, "# /// script", f"TOML ({exc})") from None
-    return table
 
 
 def _check_python(version: object, where: str) -> None:

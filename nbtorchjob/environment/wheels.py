@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
@@ -96,18 +96,43 @@ def wheel(path: Path) -> Wheel:
     project, sources = path.resolve(), _sources(path)
     built, cached = _built.get(project, ("", None))
     if cached is None or built != sources:
-        cached = _built_of(path)
+        with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
+            try:
+                if find_spec("pip") is not None:
+                    pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+                    command = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(path)]
+                elif uv := shutil.which("uv"):
+                    python = ("--python", sys.executable)
+                    command = [uv, "build", "--wheel", *python, "--out-dir", folder, "--", str(path)]
+                else:
+                    raise SubmitError(
+                        f"--package {path} can't be built: {sys.executable} has neither pip nor uv"
+                    )
+                done = subprocess.run(
+                    command,
+                    env={**_EPOCH, **os.environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    timeout=_BUILD_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise SubmitError(f"--package {path}: it wasn't built within {_BUILD_S:g} s") from None
+            if done.returncode:
+                # The line of a builder's words that says most: the error of the build, or else the last one
+                lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+                errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
+                plain = [line for line in lines if line.lower().startswith("error: ")]
+                why = (errors or plain or lines or ["no reason given"])[-1]
+                raise SubmitError(f"--package {path} can't be built: {why}")
+            made = sorted(Path(folder).glob("*.whl"))
+            if len(made) != 1:
+                raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
+            cached = _read(made[0])
         _built[project] = sources, cached
     return cached
-
-
-def _built_of(project: Path) -> Wheel:
-    with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
-        _build(project, folder)
-        made = sorted(Path(folder).glob("*.whl"))
-        if len(made) != 1:
-            raise SubmitError(f"--package {project}: building it made {len(made)} wheels")
-        return _read(made[0])
 
 
 def _sources(project: Path) -> str:
@@ -189,41 +214,6 @@ def _check_python(path: Path) -> None:
     ):
         ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
         raise SpecError("package", str(path), f"a wheel for {ours} (it is for {', '.join(map(str, made))})")
-
-
-def _build(project: Path, folder: str) -> None:
-    try:
-        done = subprocess.run(
-            _command(project, folder),
-            env={**_EPOCH, **os.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_BUILD_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise SubmitError(f"--package {project}: it wasn't built within {_BUILD_S:g} s") from None
-    if done.returncode:
-        raise SubmitError(f"--package {project} can't be built: {_why(done.stdout)}")
-
-
-def _command(project: Path, folder: str) -> Sequence[str]:
-    if find_spec("pip") is not None:
-        pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
-        return (*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(project))
-    if uv := shutil.which("uv"):
-        return (uv, "build", "--wheel", "--python", sys.executable, "--out-dir", folder, "--", str(project))
-    raise SubmitError(f"--package {project} can't be built: {sys.executable} has neither pip nor uv")
-
-
-def _why(said: str) -> str:
-    """Return the line of a builder's words that says most: the error of the build, or else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
-    plain = [line for line in lines if line.lower().startswith("error: ")]
-    return (errors or plain or lines or ["no reason given"])[-1]
 
 
 _ELF = b"\x7fELF"

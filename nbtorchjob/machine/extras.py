@@ -19,27 +19,25 @@ def needed(extra: str, by: str) -> Iterator[None]:
     try:
         yield
     except ImportError as exc:
-        lacks = sorted(_lacking(extra)) or [exc.name or str(exc)]
+        # What of an extra isn't installed, or in another version than it asks for
+        lacking: list[str] = []
+        from importlib import metadata  # late: only whoever lacks something waits for it
+
+        from packaging.requirements import Requirement
+
+        for text in metadata.requires(_OURS) or ():
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
+                continue
+            asked = f"{requirement.name}{requirement.specifier}"
+            try:
+                version = metadata.version(requirement.name)
+            except metadata.PackageNotFoundError:
+                lacking.append(asked)
+                continue
+            if not requirement.specifier.contains(version, prereleases=True):
+                lacking.append(f"{asked} (here: {version})")
+        lacks = sorted(lacking) or [exc.name or str(exc)]
         text = f"{by} needs {' and '.join(lacks)}: pip install '{_OURS}[{extra}]'"
         raise NotInstalledError(text) from exc
-
-
-def _lacking(extra: str) -> Iterator[str]:
-    """Yield what of an extra isn't installed, or in another version than it asks for."""
-    from importlib import metadata  # late: only whoever lacks something waits for it
-
-    from packaging.requirements import Requirement
-
-    for text in metadata.requires(_OURS) or ():
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
-            continue
-        asked = f"{requirement.name}{requirement.specifier}"
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            yield asked
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            yield f"{asked} (here: {version})"

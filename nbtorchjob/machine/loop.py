@@ -130,7 +130,17 @@ class Changes:
 
     def __init__(self, path: Path) -> None:
         self._written = asyncio.Event()
-        self._fd = _watch(path)
+        # A file that can be read once ``path`` was written to; -1 where there can be none
+        libc = ctypes.CDLL(None)
+        if not hasattr(libc, "inotify_init1"):
+            self._fd = -1
+        else:
+            descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) < 0:
+                os.close(descriptor)
+                self._fd = -1
+            else:
+                self._fd = descriptor
         if self._fd >= 0:
             try:
                 asyncio.get_running_loop().add_reader(self._fd, self._read)
@@ -164,15 +174,3 @@ class Changes:
         with suppress(BlockingIOError):
             os.read(self._fd, 1 << 16)
         self._written.set()
-
-
-def _watch(path: Path) -> int:
-    """Return a file that can be read once ``path`` was written to; -1 where there can be none."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "inotify_init1"):
-        return -1
-    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) < 0:
-        os.close(descriptor)
-        return -1
-    return descriptor

@@ -167,7 +167,11 @@ def bare(source: bytes) -> bytes:
         for token in tokens
         if token.string == "->"
     ]
-    edits = [*_comments(tokens)]
+    edits: list[_Edit] = []
+    for token in tokens:
+        if token.type == tokenize.COMMENT and not _is_license(token.string):
+            line, column = token.start[0], len(token.line[: token.start[1]].encode())
+            edits.append(((line, column), (line, column + len(token.string.encode())), b""))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED):
             edits += _docstring(node)
@@ -197,13 +201,6 @@ def _removed(start: tuple[int, int], node: ast.stmt | ast.expr, instead: bytes =
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     yield start, (node.end_lineno, node.end_col_offset), instead
-
-
-def _comments(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[_Edit]:
-    for token in tokens:
-        if token.type == tokenize.COMMENT and not _is_license(token.string):
-            line, column = token.start[0], len(token.line[: token.start[1]].encode())
-            yield (line, column), (line, column + len(token.string.encode())), b""
 
 
 def _depths(tokens: Iterable[tokenize.TokenInfo]) -> dict[int, int]:

@@ -144,7 +144,20 @@ class Part:
 
 def parts(known: Known) -> list[Part]:
     """Return what belongs to each of the newest attempts, the newest last; that may be empty."""
-    units = list(_units(known))
+    # The runs of all nodes, each node's in order
+    units: list[_Unit] = []
+    stopped = _stopped(known)
+    for node in sorted(known.nodes.values(), key=lambda n: n.index):
+        runs = [run for life in node.aged for run in life.runs()]
+        # One that began and failed by itself in the second of the stop is what we stopped the job for.
+        before = [run for run in runs if run.since < stopped or _failed(run, stopped + 1)]
+        rounds: dict[int, list[int]] = {}
+        for worker in node.workers:
+            mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
+            born = [at for at in mine if runs[at].since <= worker.time] or mine[:1]
+            rounds.setdefault(max(born, default=0), []).append(worker.round)
+        for at, run in enumerate(runs):
+            units.append(_Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(before)))
     return (_numbered(known, units) if known.info.retry_owner == US else _replaced(known, units))[-_MOST:]
 
 
@@ -156,7 +169,14 @@ def newest(known: Known) -> Known:
 def losses(known: Known) -> list[Life]:
     """Return the lives of the newest attempt that ended badly, and that no suspension and no queue took."""
     ended = [unit for unit in parts(known)[-1].units if unit.life.ended_badly]
-    return [u.life for u in ended if not (_by_queue(known, u.life) or _taken_by_us(known, u.node, u.life))]
+    return [
+        u.life
+        for u in ended
+        if not (
+            (known.evicted(u.life) is not None and not _by_itself(known, u.life))
+            or _taken_by_us(known, u.node, u.life)
+        )
+    ]
 
 
 def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
@@ -166,21 +186,19 @@ def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
         seen = culprit(view(known, part)) or Failure(_UNSEEN, end)
-        built.append(_attempt(known, part, built, _as_paid(known, part, seen)))
+        # How an attempt failed as it was paid for, where what can still be seen of it says otherwise
+        payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
+        if (
+            payment is None
+            or payment.budget not in _CAUSES
+            or known.info.retry_owner != US
+            or (seen.reason is not _UNSEEN and budget(seen) is Budget(payment.budget))
+        ):
+            as_paid = seen
+        else:
+            as_paid = Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
+        built.append(_attempt(known, part, built, as_paid))
     return (*built, _attempt(known, last, built, failure))
-
-
-def _as_paid(known: Known, part: Part, seen: Failure) -> Failure:
-    """Return how an attempt failed as it was paid for, where what can still be seen of it says otherwise.
-
-    The pod that told may be gone, and an end that nobody can explain is paid for by another budget.
-    """
-    payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
-    if payment is None or payment.budget not in _CAUSES or known.info.retry_owner != US:
-        return seen
-    if seen.reason is not _UNSEEN and budget(seen) is Budget(payment.budget):
-        return seen
-    return Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
 
 
 def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
@@ -201,22 +219,6 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
         # A pod may outlive the job: its deadline, or its operator's word.
         end = max(start, min(end, known.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines, left)
-
-
-def _units(known: Known) -> Iterator[_Unit]:
-    """Yield the runs of all nodes, each node's in order."""
-    stopped = _stopped(known)
-    for node in sorted(known.nodes.values(), key=lambda n: n.index):
-        runs = [run for life in node.aged for run in life.runs()]
-        # One that began and failed by itself in the second of the stop is what we stopped the job for.
-        before = [run for run in runs if run.since < stopped or _failed(run, stopped + 1)]
-        rounds: dict[int, list[int]] = {}
-        for worker in node.workers:
-            mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
-            born = [at for at in mine if runs[at].since <= worker.time] or mine[:1]
-            rounds.setdefault(max(born, default=0), []).append(worker.round)
-        for at, run in enumerate(runs):
-            yield _Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(before))
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
@@ -315,11 +317,6 @@ def _failed(run: Life, before: float) -> bool:
     """Whether a run had failed by itself before that time."""
     exit_ = run.exit
     return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
-
-
-def _by_queue(known: Known, life: Life) -> bool:
-    """Whether its queue took a pod away that had not failed by itself; the queue gives the job another."""
-    return known.evicted(life) is not None and not _by_itself(known, life)
 
 
 def _taken_by_us(known: Known, node: Node, life: Life) -> bool:

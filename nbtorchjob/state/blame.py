@@ -74,7 +74,17 @@ class Failure(FrozenDataclass):
 def first_failure(known: Known, *, cancelled: bool) -> Failure:
     """Return what ended the job: its deadline, somebody's wish, or the first failure by time."""
     end = known.ended or 0.0
-    late = _deadline(known)
+    verdict, late = known.verdict, None
+    if known.deadline is not None:
+        late = Failure(failure.of_deadline(known.deadline.seconds), known.deadline.time)
+    elif verdict is not None and not verdict.succeeded:
+        if verdict.reason.startswith(ev.GIVEN_UP):
+            late = Failure(failure.of_queue(verdict.reason, verdict.text), verdict.time)
+        elif verdict.reason == failure.NEVER_STARTED:
+            word, _, text = verdict.text.partition(" ")
+            late = Failure(failure.of_start(word, text, known.info.start_within_s), verdict.time)
+        elif verdict.reason == failure.DEADLINE_EXCEEDED:
+            late = Failure(failure.of_deadline(known.info.deadline_s), verdict.time)
     if late is not None:
         return late
     if cancelled:
@@ -93,9 +103,25 @@ def own_failure(known: Known) -> Failure:
 def culprit(known: Known) -> Failure | None:
     """Return the first failure that a rank, a node or the backend told of; None where none did."""
     ends = [end for node in known.nodes.values() for end in _bad_ends(node, known)]
-    quiet = _first_quiet(ends)
+    # The first end that says nothing of its reason, if any; a deletion after it is its sequel
+    exits_ = [end for end in ends if end.newest and not end.deleted]
+    if not exits_:
+        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.failure.time)[
+            -1:
+        ]
+    deleted = [end for end in ends if end.newest and end.deleted]
+    # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
+    exits_ = [end for end in exits_ if not end.peers] or exits_
+    quiet = min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
+    # What says why, and the deletion of a pod that nothing failed before
+    explained: list[Failure] = []
+    explained.extend(_of_error(event, known) for event in known.errors)
+    explained.extend(_of_exit(event, known) for event in known.exits)
+    explained.extend(end.failure for end in ends if end.loud and end.newest)
+    if quiet is not None and quiet.deleted:
+        explained.append(quiet.failure)
     return (
-        _first([*_explained(known, ends, quiet)], known)
+        _first(explained, known)
         or _agent(known)
         or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
         or (quiet and quiet.failure)
@@ -103,17 +129,14 @@ def culprit(known: Known) -> Failure | None:
     )
 
 
-def _explained(known: Known, ends: list[_End], quiet: _End | None) -> Iterator[Failure]:
-    """Yield what says why, and the deletion of a pod that nothing failed before."""
-    yield from (_of_error(event, known) for event in known.errors)
-    yield from (_of_exit(event, known) for event in known.exits)
-    yield from (end.failure for end in ends if end.loud and end.newest)
-    if quiet is not None and quiet.deleted:
-        yield quiet.failure
-
-
 def _first(failures: list[Failure], known: Known) -> Failure | None:
-    round_ = _last_round(known)
+    # The newest round, but for those of a container that ran on until a failure stopped it
+    verdict = known.verdict
+    if verdict is None or verdict.reason != STOPPED:
+        round_ = known.round
+    else:
+        rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
+        round_ = max(rounds, default=known.round)
     newest = [one for one in failures if known.base(one.round) == round_] or failures
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
@@ -122,15 +145,6 @@ def _first(failures: list[Failure], known: Known) -> Failure | None:
         return first
     # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
     return min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
-
-
-def _last_round(known: Known) -> int:
-    """Return the newest round, but for those of a container that ran on until a failure stopped it."""
-    verdict = known.verdict
-    if verdict is None or verdict.reason != STOPPED:
-        return known.round
-    rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
-    return max(rounds, default=known.round)
 
 
 def _when(failure: Failure) -> tuple[float, int]:
@@ -163,7 +177,18 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
                 yield _End(ended, newest=newest, loud=loud, peers=peers)
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED and evicted is None
-            ended, age = _taken(node, life, life.disruption, evicted), life.disruption.age
+            if evicted is not None:
+                taken = _at(node, life, life.disruption.time, failure.of_queue(evicted.reason, evicted.text))
+            else:
+                # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
+                explained = life.exit is not None and failure.tells(life.exit)
+                taken_reason = (
+                    failure.of_end(life.exit)
+                    if explained and life.exit
+                    else failure.of_disruption(life.disruption)
+                )
+                taken = _at(node, life, life.disruption.time, taken_reason)
+            ended, age = taken, life.disruption.age
             yield _End(ended, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
             reason = failure.of_gone() if evicted is None else failure.of_queue(evicted.reason, evicted.text)
@@ -174,28 +199,6 @@ def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
     return Failure(reason, time, node=node.index, round=node.round_at(time, life.pod))
 
 
-def _taken(node: Node, life: Life, disruption: ev.NodeDisrupted, evicted: ev.Evicted | None) -> Failure:
-    if evicted is not None:
-        return _at(node, life, disruption.time, failure.of_queue(evicted.reason, evicted.text))
-    # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
-    explained = life.exit is not None and failure.tells(life.exit)
-    reason = failure.of_end(life.exit) if explained and life.exit else failure.of_disruption(disruption)
-    return _at(node, life, disruption.time, reason)
-
-
-def _first_quiet(ends: list[_End]) -> _End | None:
-    """Return the first end that says nothing of its reason, if any; a deletion after it is its sequel."""
-    exits_ = [end for end in ends if end.newest and not end.deleted]
-    if not exits_:
-        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.failure.time)[
-            -1:
-        ]
-    deleted = [end for end in ends if end.newest and end.deleted]
-    # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
-    exits_ = [end for end in exits_ if not end.peers] or exits_
-    return min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
-
-
 def _stuck(known: Known) -> Failure | None:
     """Blame what never got as far as running for a job that ended over it."""
     waits = [*known.waits, *(n.life.waiting for n in known.nodes.values() if n.life.waiting)]
@@ -204,22 +207,6 @@ def _stuck(known: Known) -> Failure | None:
         if reason.cause is not Cause.WAIT:
             return Failure(reason, wait.time, node=wait.node)
     return None
-
-
-def _deadline(known: Known) -> Failure | None:
-    if known.deadline is not None:
-        return Failure(failure.of_deadline(known.deadline.seconds), known.deadline.time)
-    verdict = known.verdict
-    if verdict is None or verdict.succeeded:
-        return None
-    if verdict.reason.startswith(ev.GIVEN_UP):
-        return Failure(failure.of_queue(verdict.reason, verdict.text), verdict.time)
-    if verdict.reason == failure.NEVER_STARTED:
-        word, _, text = verdict.text.partition(" ")
-        return Failure(failure.of_start(word, text, known.info.start_within_s), verdict.time)
-    if verdict.reason != failure.DEADLINE_EXCEEDED:
-        return None
-    return Failure(failure.of_deadline(known.info.deadline_s), verdict.time)
 
 
 def _verdict(known: Known) -> Reason:

@@ -254,12 +254,11 @@ def conclusive(state: JobState) -> bool:
     verdict = state.verdict
     if state.next is not None:
         return False
-    if verdict is not None and not verdict.succeeded and _explained(state):
+    if (
+        verdict is not None
+        and not verdict.succeeded
+        and (first_failure(state._newest, cancelled=False).reason.cause is not Cause.UNKNOWN)
+    ):
         return True
     done = verdict is not None or state.removed is not None or state.cancelled is not None
     return done and state.all_over
-
-
-def _explained(state: JobState) -> bool:
-    # What ended an earlier attempt says nothing of how this one did.
-    return first_failure(state._newest, cancelled=False).reason.cause is not Cause.UNKNOWN

@@ -185,7 +185,27 @@ class LogTail(FrozenDataclass):
             merged = Piece(round, last.offset, last.data + data)
             return LogTail(self._trim([*self.pieces[:-1], merged]), self.cap)
         others = [p for p in self.pieces if p.round != round]
-        mine = _join([*(p for p in self.pieces if p.round == round), new])
+        pieces = [*(p for p in self.pieces if p.round == round), new]
+        mine: list[Piece] = []
+        for piece in sorted(pieces, key=lambda p: (p.offset, -p.end)):
+            last = mine[-1] if mine else None
+            if last is None or piece.offset > last.end:
+                mine.append(piece)
+            else:
+                # What two pieces hold that overlap, or touch; the other doesn't begin before the first
+                first = last
+                at, common = piece.offset - first.offset, min(first.end, piece.end) - piece.offset
+                here, there = first.data[at : at + common], piece.data[:common]
+                if here != there:
+                    # Of what was written, only a forged one differs: the same bytes stay in any order.
+                    here = bytes(map(max, here, there))
+                    first = Piece(
+                        first.round, first.offset, first.data[:at] + here + first.data[at + common :]
+                    )
+                if piece.end <= first.end:
+                    mine[-1] = first
+                else:
+                    mine[-1] = Piece(first.round, first.offset, first.data + piece.data[common:])
         ordered = sorted([*others, *mine], key=lambda p: (p.round, p.offset))
         return LogTail(self._trim(ordered), self.cap)
 
@@ -254,26 +274,3 @@ class LogTail(FrozenDataclass):
 def _decode(data: bytes) -> str:
     # A chunk may end inside a character: leave that one for the next drawing.
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
-
-
-def _join(pieces: list[Piece]) -> list[Piece]:
-    joined: list[Piece] = []
-    for piece in sorted(pieces, key=lambda p: (p.offset, -p.end)):
-        last = joined[-1] if joined else None
-        if last is None or piece.offset > last.end:
-            joined.append(piece)
-        else:
-            joined[-1] = _both(last, piece)
-    return joined
-
-
-def _both(first: Piece, other: Piece) -> Piece:
-    """Return what two pieces hold that overlap, or touch; the other doesn't begin before the first."""
-    at, common = other.offset - first.offset, min(first.end, other.end) - other.offset
-    here, there = first.data[at : at + common], other.data[:common]
-    if here != there:  # of what was written, only a forged one differs: the same bytes stay in any order
-        here = bytes(map(max, here, there))
-        first = Piece(first.round, first.offset, first.data[:at] + here + first.data[at + common :])
-    if other.end <= first.end:
-        return first
-    return Piece(first.round, first.offset, first.data + other.data[common:])

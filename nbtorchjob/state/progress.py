@@ -127,7 +127,16 @@ def progress(state: JobState) -> Progress | None:
     slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.heard), default=None)
     if slowest is not None and round_ < state.round:  # its ranks start again, from nobody knows where
         slowest = replace(slowest, pace=None, every=None)
-    return slowest if slowest is not None and slowest.unit != REPORT else _of_operator(state) or slowest
+    if slowest is not None and slowest.unit != REPORT:
+        return slowest
+    status = state.trainer
+    if status is None or status.percent is None:
+        of_operator = None
+    else:
+        ahead = 100 - status.percent
+        seconds = status.left / ahead if status.left is not None and ahead else None
+        of_operator = Progress(PERCENT, status.percent, 100, seconds, None, status.time)
+    return of_operator or slowest
 
 
 def setback(state: JobState) -> tuple[int, float, float] | None:
@@ -224,15 +233,6 @@ def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
     most = reached if total is None else total
     return Progress(unit, min(max(reached, 0.0), most), total, seconds, every, series.points[-1].time)
-
-
-def _of_operator(state: JobState) -> Progress | None:
-    status = state.trainer
-    if status is None or status.percent is None:
-        return None
-    ahead = 100 - status.percent
-    seconds = status.left / ahead if status.left is not None and ahead else None
-    return Progress(PERCENT, status.percent, 100, seconds, None, status.time)
 
 
 def _total(unit: str, values: dict[str, float]) -> float | None:

@@ -134,7 +134,14 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
         for stack in record["stacks"]
     ]
     looks = [(int(at), int(cpu), int(stack), int(meets)) for at, cpu, stack, meets in record["looks"]]
-    events = [*_events(trace, began, ended)]
+    events: list[_Event] = []
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in _CATEGORIES:
+            at = base + round(float(event["ts"]) * 1000)
+            start, end = max(began, at), min(ended, at + round(float(event["dur"]) * 1000))
+            if start < end:
+                events.append(_Event(str(event["name"]), (start, end), int(event["tid"]), event["cat"]))
     main = int(record["pid"])  # the main thread's own number, too
     places = [_place(stack, sources) for stack in stacks]
     seconds = (ended - began) / 1e9
@@ -165,16 +172,6 @@ def _kind(stack: Sequence[Frame], sources: Sources) -> str:
         return DATA
     # What torch.distributed calls in Python only prepares a wait.
     return RANKS if inner and "torch/distributed/" in inner[0] else ""
-
-
-def _events(trace: Mapping[str, Any], began: int, ended: int) -> Iterator[_Event]:
-    base = int(trace.get("baseTimeNanoseconds", 0))
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") in _CATEGORIES:
-            at = base + round(float(event["ts"]) * 1000)
-            start, end = max(began, at), min(ended, at + round(float(event["dur"]) * 1000))
-            if start < end:
-                yield _Event(str(event["name"]), (start, end), int(event["tid"]), event["cat"])
 
 
 def _spans(events: Iterable[_Event]) -> list[Span]:
@@ -214,13 +211,7 @@ def _parts(
         parts[name] += (length(more) - length(covered)) / 1e9
         covered = more
     rest = (whole[1] - whole[0] - length(covered)) / 1e9
-    parts[PYTHON] = max(0.0, min(rest, _used(covered, looks) / 1e9))
-    parts[IDLE] = max(0.0, rest - parts[PYTHON])
-    return parts
-
-
-def _used(covered: Sequence[Span], looks: Sequence[_Look]) -> int:
-    """Return for how long the CPU was used in what isn't ``covered``, at most."""
+    # For how long the CPU was used in what isn't ``covered``, at most
     total, at = 0, 0
     for (start, before, *_), (end, after, *_) in pairwise(looks):
         while at < len(covered) and covered[at][1] <= start:
@@ -231,7 +222,9 @@ def _used(covered: Sequence[Span], looks: Sequence[_Look]) -> int:
                 break
             inside += min(end, span[1]) - max(start, span[0])
         total += min(end - start - inside, after - before)
-    return total
+    parts[PYTHON] = max(0.0, min(rest, total / 1e9))
+    parts[IDLE] = max(0.0, rest - parts[PYTHON])
+    return parts
 
 
 def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, str]]) -> Iterator[Operation]:

@@ -193,15 +193,13 @@ class JobCode:
                 if name in self.definitions and not isinstance(statement, ast.Import | ast.ImportFrom):
                     _refuse_class(name, self.definitions[name][1], statement, self._is_certain)
         if all(isinstance(statement, ast.Assign | ast.AnnAssign) for statement in statements):
-            self._refuse_unread(sorted(new.names), job)
-
-    def _refuse_unread(self, names: Iterable[str], job: str) -> None:
-        """Refuse values alone of which the job's code looks one up nowhere."""
-        for name in names if self.whole else ():
-            if name not in self.names and name not in self._looked_up:
-                near = difflib.get_close_matches(name, self.rereads, n=1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                raise SwapError(f"no code of {job} reads a global {name}{meant}{_optimizers(name, job)}")
+            # Refuse values alone of which the job's code looks one up nowhere
+            names = sorted(new.names)
+            for name in names if self.whole else ():
+                if name not in self.names and name not in self._looked_up:
+                    near = difflib.get_close_matches(name, self.rereads, n=1)
+                    meant = f"; did you mean {near[0]}?" if near else ""
+                    raise SwapError(f"no code of {job} reads a global {name}{meant}{_optimizers(name, job)}")
 
     @cached_property
     def _looked_up(self) -> frozenset[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
-from nbtorchjob.backends.base import Backend, Signs, SwapKeeper, Talks, able
+from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.capture import RankNames, cells
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
@@ -211,7 +211,11 @@ class _Sender:
             far=spec.remote,
         )
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
-        keeper, unkept = self._keeper()
+        # What keeps the swap apart from its nodes, if anything does, and why it can't
+        try:
+            keeper, unkept = self._backend.swap_keeper(self._address), ""
+        except NBTorchJobError as exc:
+            keeper, unkept = None, str(exc)
         pool = ThreadPoolExecutor(len(self._nodes), "swap")  # each answers once all have the payload
         try:
             under_way = [pool.submit(self._to, node, question, file.getbuffer()) for node in self._nodes]
@@ -236,13 +240,6 @@ class _Sender:
             except NBTorchJobError as exc:
                 unkept = str(exc)
         return {**answer, "unkept": unkept}
-
-    def _keeper(self) -> tuple[SwapKeeper | None, str]:
-        """Return what keeps the swap apart from its nodes, if anything does, and why it can't."""
-        try:
-            return self._backend.swap_keeper(self._address), ""
-        except NBTorchJobError as exc:
-            return None, str(exc)
 
     def _to(self, node: int, question: Mapping[str, Any], data: memoryview) -> dict[str, Any]:
         talk = able(self._backend, Talks, "swap", self._address).talk(self._address, node, question, _ASKED_S)
@@ -279,7 +276,16 @@ class _Sender:
         if not decided:
             fact = self._told(id_)
             if fact is not None:
-                return {**_as_answer(fact), "troubles": [], "unreached": []}
+                outcome = "back" if fact.back else "swapped"
+                as_answer = {
+                    "outcome": outcome,
+                    "number": fact.number,
+                    "names": dict(fact.names),
+                    "point": fact.point,
+                    "call": fact.call,
+                    "metrics": dict(fact.metrics),
+                }
+                return {**as_answer, "troubles": [], "unreached": []}
             why = next((f" (node {node}: {str(exc) or 'no answer'})" for node, exc in trouble), "")
             raise SwapError(
                 f"{name}: it isn't known whether its code was swapped{why}; {hint('describe', name)} tells"
@@ -302,18 +308,6 @@ class _Sender:
             if time.monotonic() > until:
                 return None
             time.sleep(0.2)
-
-
-def _as_answer(fact: Swapped) -> dict[str, Any]:
-    outcome = "back" if fact.back else "swapped"
-    return {
-        "outcome": outcome,
-        "number": fact.number,
-        "names": dict(fact.names),
-        "point": fact.point,
-        "call": fact.call,
-        "metrics": dict(fact.metrics),
-    }
 
 
 def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> SwapAnswer:

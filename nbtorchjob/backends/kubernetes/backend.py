@@ -510,24 +510,25 @@ def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
     try:
         loop.run(noted())
     except KeyboardInterrupt:
-        raise _interrupted(infos, over) from None
+        # Wait until what was made is taken back again; say whether it is there all the same
+        with suppress(KeyboardInterrupt):
+            over.wait(_TAKE_BACK_S)
+        if infos:
+            name = infos[0].group or infos[0].name
+            interrupted = Interrupted(
+                f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it."
+            )
+        elif over.come:
+            interrupted = Interrupted(interrupts.NOTHING)
+        else:
+            interrupted = Interrupted(
+                "Interrupted; what was made is still being taken back: "
+                f"{hint('list')} and {hint('gc')} show it."
+            )
+        raise interrupted from None
     except ClusterError as exc:
         raise submit_error(exc) from exc
     return infos
-
-
-def _interrupted(infos: list[JobInfo], over: Once[None]) -> Interrupted:
-    """Wait until what was made is taken back again; say whether it is there all the same."""
-    with suppress(KeyboardInterrupt):
-        over.wait(_TAKE_BACK_S)
-    if infos:
-        name = infos[0].group or infos[0].name
-        return Interrupted(f"Interrupted, but {name} had been submitted: {hint('attach', name)} follows it.")
-    if over.come:
-        return Interrupted(interrupts.NOTHING)
-    return Interrupted(
-        f"Interrupted; what was made is still being taken back: {hint('list')} and {hint('gc')} show it."
-    )
 
 
 async def _act(name: str, verb: Callable[[JobRef], Awaitable[T]]) -> T:

@@ -155,7 +155,12 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
 
 def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
     for what, files in (("program", _program()), ("libraries", _libraries())):
-        data = _zipped(files)
+        # An archive that is the same for the same files
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for zipped_name, data in files:
+                archive.writestr(zipfile.ZipInfo(zipped_name), data, zipfile.ZIP_DEFLATED)
+        data = out.getvalue()
         for number, at in enumerate(range(0, len(data), _PART_BYTES), 1):
             name = f"{NAME}-{what}" if number == 1 else f"{NAME}-{what}-{number}"
             part = base64.b64encode(data[at : at + _PART_BYTES]).decode()
@@ -197,15 +202,6 @@ def _closure(names: Iterable[str]) -> set[str]:
                 need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
             ]
     return closure
-
-
-def _zipped(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return an archive that is the same for the same files."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in files:
-            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-    return out.getvalue()
 
 
 def _meta(namespace: str, name: str = NAME) -> dict[str, Any]:

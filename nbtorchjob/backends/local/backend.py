@@ -107,7 +107,15 @@ class LocalBackend(Backend):
         if spec.launch.run_policy is not None:
             policies.check(spec.launch.run_policy)
         no_cluster(spec)
-        return list(_cautions(spec))
+        cautions: list[str] = []
+        ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
+        if ranks > cores:
+            cautions.append(
+                f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
+            )
+        if spec.retry is not None and spec.retry.on_demand_last:
+            cautions.append("on_demand_last does nothing on this machine: nobody preempts its jobs")
+        return cautions
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
@@ -420,18 +428,17 @@ class LocalBackend(Backend):
         refusal = torch_versions.too_old(version or "")
         good = version is not None and not refusal
         text = f"this environment {refusal}" if refusal else f"torch {version or 'is not installed'}"
+        checked: list[Finding] = []
+        try:
+            checked.extend(Finding(True, caution) for caution in self.check(spec))
+        except SpecError as exc:
+            checked.append(Finding(False, str(exc)))
         return [
-            *self._checked(spec),
+            *checked,
             Finding(good, text, "" if good else _REMEDY),
             *(Finding(True, f"torch {version}: {line}") for line in torch_versions.missed(version or "")),
             Finding(True, f"jobs are kept in {directory.jobs_dir()}"),
         ]
-
-    def _checked(self, spec: JobSpec) -> Iterator[Finding]:
-        try:
-            yield from (Finding(True, caution) for caution in self.check(spec))
-        except SpecError as exc:
-            yield Finding(False, str(exc))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the rank's log files, round after round."""
@@ -604,14 +611,6 @@ def _beside(job: JobDirectory) -> Iterator[Event]:
             fact = json.loads(record(path))
             if (event := believed({"time": job.info().created, **fact})) is not None:
                 yield event
-
-
-def _cautions(spec: JobSpec) -> Iterator[str]:
-    ranks, cores = spec.launch.nproc_per_node, os.cpu_count() or 1
-    if ranks > cores:
-        yield f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
-    if spec.retry is not None and spec.retry.on_demand_last:
-        yield "on_demand_last does nothing on this machine: nobody preempts its jobs"
 
 
 def _standing(job: JobDirectory) -> JobState:

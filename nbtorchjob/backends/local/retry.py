@@ -33,27 +33,23 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
     profiles.admitted(info.asked)
     made = swaps.texts(swaps.as_swapped(state), info.name)
     if resume:
-        _check_checkpoints(job)
+        # Raise ``SubmitError`` where there are none, or where a second copy has no room
+        name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
+        if not files:
+            raise SubmitError(f"{name} left no checkpoint to resume from: {hint('retry', name)} begins anew")
+        needs = sum(path.stat().st_size for path in files)
+        free = shutil.disk_usage(job.path).free
+        if needs > free:
+            raise SubmitError(
+                f"the checkpoints of {name} take {words.size(needs)}, and only {words.size(free)} are free "
+                f"in {job.path.parent}"
+            )
     for name in naming.again(naming.stem(info.name), info.asked.name):
         new = info.sent_again(name).swapped(made)
         with suppress(NameTakenError):
             pool_client.begin(new, lambda folder: _fill(folder, job, resume=resume), pool_client.as_before)
             return new
     raise AssertionError("unreachable")
-
-
-def _check_checkpoints(job: JobDirectory) -> None:
-    """Raise ``SubmitError`` where there are none, or where a second copy has no room."""
-    name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
-    if not files:
-        raise SubmitError(f"{name} left no checkpoint to resume from: {hint('retry', name)} begins anew")
-    needs = sum(path.stat().st_size for path in files)
-    free = shutil.disk_usage(job.path).free
-    if needs > free:
-        raise SubmitError(
-            f"the checkpoints of {name} take {words.size(needs)}, and only {words.size(free)} are free in "
-            f"{job.path.parent}"
-        )
 
 
 def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.state import Attempt, Budget, JobState, Next, Node, Phase, progress, turns
+from nbtorchjob.state import Attempt, Budget, JobState, Node, Phase, progress, turns
 from nbtorchjob.state.events import WorkersStarted
 from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.state.text.stacks import frames_text, summarised
@@ -99,17 +99,15 @@ def coming(state: JobState, now: float) -> str:
         return ""
     last = state.attempts[-1]
     where = " on a host that isn't preemptible" if plan.on_demand else ""
-    text = f"attempt {plan.number} {_starts(plan, state, now)}{where}"
-    return clip(_because(text, last, state, "uses "), _MAX_TEXT)
-
-
-def _starts(plan: Next, state: JobState, now: float) -> str:
     if now < plan.at:
-        return f"starts in {duration(plan.at - now)}"
+        starts = f"starts in {duration(plan.at - now)}"
     # This machine's supervisor starts what is due; on a cluster that takes somebody who follows the job.
-    if now < plan.at + _LATE_S or not state.info.cluster:
-        return "is about to start"
-    return f"waits for someone to follow the job ({hint('attach', line(state.info.name, 80))})"
+    elif now < plan.at + _LATE_S or not state.info.cluster:
+        starts = "is about to start"
+    else:
+        starts = f"waits for someone to follow the job ({hint('attach', line(state.info.name, 80))})"
+    text = f"attempt {plan.number} {starts}{where}"
+    return clip(_because(text, last, state, "uses "), _MAX_TEXT)
 
 
 def _because(text: str, attempt: Attempt, state: JobState, uses: str) -> str:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 import re
 
-from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import (
     FAILURE,
-    CheckoutTold,
     NodeExited,
     RankExited,
     RankFailed,
@@ -111,7 +109,19 @@ def origins(state: JobState) -> list[str]:
     notebook = [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
     made = swaps.as_swapped(state)
     changed = [f"code as swapped, {count(len(made), 'time')}: see describe"] if made else []
-    checkout = [line(_checkout(state.checkout), LINE)] if state.checkout else []
+    if state.checkout:
+        fact = state.checkout
+        branch = f" on {fact.branch}" if fact.branch else ""
+        checkout_changed = len(fact.changed) + fact.more
+        files = ", ".join(fact.changed[:_MOST_FILES]) + (" …" if checkout_changed > _MOST_FILES else "")
+        since = (
+            f"with {count(checkout_changed, 'file')} changed since: {files}"
+            if checkout_changed
+            else "nothing changed since"
+        )
+        checkout = [line(f"commit {fact.commit}{branch}, {since}", LINE)]
+    else:
+        checkout = []
     return [*image, *notebook, *checkout, *changed]
 
 
@@ -122,14 +132,6 @@ def annotated(state: JobState) -> str:
         return ""
     tags = " ".join(f"#{tag}" for tag in fact.tags)
     return line(DOT.join(filter(None, (tags, fact.note))), LINE)
-
-
-def _checkout(fact: CheckoutTold) -> str:
-    branch = f" on {fact.branch}" if fact.branch else ""
-    changed = len(fact.changed) + fact.more
-    files = ", ".join(fact.changed[:_MOST_FILES]) + (" …" if changed > _MOST_FILES else "")
-    since = f"with {count(changed, 'file')} changed since: {files}" if changed else "nothing changed since"
-    return f"commit {fact.commit}{branch}, {since}"
 
 
 def environment(state: JobState) -> list[str]:
@@ -295,7 +297,21 @@ def waiting(state: JobState) -> list[str]:
             continue
         hint = causes.of_waiting(wait).hint
         text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
-        before = _before(state.nodes[wait.node]) if wait.node is not None else ""
+        if wait.node is not None:
+            # Describe what the lives before the present one came to, for a pod that is created again and
+            # again
+            node = state.nodes[wait.node]
+            ends = [
+                life.exit for life in node.lives.values() if life is not node.life and life.exit is not None
+            ]
+            if not ends:
+                before = ""
+            else:
+                last = max(ends, key=lambda end: end.time)
+                how = causes.of_end(last).line if last.code != 0 else "finished"
+                before = f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
+        else:
+            before = ""
         groups.setdefault((f"{text} ({before})" if before else text, hint), []).append(
             -1 if wait.node is None else wait.node
         )
@@ -324,16 +340,6 @@ def ran(elapsed: float, waited: float | None) -> str:
     return f"{duration(elapsed - waited)}, waited {duration(waited)}"
 
 
-def _before(node: Node) -> str:
-    """Describe what the lives before the present one came to, for a pod that is created again and again."""
-    ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit is not None]
-    if not ends:
-        return ""
-    last = max(ends, key=lambda end: end.time)
-    how = causes.of_end(last).line if last.code != 0 else "finished"
-    return f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
-
-
 def _waiting_line(nodes: list[int], text: str, hint: str) -> str:
     who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
     return clip(f"{who}: {text.rstrip('.')}. {hint}".rstrip(), _MAX_TEXT)
@@ -356,7 +362,15 @@ def heading(failure: Failure, state: JobState) -> str:
         return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {describe(missing)}", LINE)
-    text = _exception(failure.error) if failure.error else failure.reason.line
+    if failure.error:
+        # An exception's summary; of an allocator's how much more it was asked for
+        asked = _ASKED.search(failure.error.message[:_MAX_READ])
+        if asked is None:
+            text = summary(failure.error)
+        else:
+            text = f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more was asked for)"
+    else:
+        text = failure.reason.line
     if failure.rank is not None:
         text = f"rank {failure.rank}: {text}"
     elif failure.node is not None:
@@ -372,49 +386,39 @@ def heading(failure: Failure, state: JobState) -> str:
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[KMGT]i?B))")
 
 
-def _exception(error: Error) -> str:
-    """Return an exception's summary; of an allocator's how much more it was asked for."""
-    asked = _ASKED.search(error.message[:_MAX_READ])
-    if asked is None:
-        return summary(error)
-    return f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more was asked for)"
-
-
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
-    again = _again(failure, state)
-    whose = _whose(failure, state, certain=not again)
+    # Describe how the job would be tried again by itself, to whoever hasn't asked for it
+    if state.info.of_lab and not state.info.in_pool:
+        again = ""  # a cell isn't: its lab is
+    elif failure.reason.cause is Cause.INFRA:
+        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        again = "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
+    else:
+        retried = state.info.retry is not None and state.info.retry.retries > 0
+        if failure.error is not None and failure.error.recoverable and not retried:
+            again = "It asks for a retry: set --retries N."
+        else:
+            again = ""
+    # Whose fault a failure was, where the exception doesn't say it, and on which node it was
+    certain = not again
+    many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
+    where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
+    cause = failure.reason.cause
+    if cause is Cause.USER and failure.error is not None and not failure.reason.hint and certain:
+        whose = f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
+    elif cause in (Cause.USER, Cause.UNKNOWN) or (
+        cause is Cause.CANCELLED and state.phase is not Phase.FAILED
+    ):
+        whose = f"{where.capitalize()}." if where else ""
+    else:
+        named = "from outside" if cause is Cause.CANCELLED else cause.value
+        whose = f"Cause: {DOT.join(filter(None, (named, where)))}."
     hint, missing = failure.reason.hint, missed(state, failure)
     if missing and missing.sure:  # its line has answered what the hint asks
         hint = table.KNOWN.get(hint, hint)
     words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
-
-
-def _whose(failure: Failure, state: JobState, *, certain: bool) -> str:
-    """Return whose fault a failure was, where the exception doesn't say it, and on which node it was."""
-    many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
-    where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
-    whose = failure.reason.cause
-    if whose is Cause.USER and failure.error is not None and not failure.reason.hint and certain:
-        return f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
-    if whose in (Cause.USER, Cause.UNKNOWN) or (whose is Cause.CANCELLED and state.phase is not Phase.FAILED):
-        return f"{where.capitalize()}." if where else ""
-    named = "from outside" if whose is Cause.CANCELLED else whose.value
-    return f"Cause: {DOT.join(filter(None, (named, where)))}."
-
-
-def _again(failure: Failure, state: JobState) -> str:
-    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
-    if state.info.of_lab and not state.info.in_pool:
-        return ""  # a cell isn't: its lab is
-    if failure.reason.cause is Cause.INFRA:
-        # Without its supervisor, or deleted, a job isn't tried again by anybody.
-        return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
-    retried = state.info.retry is not None and state.info.retry.retries > 0
-    if failure.error is not None and failure.error.recoverable and not retried:
-        return "It asks for a retry: set --retries N."
-    return ""
 
 
 def beside(state: JobState) -> list[str]:
@@ -428,7 +432,13 @@ def beside(state: JobState) -> list[str]:
         first_one = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
         # What follows a cancellation is what it does to the ranks.
         if not first_one and since <= _when(event) < (state.cancelled or math.inf):
-            groups.setdefault((event.restart, _end(event)), set()).add(event.rank)
+            if isinstance(event, RankFailed):
+                end = clip(summary(event.error), _MAX_GROUP)
+            elif event.signal:
+                end = causes.of_signal(event.signal).line
+            else:
+                end = causes.of_exit(event.code or 0).line
+            groups.setdefault((event.restart, end), set()).add(event.rank)
     lines = [
         (f"before restart {number + 1}, " if number != state.restarts else "") + f"{ranks(who)}: {how}"
         for (number, how), who in groups.items()
@@ -440,14 +450,6 @@ def beside(state: JobState) -> list[str]:
 
 def _when(event: RankFailed | RankExited) -> float:
     return event.error.time if isinstance(event, RankFailed) else event.time
-
-
-def _end(event: RankFailed | RankExited) -> str:
-    if isinstance(event, RankFailed):
-        return clip(summary(event.error), _MAX_GROUP)
-    if event.signal:
-        return causes.of_signal(event.signal).line
-    return causes.of_exit(event.code or 0).line
 
 
 def result(state: JobState) -> str:

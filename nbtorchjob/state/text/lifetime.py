@@ -31,7 +31,12 @@ def waits(state: JobState) -> list[str]:
     needs = " and ".join(
         f"{_amount(name, amount)} {_unit(name)}{_used(name, place)}" for name, amount in queued.needs.items()
     )
-    ahead = f": {_nth(place.place)} of {place.of}" if place is not None and place.place else ""
+    if place is not None and place.place:
+        ends = {1: "st", 2: "nd", 3: "rd"} if place.place % 100 not in (11, 12, 13) else {}
+        nth = f"{place.place}{ends.get(place.place % 10, 'th')}"
+        ahead = f": {nth} of {place.of}"
+    else:
+        ahead = ""
     said = [
         f"queued in {clean(queued.queue)}{ahead}" if not queued.held else "suspended",
         f"needs {needs}" if needs and not queued.held else "",
@@ -68,11 +73,6 @@ def _used(resource: str, standing: Standing | None) -> str:
         _amount(resource, amounts.get(resource, "")) for amounts in (standing.used, standing.quota)
     )
     return f", {used} of {quota} used" if quota else f", {used} used by jobs of its queue"
-
-
-def _nth(number: int) -> str:
-    ends = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
-    return f"{number}{ends.get(number % 10, 'th')}"
 
 
 def _amount(resource: str, text: str) -> str:
@@ -173,23 +173,38 @@ def doing(state: JobState) -> str:
         return ""
     if state.info.of_lab and state.round < 0:
         return ""  # on a lab: what it waits for is said of it
-    return _meeting(state) if state.round < 0 else _starting(state)
-
-
-def _meeting(state: JobState) -> str:
-    nodes = [node for node in state.nodes.values() if node.life.running]
-    met = [node for node in nodes if state.met.get(node.index, 0.0) >= node.life.since]
-    most = state.info.nodes[1]
-    if not nodes:
-        # Here nobody waits for a place: what runs first is the pool, which imports torch.
-        return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
-    if len(met) < len(nodes):
-        fetches = [fact for node in nodes if (fact := fetching(node, state)) is not None]
-        packages = [install for node in nodes if (install := installing(node, state)) is not None]
-        busy = len(fetches) or len(packages) or len(nodes) - len(met)
-        what = _fetches(fetches) if fetches else _installs(packages) if packages else "importing torch"
-        return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
-    return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
+    if state.round < 0:
+        nodes = [node for node in state.nodes.values() if node.life.running]
+        met = [node for node in nodes if state.met.get(node.index, 0.0) >= node.life.since]
+        most = state.info.nodes[1]
+        if not nodes:
+            # Here nobody waits for a place: what runs first is the pool, which imports torch.
+            return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
+        if len(met) < len(nodes):
+            fetches = [fact for node in nodes if (fact := fetching(node, state)) is not None]
+            packages = [install for node in nodes if (install := installing(node, state)) is not None]
+            busy = len(fetches) or len(packages) or len(nodes) - len(met)
+            if fetches:
+                what = _fetches(fetches)
+            else:
+                if packages:
+                    installs_most = max((installed.packages for installed in packages), key=len)
+                    some = ", ".join(line(name, _MOST_NAME) for name in installs_most[:_NAMED])
+                    some += " and others" if len(installs_most) > _NAMED else ""
+                    what = (
+                        f"installing {count(len(installs_most), 'package')} ({some})"
+                        if installs_most
+                        else "choosing packages"
+                    )
+                else:
+                    what = "importing torch"
+            return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
+        return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
+    began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}
+    # Of what an earlier version runs nothing is told of that.
+    if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
+        return ""
+    return f"starting ranks: {len(began)} of {state.world_size} run"
 
 
 def installing(node: Node, state: JobState) -> ev.Installing | None:
@@ -231,21 +246,6 @@ def data(state: JobState) -> list[str]:
             shown = f"{line(name, _MOST_NAME)}: {size(fact.size)} in {count(fact.files, 'file')}"
             lines[name] = f"{shown}, {how}, in {line(fact.place, _MOST_NAME)}"
     return [*lines.values()]
-
-
-def _installs(packages: Iterable[ev.Installing]) -> str:
-    most = max((installed.packages for installed in packages), key=len)
-    some = ", ".join(line(name, _MOST_NAME) for name in most[:_NAMED])
-    some += " and others" if len(most) > _NAMED else ""
-    return f"installing {count(len(most), 'package')} ({some})" if most else "choosing packages"
-
-
-def _starting(state: JobState) -> str:
-    began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}
-    # Of what an earlier version runs nothing is told of that.
-    if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
-        return ""
-    return f"starting ranks: {len(began)} of {state.world_size} run"
 
 
 def steps(state: JobState) -> list[tuple[str, str]]:
@@ -336,14 +336,9 @@ def overdue(progress: Progress, now: float) -> str:
     if silent is None or progress.every is None:
         return ""
     if progress.told_each and progress.pace is not None:
-        return (
-            f"no {progress.unit} for {duration(silent)}; {_one(progress.unit)} took {duration(progress.pace)}"
-        )
+        one = f"an {progress.unit}" if progress.unit[0] in "aeiou" else f"a {progress.unit}"
+        return f"no {progress.unit} for {duration(silent)}; {one} took {duration(progress.pace)}"
     return f"no report for {duration(silent)}; one came every {duration(progress.every)}"
-
-
-def _one(unit: str) -> str:
-    return f"an {unit}" if unit[0] in "aeiou" else f"a {unit}"
 
 
 def rate(progress: Progress) -> str:

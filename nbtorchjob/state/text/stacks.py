@@ -144,7 +144,33 @@ def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) ->
         alike.setdefault((sample.state, sample.threads, groups, sample.note), []).append(rank)
     shown = [*alike.values()][:_MOST_BLOCKS]
     for mine in shown:
-        yield [*_block(mine, samples, sources)]
+        block: list[str] = []
+        sample, _ = samples[mine[0]]
+        state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
+        block.append(
+            ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
+        )
+        for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
+            for call in _telling_calls(group):
+                sinces = [
+                    samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
+                ]
+                block.append(
+                    f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
+                )
+        for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
+            block.extend([f"  thread {line(thread.name, 60)}:"] if number else [])
+            folded: list[Frame] = []
+            for frame in thread.frames:
+                if library(frame, sources):
+                    folded.append(frame)
+                    continue
+                block.extend(_folded(folded))
+                folded = []
+                inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
+                block.append(line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE))
+            block.extend(_folded(folded))
+        yield block
     if len(alike) > len(shown):
         yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
 
@@ -152,32 +178,6 @@ def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) ->
 def _telling_calls(group: Group) -> list[Collective]:
     """Return the calls of a group that tell where a rank is: those that aren't done, else the last one."""
     return [call for call in group.calls if not call.done] or [*group.calls[-1:]]
-
-
-def _block(
-    mine: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
-) -> Iterator[str]:
-    sample, _ = samples[mine[0]]
-    state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
-    yield ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
-    for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
-        for call in _telling_calls(group):
-            sinces = [
-                samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
-            ]
-            yield f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
-    for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
-        yield from [f"  thread {line(thread.name, 60)}:"] if number else []
-        folded: list[Frame] = []
-        for frame in thread.frames:
-            if library(frame, sources):
-                folded.append(frame)
-                continue
-            yield from _folded(folded)
-            folded = []
-            inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
-            yield line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE)
-        yield from _folded(folded)
 
 
 def _call(call: Collective, group: Group) -> str:
@@ -227,8 +227,22 @@ class Profile(FrozenDataclass):
             for name, seconds in spent.parts.items()
             if name != ACCELERATOR or spent.busy is not None
         ]
+        headline_spent = self.spent
+        text = f"rank {self.rank}, {headline_spent.seconds:.2g} s"
+        if headline_spent.seconds < _SHORT * headline_spent.asked:
+            text = f"{text} of {headline_spent.asked:.1f} s, as a trace has no room for more"
+        waits = {
+            name: headline_spent.parts[name]
+            for name in _WAITS
+            if headline_spent.parts[name] > _LITTLE * headline_spent.seconds
+        }
+        if not waits:
+            headline = f"{text}: hardly any waiting"
+        else:
+            shares = ", ".join(f"{self._share(seconds)} {_WAITS[name]}" for name, seconds in waits.items())
+            headline = f"{text}: waiting {shares}"
         return [
-            self._headline(),
+            headline,
             *self._table(parts),
             *([] if spent.busy is None else [f"its accelerator was busy for {self._share(spent.busy)}"]),
             *(["", "its lines:"] if spent.lines else []),
@@ -239,17 +253,6 @@ class Profile(FrozenDataclass):
             "",
             f"trace: {self.path} (ui.perfetto.dev opens it)",
         ]
-
-    def _headline(self) -> str:
-        spent = self.spent
-        text = f"rank {self.rank}, {spent.seconds:.2g} s"
-        if spent.seconds < _SHORT * spent.asked:
-            text = f"{text} of {spent.asked:.1f} s, as a trace has no room for more"
-        waits = {name: spent.parts[name] for name in _WAITS if spent.parts[name] > _LITTLE * spent.seconds}
-        if not waits:
-            return f"{text}: hardly any waiting"
-        shares = ", ".join(f"{self._share(seconds)} {_WAITS[name]}" for name, seconds in waits.items())
-        return f"{text}: waiting {shares}"
 
     def _operations(self) -> Iterator[tuple[str, float, str]]:
         for operation in self.spent.operations[:_MOST_OPERATIONS]:

@@ -52,21 +52,51 @@ def matters(state: JobState) -> str:
     if state.phase is not Phase.RUNNING:
         return ""
     uses = {node: use for node, use in state.uses.items() if state.base(use.newest.round) == state.round}
-    texts = (_memory(uses, state), _shm(uses, state), _gpus(uses, state), _cpu(uses, state))
-    return next((text for text in texts if text), "")
-
-
-def _memory(uses: Mapping[int, Use], state: JobState) -> str:
     levels = {node: _level(_recent(use)) for node, use in uses.items()}
     worst = max(levels, key=lambda node: (levels[node].filled, -node), default=None)
     if worst is None:
-        return ""
-    level = levels[worst]
-    rising = level.rising * _WINDOW_S > _RISES * level.limit
-    soon = rising and level.limit - level.used < level.rising * _SOON_S
-    if level.filled < (_HALF if soon else _FULL):
-        return ""
-    return f"memory {_of(level.used, level.limit)}{_where(worst, state)}" + (", and rising" if rising else "")
+        memory = ""
+    else:
+        level = levels[worst]
+        rising = level.rising * _WINDOW_S > _RISES * level.limit
+        soon = rising and level.limit - level.used < level.rising * _SOON_S
+        if level.filled < (_HALF if soon else _FULL):
+            memory = ""
+        else:
+            memory = f"memory {_of(level.used, level.limit)}{_where(worst, state)}" + (
+                ", and rising" if rising else ""
+            )
+    steps = [step for use in uses.values() for step in _watched(_recent(use))]
+    busy, watched = (sum(step[at] for step in steps) for at in (1, 2))
+    if watched < _WATCHED_S or 1 - busy / watched < _IDLE:
+        gpus = ""
+    else:
+        # What ranks were found waiting for, which may be why GPUs have nothing to do
+        since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
+        newest = [
+            sample
+            for sample in state.samples.values()
+            if sample.round == state.round and sample.time >= since
+        ]
+        stands = [standing(rank, item.time, state.info.sources) for item in newest for rank in item.samples]
+        loading = [stand.rank for stand in stands if stand.waits is WaitsFor.DATALOADER]
+        inside = {item.inside: [e.rank for e in stands if e.inside == item.inside] for item in stands}
+        inside.pop("", None)
+        waits = (
+            {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
+        )
+        why = next(
+            (f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}" for what, who in waits.items()), ""
+        )
+        gpus = f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time" + (f": {why}" if why else "")
+    shm = ""
+    for node, use in sorted(uses.items()):
+        used, limit = use.newest.shm, use.newest.shm_limit
+        if limit and used > _SHM_FULL * limit:
+            shm = f"/dev/shm {_of(used, limit)}{_where(node, state)}"
+            break
+    texts = (memory, shm, gpus, _cpu(uses, state))
+    return next((text for text in texts if text), "")
 
 
 def _level(points: Sequence[Point]) -> _Level:
@@ -79,41 +109,6 @@ def _where(node: int, state: JobState) -> str:
     if not state.info.cluster:
         return " on this machine"
     return f" on node {node}" if state.info.nodes[1] > 1 else ""
-
-
-def _shm(uses: Mapping[int, Use], state: JobState) -> str:
-    for node, use in sorted(uses.items()):
-        used, limit = use.newest.shm, use.newest.shm_limit
-        if limit and used > _SHM_FULL * limit:
-            return f"/dev/shm {_of(used, limit)}{_where(node, state)}"
-    return ""
-
-
-def _gpus(uses: Mapping[int, Use], state: JobState) -> str:
-    steps = [step for use in uses.values() for step in _watched(_recent(use))]
-    busy, watched = (sum(step[at] for step in steps) for at in (1, 2))
-    if watched < _WATCHED_S or 1 - busy / watched < _IDLE:
-        return ""
-    why = _waiting(state)
-    return f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time" + (f": {why}" if why else "")
-
-
-def _waiting(state: JobState) -> str:
-    """Return what ranks were found waiting for, which may be why GPUs have nothing to do.
-
-    Who waits for data comes first: the others then wait for that rank.
-    """
-    since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
-    newest = [
-        sample for sample in state.samples.values() if sample.round == state.round and sample.time >= since
-    ]
-    stands = [standing(rank, item.time, state.info.sources) for item in newest for rank in item.samples]
-    loading = [stand.rank for stand in stands if stand.waits is WaitsFor.DATALOADER]
-    inside = {item.inside: [e.rank for e in stands if e.inside == item.inside] for item in stands}
-    inside.pop("", None)
-    waits = {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
-    texts = ((f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}") for what, who in waits.items())
-    return next(texts, "")
 
 
 def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
@@ -171,7 +166,29 @@ def before(failure: Failure, state: JobState) -> str:
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
     """Return a row for each node below :data:`HEAD`; nothing where none has told what it uses."""
-    table = [_row(node, use) for node, use in sorted(state.uses.items())[:_MOST_NODES]]
+    table = []
+    for node, use in sorted(state.uses.items())[:_MOST_NODES]:
+        newest, points = use.newest, use.series.points
+        memory = [point.metrics["memory"] for point in points]
+        threads = [task.tasks for task in newest.uses]
+        shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
+        gpus = ", ".join(f"{_of(gpu.memory, gpu.limit)}" for gpu in newest.gpus[:8])
+        took = points[-1].time - points[0].time
+        spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
+        cells = (
+            str(node),
+            _of(newest.memory, newest.limit),
+            size(int(max(memory))),
+            bars([task / newest.limit if newest.limit else 0.0 for task in memory]),
+            f"{spent / took:.1f} of {_cores(newest.cores)}"
+            if took > 0 and spent >= 0
+            else _cores(newest.cores),
+            f"{sum(threads)} in {count(len(threads), 'rank')}",
+            shm,
+            gpus,
+        )
+        row = tuple(clip(cell, _MAX_CELL) for cell in cells)
+        table.append(row)
     return [HEAD, *table] if table else []
 
 
@@ -185,27 +202,6 @@ def notes(state: JobState) -> list[str]:
         for kind, of in by_kind.items()
     ]
     return [note for note in (more, *which, matters(state)) if note]
-
-
-def _row(node: int, use: Use) -> tuple[str, ...]:
-    newest, points = use.newest, use.series.points
-    memory = [point.metrics["memory"] for point in points]
-    threads = [task.tasks for task in newest.uses]
-    shm = _of(newest.shm, newest.shm_limit) if newest.shm_limit else ""
-    gpus = ", ".join(f"{_of(gpu.memory, gpu.limit)}" for gpu in newest.gpus[:8])
-    took = points[-1].time - points[0].time
-    spent = points[-1].metrics["cpu"] - points[0].metrics["cpu"]
-    cells = (
-        str(node),
-        _of(newest.memory, newest.limit),
-        size(int(max(memory))),
-        bars([task / newest.limit if newest.limit else 0.0 for task in memory]),
-        f"{spent / took:.1f} of {_cores(newest.cores)}" if took > 0 and spent >= 0 else _cores(newest.cores),
-        f"{sum(threads)} in {count(len(threads), 'rank')}",
-        shm,
-        gpus,
-    )
-    return tuple(clip(cell, _MAX_CELL) for cell in cells)
 
 
 def kinds(state: JobState) -> list[str]:

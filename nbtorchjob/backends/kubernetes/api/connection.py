@@ -251,7 +251,27 @@ class Connection:
                 raise OpenFilesError
             self._apart += 1
             stack.callback(self._apart_ended)
-        response = await self._send(login, request)
+        import aiohttp
+
+        headers = {"Accept": request.accept, "Content-Type": request.content}
+        await login.api.update_params_for_auth(
+            headers, [], ["BearerToken"], request.path, request.method, None
+        )
+        url = login.server + request.path + ("?" + urlencode(request.query) if request.query else "")
+        timeout = aiohttp.ClientTimeout(
+            total=request.whole,
+            connect=CONNECT_SECONDS,
+            sock_connect=CONNECT_SECONDS,
+            sock_read=request.silence,
+        )
+        self.requests += 1
+        with _broken(login.server, login):
+            sent = await login.api.rest_client.request(
+                request.method, url, headers=headers, body=request.body, _request_timeout=timeout
+            )
+        self.answered = True
+        response: aiohttp.ClientResponse = sent.response
+        self.clock.hear(response.headers.get("Date", ""))
         # Gives the connection back where the body has been read, and cuts it where it hasn't.
         stack.callback(response.release)
         return Answer(response.status, response.headers, response.content.readany, login.server)
@@ -355,30 +375,6 @@ class Connection:
                 self._logins.append(await log_in(self._context))
             return self._logins[-1]
 
-    async def _send(self, login: Login, request: Request) -> aiohttp.ClientResponse:
-        import aiohttp
-
-        headers = {"Accept": request.accept, "Content-Type": request.content}
-        await login.api.update_params_for_auth(
-            headers, [], ["BearerToken"], request.path, request.method, None
-        )
-        url = login.server + request.path + ("?" + urlencode(request.query) if request.query else "")
-        timeout = aiohttp.ClientTimeout(
-            total=request.whole,
-            connect=CONNECT_SECONDS,
-            sock_connect=CONNECT_SECONDS,
-            sock_read=request.silence,
-        )
-        self.requests += 1
-        with _broken(login.server, login):
-            sent = await login.api.rest_client.request(
-                request.method, url, headers=headers, body=request.body, _request_timeout=timeout
-            )
-        self.answered = True
-        response: aiohttp.ClientResponse = sent.response
-        self.clock.hear(response.headers.get("Date", ""))
-        return response
-
 
 async def _refused(response: aiohttp.ClientResponse) -> None:
     if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
@@ -397,7 +393,25 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
         if getattr(getattr(error, "os_error", error), "errno", 0) == errno.EMFILE:
             raise OpenFilesError from error
-        why = _reason(error)
+        # In a few plain words why nothing answers, whatever words aiohttp has around it
+        cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code == _EXPIRED:
+                why = "its certificate has expired"
+            elif cause.verify_code in (_OF_ANOTHER_HOST, _OF_ANOTHER_IP):
+                why = "its certificate is of another host"
+            else:
+                why = "its certificate isn't signed by the kubeconfig's certificate authority"
+        elif isinstance(cause, ssl.SSLError):
+            why = "it doesn't speak TLS as expected: another port, or http:// in place of https://"
+        elif isinstance(cause, asyncio.TimeoutError):
+            why = "timed out"
+        elif isinstance(cause, ConnectionRefusedError):
+            why = os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
+        elif isinstance(cause, OSError) and cause.strerror:
+            why = cause.strerror
+        else:
+            why = "the connection broke off"
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:
             raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
@@ -408,26 +422,6 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
 
 # What OpenSSL says of a certificate, by its number (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
-
-
-def _reason(error: Exception) -> str:
-    """Say in a few plain words why nothing answers, whatever words aiohttp has around it."""
-    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        if cause.verify_code == _EXPIRED:
-            return "its certificate has expired"
-        if cause.verify_code in (_OF_ANOTHER_HOST, _OF_ANOTHER_IP):
-            return "its certificate is of another host"
-        return "its certificate isn't signed by the kubeconfig's certificate authority"
-    if isinstance(cause, ssl.SSLError):
-        return "it doesn't speak TLS as expected: another port, or http:// in place of https://"
-    if isinstance(cause, asyncio.TimeoutError):
-        return "timed out"
-    if isinstance(cause, ConnectionRefusedError):
-        return os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return "the connection broke off"
 
 
 def _proxy(login: Login) -> str:

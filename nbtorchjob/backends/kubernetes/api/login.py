@@ -183,7 +183,11 @@ def _user_problems(folder: Path, settings: Entry) -> Iterator[str]:
 def _file_problems(folder: Path, settings: Entry, named: Mapping[str, str]) -> Iterator[str]:
     for key, what in named.items():
         if inline := settings.get(key + _DATA):
-            if not _is_pem(str(inline)):
+            try:
+                is_pem = _PEM in base64.b64decode("".join(str(inline).split()), validate=True)
+            except ValueError:
+                is_pem = False
+            if not is_pem:
                 yield f"has {key}{_DATA} that is no {what} in base64"
         elif path := settings.get(key):
             try:
@@ -193,13 +197,6 @@ def _file_problems(folder: Path, settings: Entry, named: Mapping[str, str]) -> I
                 return
             if key != "tokenFile" and _PEM not in content:
                 yield f"has its {what} in {path}, which holds none"
-
-
-def _is_pem(text: str) -> bool:
-    try:
-        return _PEM in base64.b64decode("".join(text.split()), validate=True)
-    except ValueError:
-        return False
 
 
 _FRESH_S = 60.0  # the kubelet writes another token well before one expires
@@ -319,7 +316,21 @@ async def log_in(context: str | None) -> Login:
                 os.pathsep.join(files), name, client_configuration=settings, persist_config=False
             )
         if complaints and not settings.api_key and not settings.cert_file:
-            failure = _said(complaints[-1])
+            # In plain words what the package says of a login command (kubernetes 37)
+            complaint = complaints[-1]
+            if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
+                printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
+                failure = f"it ended with code {returned[1]}" + (
+                    f" and said: {words.line(printed, _SAID)}" if printed else ""
+                )
+            elif re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
+                failure = "it printed no JSON"
+            elif lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
+                failure = f"it printed JSON without {lacking[1]!r}"
+            elif re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
+                failure = "it printed JSON that is no credential"
+            else:
+                failure = "it gave no credential"
             raise ClusterError(
                 f"the kubeconfig's login command failed: {failure}: run it by hand, or log in again"
             )
@@ -330,22 +341,6 @@ async def log_in(context: str | None) -> Login:
     except Exception as error:  # whatever else the loader stumbles over
         why = f"`kubectl --context {name} version` may tell why"
         raise ClusterError(f"{merged} can't be used for the context {name}: {why}") from error
-
-
-def _said(complaint: str) -> str:
-    """Say in plain words what the package says of a login command (kubernetes 37)."""
-    if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
-        printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
-        return f"it ended with code {returned[1]}" + (
-            f" and said: {words.line(printed, _SAID)}" if printed else ""
-        )
-    if re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
-        return "it printed no JSON"
-    if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
-        return f"it printed JSON without {lacking[1]!r}"
-    if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
-        return "it printed JSON that is no credential"
-    return "it gave no credential"
 
 
 _SAID = 500  # characters of what a login command says

@@ -66,7 +66,17 @@ class Subscription:
         older = self._waiting.pop(key, None)
         if older is not None:
             unheard = older.type == ADDED and change.type == MODIFIED
-            obj = _deleted_as(older.object, change.object)
+            # The newer state of an object, with the first word of when it is to be deleted
+            first = (
+                {name: value for name, value in older.object["metadata"].items() if name in _DELETION}
+                if older.object
+                else {}
+            )
+            obj = (
+                {**change.object, "metadata": {**change.object["metadata"], **first}}
+                if first
+                else change.object
+            )
             change = Change(ADDED if unheard else change.type, obj)
         self._waiting[key] = change
         self._ready.set()
@@ -86,16 +96,6 @@ class Subscription:
         if not self._error:
             self._ready.clear()
         return changes
-
-
-def _deleted_as(older: Object, newer: Object) -> Object:
-    """Return the newer state of an object, with the first word of when it is to be deleted.
-
-    What removes a pod once it has ended dates the deletion anew (Kubernetes 1.36): then it would seem to have
-    ended by itself, and to be deleted because of that.
-    """
-    first = {name: value for name, value in older["metadata"].items() if name in _DELETION} if older else {}
-    return {**newer, "metadata": {**newer["metadata"], **first}} if first else newer
 
 
 def uid(obj: Object) -> str:
@@ -159,13 +159,6 @@ class Reflector:
                 await watch.close()
 
 
-def _labels(api: Api) -> dict[str, Any]:
-    """Return the label selector of a kind whose objects carry our labels, as most makers copy them."""
-    if api == EVENTS or api.plural == POD_GROUPS.plural:
-        return {}
-    return {"labels": workloads.UID if api.group == KUEUE else OURS}
-
-
 class _Watch:
     """All objects of one kind, and who wants to hear of them."""
 
@@ -173,7 +166,12 @@ class _Watch:
         self._client = client
         self._target = target
         self._pace = pace
-        self._selectors = {**_labels(target.api), **({"fields": fields} if fields else {})}
+        # The label selector of a kind whose objects carry our labels, as most makers copy them
+        if target.api == EVENTS or target.api.plural == POD_GROUPS.plural:
+            labels: dict[str, Any] = {}
+        else:
+            labels = {"labels": workloads.UID if target.api.group == KUEUE else OURS}
+        self._selectors = {**labels, **({"fields": fields} if fields else {})}
         self._known: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first
@@ -203,33 +201,34 @@ class _Watch:
 
     async def _run(self) -> None:
         try:
-            await self._list_and_watch()
+            pauses = delays(self._client.pause, _LONGEST_WAIT)
+            refusals = 0
+            while True:
+                try:
+                    if not self._version:
+                        await self._list()
+                        refusals = 0
+                    if await self._watch():
+                        pauses = delays(self._client.pause, _LONGEST_WAIT)
+                        continue
+                except _UnwatchableError:
+                    await asyncio.sleep(self._pace.poll)
+                    continue
+                except ClusterError as error:
+                    if isinstance(error, ApiError):
+                        passing = error.expired or error.too_many or error.server_error
+                    else:
+                        passing = isinstance(error, UnreachableError) and self._client.reached
+                    refusals += not passing
+                    if refusals > (_PATIENCE if self._synced else 0):
+                        raise
+                    if isinstance(error, ApiError) and error.expired:
+                        self._version = ""
+                await asyncio.sleep(next(pauses))
         except Exception as error:
             self._error = error
             for subscription in self._subscriptions:
                 subscription.fail(error)
-
-    async def _list_and_watch(self) -> None:
-        pauses = delays(self._client.pause, _LONGEST_WAIT)
-        refusals = 0
-        while True:
-            try:
-                if not self._version:
-                    await self._list()
-                    refusals = 0
-                if await self._watch():
-                    pauses = delays(self._client.pause, _LONGEST_WAIT)
-                    continue
-            except _UnwatchableError:
-                await asyncio.sleep(self._pace.poll)
-                continue
-            except ClusterError as error:
-                refusals += not self._passing(error)
-                if refusals > (_PATIENCE if self._synced else 0):
-                    raise
-                if isinstance(error, ApiError) and error.expired:
-                    self._version = ""
-            await asyncio.sleep(next(pauses))
 
     async def _list(self) -> None:
         target = self._target
@@ -287,11 +286,6 @@ class _Watch:
             self._known[key] = obj
             type_ = MODIFIED if known else ADDED
         self._tell(Change(type_, obj))
-
-    def _passing(self, error: ClusterError) -> bool:
-        if isinstance(error, ApiError):
-            return error.expired or error.too_many or error.server_error
-        return isinstance(error, UnreachableError) and self._client.reached
 
     def _tell(self, change: Change) -> None:
         for subscription in self._subscriptions:

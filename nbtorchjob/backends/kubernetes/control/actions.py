@@ -34,7 +34,7 @@ from nbtorchjob.errors import (
     SpecError,
     ValueLostError,
 )
-from nbtorchjob.state import JobInfo, JobState
+from nbtorchjob.state import JobInfo
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE, Sent
 from nbtorchjob.text.hints import hint
@@ -163,17 +163,15 @@ async def _over(job: JobRef) -> bool:
     """Whether nothing of the job is left to end; False where what is known of it makes no sense."""
     try:
         said = concluded(job)
-        return _halted(job, said) if said.cancelled is not None else await over(job)
+        if said.cancelled is not None:
+            # Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between
+            if holding.applies(job.kind, job.object) and said.verdict is None:
+                return False  # to be looked at once more
+            marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
+            return marked or said.suspended or said.verdict is not None
+        return await over(job)
     except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
         return False
-
-
-def _halted(job: JobRef, said: JobState) -> bool:
-    """Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between."""
-    if holding.applies(job.kind, job.object) and said.verdict is None:
-        return False  # to be looked at once more
-    marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
-    return marked or said.suspended or said.verdict is not None
 
 
 async def annotate(job: JobRef, fact: ev.Annotated) -> None:
@@ -205,11 +203,13 @@ async def suspend(job: JobRef) -> None:
 async def resume(job: JobRef) -> None:
     """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
     await _check_alive(job, "resume")
-    if not _suspended(job):
+    # Whether the job is to have no pods: its spec says so, before its status does
+    suspended = job.kind.suspends(job.object) if job.kind.suspend else concluded(job).suspended
+    if not suspended:
         return
     until = time.monotonic() + _PODS_GONE_S
     # A PyTorchJob that is resumed while a pod of its suspension still ends has failed (operator 1.9).
-    while any(_lives(pod) for _, pod in await job.pods()):
+    while any((reading.deleted(pod) is not None or not reading.ended(pod)) for _, pod in await job.pods()):
         if time.monotonic() > until:
             name = job.info.name
             raise NBTorchJobError(f"{name}: its pods don't end; try {hint('resume', name)} again")
@@ -254,18 +254,6 @@ async def _set(job: JobRef, *, suspended: bool) -> None:
     await holding.suspend(
         job.session, job.kind, job.target, job.object, suspended=suspended, within=_PODS_GONE_S
     )
-
-
-def _suspended(job: JobRef) -> bool:
-    """Whether the job is to have no pods: its spec says so, before its status does."""
-    if not job.kind.suspend:
-        return concluded(job).suspended
-    return job.kind.suspends(job.object)
-
-
-def _lives(pod: Object) -> bool:
-    # Pods that ended before the suspension stay (Indexed Job).
-    return reading.deleted(pod) is not None or not reading.ended(pod)
 
 
 async def _check_alive(job: JobRef, verb: str) -> None:

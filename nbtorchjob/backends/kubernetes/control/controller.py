@@ -109,9 +109,25 @@ class JobController:
                 if not self._to_stop(reduce(apply, meanwhile, state)):
                     return meanwhile
             if reason:
-                await self._halt(
-                    state, labelling.STOPPED, labelling.mark(_when(state, reason, self._now()), reason)
-                )
+                # When there was reason to end the newest attempt; now, if nothing says when
+                now = self._now()
+                if state.verdict is not None:
+                    when = state.verdict.time
+                elif reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
+                    when = state.deadline_at
+                else:
+                    first = culprit(newest(state))
+                    if first is not None:
+                        when = first.time
+                    else:
+                        # Of a budget that is used up it was the end of the attempt before.
+                        ends = [
+                            attempt.failure.time
+                            for attempt in state.attempts[:-1]
+                            if attempt.failure is not None
+                        ]
+                        when = max(ends, default=now)
+                await self._halt(state, labelling.STOPPED, labelling.mark(when, reason))
             else:
                 await self._lose_patience(state)
         return []
@@ -126,16 +142,14 @@ class JobController:
             return False
         if state.verdict is None and state.cancelled is None:
             return False
-        if state.queue is not None and self._wished(state):
+        if state.queue is not None and (
+            state.cancelled is not None or (state.verdict is not None and state.verdict.reason in _OURS)
+        ):
             # Its queue starts a job as soon as there is quota, whatever is written on it.
             return not state.queue.held and not (state.queue.admitted and state.all_over)
         if state.verdict is not None:
             return marked_only(self._kind, state)
         return state.tries > 1 or not (self._kind.suspend or state.suspended)
-
-    def _wished(self, state: JobState) -> bool:
-        """Whether somebody ended it who may have been killed before that held."""
-        return state.cancelled is not None or (state.verdict is not None and state.verdict.reason in _OURS)
 
     async def clean(self, owned: Callable[[Object], bool]) -> None:
         """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
@@ -238,9 +252,14 @@ class JobController:
             self._not_before = self._now() + AGAIN_S
             return
         else:
-            actions.log_deed(
-                self._info, "ended an attempt", f"number {state.tries}, {_why(state, mark, text)}"
-            )
+            # Why an attempt is ended, off the mark that says so
+            if mark == labelling.CANCELLED:
+                why = "as the job was cancelled"
+            else:
+                reason = text.partition(" ")[2] or STOPPED
+                first = culprit(newest(state)) if reason == STOPPED else None
+                why = f"{reason}: {first.reason.line}" if first is not None else reason
+            actions.log_deed(self._info, "ended an attempt", f"number {state.tries}, {why}")
         self._stopped.add(state.tries)
 
     async def _remove(self) -> None:
@@ -250,6 +269,10 @@ class JobController:
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
+            # What the newest attempt drew on, as it is written down: its pods, which tell, may go
+            ended = state.attempts[-1]
+            why = ended.failure.reason.line if ended.failure is not None else ""
+            paid = labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
             begun = await attempts.begin(
                 self._session,
                 self._scope,
@@ -257,7 +280,7 @@ class JobController:
                 self._info,
                 following,
                 state.deadline_at,
-                _paid(state, following),
+                paid,
             )
         except PayloadGoneError:
             now = round(self._now(), 3)
@@ -269,7 +292,11 @@ class JobController:
             return [ev.Waiting(self._now(), text, reason="Refused", stage=ev.Stage.PLACING)]
         if not begun:
             return []
-        why = f"number {following.number}; number {state.tries} ended: {_charged(state, following)}"
+        # What ended the newest attempt, and which budget that draws on
+        ended, used = state.attempts[-1], next(use for use in state.budgets if use.budget is following.budget)
+        charged_why = ended.failure.reason.line if ended.failure is not None else "nothing says why"
+        charged = f"{charged_why} ({following.budget.value}: {used.used} of {used.limit:g})"
+        why = f"number {following.number}; number {state.tries} ended: {charged}"
         actions.log_deed(self._info, "began an attempt", why)
         return [ev.AttemptBegan(self._now(), following.number)]
 
@@ -278,43 +305,6 @@ def marked_only(kind: Kind, state: JobState) -> bool:
     """Whether an attempt may be marked as ended only, by somebody who didn't come to its Command."""
     ours = state.verdict is not None and state.verdict.reason in _OURS
     return ours and not kind.suspend and not state.all_over
-
-
-def _paid(state: JobState, following: Next) -> str:
-    """Return what the newest attempt drew on, as it is written down: its pods, which tell, may go."""
-    ended = state.attempts[-1]
-    why = ended.failure.reason.line if ended.failure is not None else ""
-    return labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
-
-
-def _charged(state: JobState, following: Next) -> str:
-    """Return what ended the newest attempt, and which budget that draws on."""
-    ended, used = state.attempts[-1], next(use for use in state.budgets if use.budget is following.budget)
-    why = ended.failure.reason.line if ended.failure is not None else "nothing says why"
-    return f"{why} ({following.budget.value}: {used.used} of {used.limit:g})"
-
-
-def _why(state: JobState, mark: str, text: str) -> str:
-    """Return why an attempt is ended, off the mark that says so."""
-    if mark == labelling.CANCELLED:
-        return "as the job was cancelled"
-    reason = text.partition(" ")[2] or STOPPED
-    first = culprit(newest(state)) if reason == STOPPED else None
-    return f"{reason}: {first.reason.line}" if first is not None else reason
-
-
-def _when(state: JobState, reason: str, now: float) -> float:
-    """When there was reason to end the newest attempt; now, if nothing says when."""
-    if state.verdict is not None:
-        return state.verdict.time
-    if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
-        return state.deadline_at
-    first = culprit(newest(state))
-    if first is not None:
-        return first.time
-    # Of a budget that is used up it was the end of the attempt before.
-    ends = [attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None]
-    return max(ends, default=now)
 
 
 def _final(run: Life) -> bool:

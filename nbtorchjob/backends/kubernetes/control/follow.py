@@ -373,19 +373,17 @@ class Follower:
                             await self._queue.put(reader.events(lines))
                     break
                 except OpenFilesError as exc:
-                    await self._wait_for_files(node, exc)
+                    # Say, once, that some logs wait for others to end, and let one of these wait
+                    if not self._said_files:
+                        self._said_files = True
+                        files = f"the logs of node {node} and others are read once those of others have ended"
+                        text = f"{files}: {exc}"
+                        await self._queue.put([ev.Notice(self._session.client.now(), text)])
+                    await asyncio.sleep(_FILES_LOOK_S)
         except ClusterError as exc:
             text = f"the rest of node {node}'s log can't be had: {exc}"
             await self._queue.put([ev.Notice(self._session.client.now(), text)])
         await self._queue.put([])  # to look whether that was all
-
-    async def _wait_for_files(self, node: int, exc: OpenFilesError) -> None:
-        """Say, once, that some logs wait for others to end, and let one of these wait."""
-        if not self._said_files:
-            self._said_files = True
-            text = f"the logs of node {node} and others are read once those of others have ended: {exc}"
-            await self._queue.put([ev.Notice(self._session.client.now(), text)])
-        await asyncio.sleep(_FILES_LOOK_S)
 
     async def _tend(self) -> list[ev.Event]:
         # What is known of a job before all is listed says nothing of what it needs.
@@ -418,7 +416,15 @@ class Follower:
         if self._unlisted or not self._queue.empty() or self._misses:
             return False
         now = time.monotonic()
-        if not self._decides(self._state):
+        # Whether somebody has spoken of an end, and it stands
+        state = self._state
+        if state.verdict is None and state.removed is None and state.cancelled is None:
+            decides = False  # or no longer: it was suspended, and goes on
+        elif state.next is not None:
+            decides = False
+        else:
+            decides = self._controller is None or not self._controller.owes(state)
+        if not decides:
             self._decided = self._concluded = None
             self._looked = self._looked and self._state.verdict is not None
             return False
@@ -429,14 +435,6 @@ class Follower:
             return now - self._decided > (_VERDICT_GRACE_S if said else math.inf)
         self._concluded = self._concluded or now
         return not self._reading or now - self._concluded > _log_grace(self._state)
-
-    def _decides(self, state: JobState) -> bool:
-        """Whether somebody has spoken of an end, and it stands."""
-        if state.verdict is None and state.removed is None and state.cancelled is None:
-            return False  # or no longer: it was suspended, and goes on
-        if state.next is not None:
-            return False
-        return self._controller is None or not self._controller.owes(state)
 
 
 def sound(state: JobState) -> bool:

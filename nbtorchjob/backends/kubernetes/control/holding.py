@@ -92,7 +92,30 @@ async def hold(
             f"{target.name} runs: its queue takes a suspension back, and deactivating its Workload isn't "
             f"permitted here (patch workloads): {hint('cancel', target.name or '')} ends it for good"
         )
-    await _ended(session, kind, target, until, last)
+    # End an admitted job by a deadline that has passed, or by the last means
+    try:
+        await session.client.patch(target, dict(kind.ended))
+    except ApiError as exc:
+        if exc.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        if last is not None:
+            await last()
+            return
+        raise ClusterError(
+            f"{target.name} runs, and its queue takes a suspension back; its deadline can't be changed, and "
+            f"deactivating its Workload isn't permitted: {hint('delete', target.name or '')} ends it"
+        ) from exc
+    look = time.monotonic() + _AGAIN_S
+    while time.monotonic() < until:
+        obj = await session.client.get(target)
+        if _over(kind, obj) or (kind.suspends(obj) and await _inactive(session, target, obj)):
+            return  # or somebody else, who may, has deactivated it meanwhile
+        if time.monotonic() > look:
+            look += _AGAIN_S
+            note = {labelling.POKED: labelling.mark(session.client.now())}
+            await session.client.patch(target, {"metadata": {"annotations": note}})
+        await asyncio.sleep(_LOOK_S)
+    raise UnheededError(f"{target.name}: its operator doesn't end it; try again")
 
 
 async def release(session: Session, kind: Kind, target: Target, obj: Object) -> None:
@@ -163,33 +186,6 @@ async def _moved(session: Session, kind: Kind, target: Target, until: float) -> 
 def _queued_elsewhere(workload: Object) -> bool:
     moved = (workload.get("spec") or {}).get("queueName") == labelling.HELD
     return moved and reading.condition(workload, "QuotaReserved") is None
-
-
-async def _ended(session: Session, kind: Kind, target: Target, until: float, last: Last | None) -> None:
-    """End an admitted job by a deadline that has passed, or by the last means."""
-    try:
-        await session.client.patch(target, dict(kind.ended))
-    except ApiError as exc:
-        if exc.status != HTTPStatus.UNPROCESSABLE_ENTITY:
-            raise
-        if last is not None:
-            await last()
-            return
-        raise ClusterError(
-            f"{target.name} runs, and its queue takes a suspension back; its deadline can't be changed, and "
-            f"deactivating its Workload isn't permitted: {hint('delete', target.name or '')} ends it"
-        ) from exc
-    look = time.monotonic() + _AGAIN_S
-    while time.monotonic() < until:
-        obj = await session.client.get(target)
-        if _over(kind, obj) or (kind.suspends(obj) and await _inactive(session, target, obj)):
-            return  # or somebody else, who may, has deactivated it meanwhile
-        if time.monotonic() > look:
-            look += _AGAIN_S
-            note = {labelling.POKED: labelling.mark(session.client.now())}
-            await session.client.patch(target, {"metadata": {"annotations": note}})
-        await asyncio.sleep(_LOOK_S)
-    raise UnheededError(f"{target.name}: its operator doesn't end it; try again")
 
 
 def _over(kind: Kind, obj: Object) -> bool:

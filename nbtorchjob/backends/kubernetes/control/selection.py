@@ -143,7 +143,21 @@ class Troubles:
 
     def read(self, event: dict[str, Any]) -> list[ev.Event]:
         """Return what an event (core/v1) says of the job."""
-        if not self._is_ours(event):
+        about = event["involvedObject"]
+        name, uid = about.get("name") or "", about.get("uid")
+        if about.get("kind") == "Pod":
+            is_ours = self.pod(name, uid) is not None
+        elif uid in self._objects:
+            is_ours = True
+        else:
+            child = self._kind.children.get(about.get("kind") or "", "")
+            is_ours = any(
+                # What has that name now isn't what had it before the job was made.
+                name == child.format(name=obj["metadata"]["name"], uid=owner)
+                and created(event) >= created(obj)
+                for owner, obj in self._objects.items()
+            )
+        if not is_ours:
             self._early = [*self._early[-_EARLY:], event]
             return []
         return lifecycle.waiting_facts(event, self._node, self._pods.get, self._kind.complaints)
@@ -155,20 +169,6 @@ class Troubles:
     def _node(self, name: str) -> int | None:
         pod = self._pods.get(name)
         return self._kind.node(pod) if pod else None
-
-    def _is_ours(self, event: dict[str, Any]) -> bool:
-        about = event["involvedObject"]
-        name, uid = about.get("name") or "", about.get("uid")
-        if about.get("kind") == "Pod":
-            return self.pod(name, uid) is not None
-        if uid in self._objects:
-            return True
-        child = self._kind.children.get(about.get("kind") or "", "")
-        return any(
-            # What has that name now isn't what had it before the job was made.
-            name == child.format(name=obj["metadata"]["name"], uid=owner) and created(event) >= created(obj)
-            for owner, obj in self._objects.items()
-        )
 
 
 # What is put on a host that is about to end, as it is drained or before it. Missing are those of hosts whose
@@ -219,18 +219,16 @@ class Hosts:
                     if life.running and node.host and self._asked[life.pod] < _MOST:
                         hosts.setdefault(node.host, {})[node.index] = life.pod
                 for host, nodes in hosts.items():
-                    if why := await self._notice(host):
+                    # Its notice, as another job here may have just asked for it: many run on one host
+                    now, known = time.monotonic(), self._session.notices
+                    if host not in known or now - known[host][0] > EVERY_S / 2:
+                        known[host] = now, asyncio.ensure_future(self._look(host))
+                    notice = await asyncio.shield(known[host][1])
+                    if why := notice:
                         await self._tell(nodes, why)
                     await asyncio.sleep(max(_APART_S, EVERY_S / len(hosts)))
                 if not hosts:
                     await asyncio.sleep(EVERY_S)
-
-    async def _notice(self, host: str) -> str:
-        """Return its notice, as another job here may have just asked for it: many run on one host."""
-        now, known = time.monotonic(), self._session.notices
-        if host not in known or now - known[host][0] > EVERY_S / 2:
-            known[host] = now, asyncio.ensure_future(self._look(host))
-        return await asyncio.shield(known[host][1])
 
     async def _look(self, host: str) -> str:
         try:

@@ -257,19 +257,17 @@ class Service:
         with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             words = (await reader.readuntil(b"\r\n")).split()
             path = words[1].partition(b"?")[0] if len(words) > 1 else b""
-            code, body = self._said(path)
+            if path == b"/metrics":
+                code, body = "200 OK", self.metrics().encode()
+            elif path in (b"/", b"/healthz"):
+                code = "200 OK" if self.well else "503 Service Unavailable"
+                code, body = code, (json.dumps(self.figures(), indent=1) + "\n").encode()
+            else:
+                code, body = "404 Not Found", b"there are /healthz and /metrics\n"
             head = f"HTTP/1.0 {code}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             await writer.drain()
         writer.close()
-
-    def _said(self, path: bytes) -> tuple[str, bytes]:
-        if path == b"/metrics":
-            return "200 OK", self.metrics().encode()
-        if path in (b"/", b"/healthz"):
-            code = "200 OK" if self.well else "503 Service Unavailable"
-            return code, (json.dumps(self.figures(), indent=1) + "\n").encode()
-        return "404 Not Found", b"there are /healthz and /metrics\n"
 
 
 class Background:

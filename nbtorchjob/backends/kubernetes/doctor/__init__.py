@@ -13,7 +13,6 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
 from nbtorchjob.backends.kubernetes.doctor import capacity, named, server
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec
@@ -40,26 +39,24 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
     findings += await _with_error(server.version(here.client))
     if not all(finding.good for finding in findings):
         return [*findings, _left_out("what is on the cluster")]
-    return [*findings, *await _inside(here, scope, spec)]
-
-
-async def _inside(here: Session, scope: Scope, spec: JobSpec) -> list[Finding]:
     user, (kind, kinds_found) = await asyncio.gather(server.user(here.client), _kind(here, spec))
     namespace = await _with_error(server.namespace(here.client, scope.namespace))
-    findings = [server.account(user), *namespace, *kinds_found]
+    inside_findings = [server.account(user), *namespace, *kinds_found]
     if not all(finding.good for finding in namespace):
-        return [*findings, _left_out("permissions, quotas and what the job names in that namespace")]
-    parts = await asyncio.gather(
-        _with_error(server.permission_findings(here.client, scope.namespace, kind, spec, user)),
-        _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
-        _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
-        _with_error(server.gang_findings(here, kind, spec)),
-        _with_error(capacity.quota_findings(here.client, scope.namespace, spec)),
-        _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
-        _with_error(server.hosts(here.client, spec)),
-        _with_error(capacity.room_findings(here.client, spec)),
-    )
-    return findings + [finding for part in parts for finding in part]
+        inside = [*inside_findings, _left_out("permissions, quotas and what the job names in that namespace")]
+    else:
+        parts = await asyncio.gather(
+            _with_error(server.permission_findings(here.client, scope.namespace, kind, spec, user)),
+            _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
+            _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
+            _with_error(server.gang_findings(here, kind, spec)),
+            _with_error(capacity.quota_findings(here.client, scope.namespace, spec)),
+            _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
+            _with_error(server.hosts(here.client, spec)),
+            _with_error(capacity.room_findings(here.client, spec)),
+        )
+        inside = inside_findings + [finding for part in parts for finding in part]
+    return [*findings, *inside]
 
 
 async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:

@@ -23,7 +23,6 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     LOCAL_QUEUES,
     QUOTAS,
     WORKLOAD_PRIORITIES,
-    Api,
     Target,
 )
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
@@ -72,7 +71,14 @@ def _one(quota: Object, wanted: dict[str, float]) -> Finding:
     name = quota["metadata"]["name"]
     if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
         return Finding(True, f"quota {name} applies only to some pods and wasn't checked")
-    lacking = list(_lacking(quota, wanted))
+    lacking: list[str] = []
+    for key, left in _room(quota).items():
+        need = wanted.get(_key(key))
+        if need is not None and need > left:
+            lacking.append(f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left")
+        elif need is None and _key(key).partition(".")[2] in _REQUESTED:
+            option = _key(key).partition(".")[2]
+            lacking.append(f"{key} must be set: use --{option} (unless a LimitRange or runtime does)")
     if lacking:
         return Finding(False, f"quota {name}: {'; '.join(lacking)}")
     said = [
@@ -81,16 +87,6 @@ def _one(quota: Object, wanted: dict[str, float]) -> Finding:
         if _key(key) in wanted
     ]
     return Finding(True, f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}")
-
-
-def _lacking(quota: Object, wanted: dict[str, float]) -> Iterator[str]:
-    for key, left in _room(quota).items():
-        need = wanted.get(_key(key))
-        if need is not None and need > left:
-            yield f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left"
-        elif need is None and _key(key).partition(".")[2] in _REQUESTED:
-            option = _key(key).partition(".")[2]
-            yield f"{key} must be set: use --{option} (unless a LimitRange or runtime does)"
 
 
 def _room(quota: Object) -> dict[str, float]:
@@ -227,7 +223,20 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
     if not hosts:
         why = "the cluster has no hosts"
     elif not big:
-        why = _too_small(wanted, hosts)
+        # The resources of which no host has as much as is requested
+        rooms = [room(host) for host in hosts]
+        most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
+        absent = [name for name, number in most.items() if not number]
+        if absent:
+            why = f"no host could hold a pod: none has any {' or '.join(absent)}"
+        else:
+            short = [
+                f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
+                for name in wanted
+                if most[name] < wanted[name]
+            ]
+            every = " and ".join(f"{_said(name, number)} {name}" for name, number in wanted.items())
+            why = f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
     elif not chosen:
         labels = ", ".join(f"{key}={value}" for key, value in (pod.get("nodeSelector") or {}).items())
         why = f"no big enough host has the requested labels{': ' if labels else ''}{labels}"
@@ -240,22 +249,6 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
 def _holds(host: Object, wanted: Mapping[str, float]) -> bool:
     has = room(host)
     return all(has.get(name, 0.0) >= number for name, number in wanted.items())
-
-
-def _too_small(wanted: Mapping[str, float], hosts: Sequence[Object]) -> str:
-    """Return the resources of which no host has as much as is requested."""
-    rooms = [room(host) for host in hosts]
-    most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
-    absent = [name for name, number in most.items() if not number]
-    if absent:
-        return f"no host could hold a pod: none has any {' or '.join(absent)}"
-    short = [
-        f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
-        for name in wanted
-        if most[name] < wanted[name]
-    ]
-    every = " and ".join(f"{_said(name, number)} {name}" for name, number in wanted.items())
-    return f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
 
 
 def _taint(taint: Mapping[str, Any]) -> str:
@@ -300,7 +293,9 @@ async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec
     if api is None:
         return []
     try:
-        there = await _named(here.client, api, namespace)
+        # A namespace's queues by name. Raises ``ClusterError``.
+        items = (await here.client.list(api, namespace)).items
+        there = {item["metadata"]["name"]: item for item in items}
     except ForbiddenError as exc:
         text = f"queue {name}: can't check whether it exists, because listing queues isn't permitted"
         return [Finding(True, text, exc.grant)]
@@ -313,12 +308,6 @@ async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec
         said = closed.get("message") or closed.get("reason")
         return [Finding(False, f"queue {name} is closed: {said}; choose another with --queue")]
     return [Finding(True, f"queue {name} exists and is open"), *await _fits(here, there[name], spec)]
-
-
-async def _named(client: Client, api: Api, namespace: str) -> dict[str, Object]:
-    """Return a namespace's queues by name. Raises ``ClusterError``."""
-    items = (await client.list(api, namespace)).items
-    return {item["metadata"]["name"]: item for item in items}
 
 
 async def _fits(here: Session, local: Object, spec: JobSpec) -> list[Finding]:

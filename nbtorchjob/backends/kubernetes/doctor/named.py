@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from nbtorchjob.backends.base import Choice, Finding
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.api.login import contexts
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind, Queues, Runtime, Runtimes
+from nbtorchjob.backends.kubernetes.kinds.base import Kind, Queues, Runtimes
 from nbtorchjob.backends.kubernetes.objects.reading import (
     ACCOUNTS,
     CLAIMS,
@@ -69,32 +69,31 @@ async def reference_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec
 ) -> list[Finding]:
     """Report of each name whether it exists. Raises ``ClusterError``."""
-    wanted = list(_names(namespace, kind, spec))
+    wanted: list[_Name] = []
+    cluster = spec.cluster
+    account = Target(ACCOUNTS, namespace, cluster.service_account or "default")
+    wanted.append(_Name("service account", account, "--service-account"))
+    if cluster.priority_class:
+        wanted.append(
+            _Name("priority class", Target(PRIORITIES, None, cluster.priority_class), "--priority-class")
+        )
+    for secret in cluster.image_pull_secret:
+        wanted.append(_Name("image pull secret", Target(SECRETS, namespace, secret), "--image-pull-secret"))
+    for mount in cluster.mounts:
+        if mount.type == "volume":
+            judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
+            wanted.append(_Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge))
+    for text in spec.data.values():
+        if (place := where(text)).scheme == "pvc":
+            judge = _claim_of_many if spec.launch.max_nodes > 1 else _claim
+            wanted.append(_Name("claim", Target(CLAIMS, namespace, place.claim), "--data", judge))
+    if kind is not None and kind.queues is not None:
+        target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
+        wanted.append(_Name("queue", target, "--queue", partial(_queue, kind.queues)))
     findings = await asyncio.gather(*(_one(client, name) for name in wanted))
     if kind is not None and kind.runtimes is not None:
         findings += await _runtime(client, kind.runtimes, namespace, spec)
     return findings
-
-
-def _names(namespace: str, kind: Kind | None, spec: JobSpec) -> Iterator[_Name]:
-    cluster = spec.cluster
-    account = Target(ACCOUNTS, namespace, cluster.service_account or "default")
-    yield _Name("service account", account, "--service-account")
-    if cluster.priority_class:
-        yield _Name("priority class", Target(PRIORITIES, None, cluster.priority_class), "--priority-class")
-    for secret in cluster.image_pull_secret:
-        yield _Name("image pull secret", Target(SECRETS, namespace, secret), "--image-pull-secret")
-    for mount in cluster.mounts:
-        if mount.type == "volume":
-            judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
-            yield _Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge)
-    for text in spec.data.values():
-        if (place := where(text)).scheme == "pvc":
-            judge = _claim_of_many if spec.launch.max_nodes > 1 else _claim
-            yield _Name("claim", Target(CLAIMS, namespace, place.claim), "--data", judge)
-    if kind is not None and kind.queues is not None:
-        target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
-        yield _Name("queue", target, "--queue", partial(_queue, kind.queues))
 
 
 async def _one(client: Client, name: _Name) -> Finding:
@@ -140,33 +139,32 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, spec: JobSpe
         return [Finding(True, text, exc.grant)]
     listed = await attempts.listed(client, kinds, namespace)
     known = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
+    initializers = kinds.initializers(obj) if spec.data else ()
+    if not initializers:
+        left_out = []
+    else:
+        text = f"runtime {runtime.name} has a {' and a '.join(initializers)}, which --data leaves out"
+        left_out = [Finding(True, f"{text}: each node fetches what it lacks by itself")]
+    restarts = kinds.restarts(obj)
+    if not restarts:
+        again = []
+    else:
+        text = f"runtime {runtime.name} starts a failed job again by itself, {restarts}"
+        again = [
+            Finding(True, f"mind: {text}; with --retries whoever follows or tends the job does that instead")
+        ]
+    other = kinds.made_for(obj)
+    if not other:
+        torch = Finding(True, f"runtime {runtime.name} ({runtime.kind}) exists and is for torch")
+    else:
+        text = f"runtime {runtime.name} is for {other}, not for torch: choose another with --runtime"
+        torch = Finding(False, text)
     return [
-        _torch(runtime, kinds.made_for(obj)),
-        *_again(runtime, kinds.restarts(obj)),
-        *_left_out(runtime, kinds.initializers(obj) if spec.data else ()),
+        torch,
+        *again,
+        *left_out,
         Finding(True, f"available runtimes: {known}"),
     ]
-
-
-def _left_out(runtime: Runtime, initializers: Sequence[str]) -> list[Finding]:
-    if not initializers:
-        return []
-    text = f"runtime {runtime.name} has a {' and a '.join(initializers)}, which --data leaves out"
-    return [Finding(True, f"{text}: each node fetches what it lacks by itself")]
-
-
-def _again(runtime: Runtime, restarts: str) -> list[Finding]:
-    if not restarts:
-        return []
-    text = f"runtime {runtime.name} starts a failed job again by itself, {restarts}"
-    return [Finding(True, f"mind: {text}; with --retries whoever follows or tends the job does that instead")]
-
-
-def _torch(runtime: Runtime, other: str) -> Finding:
-    if not other:
-        return Finding(True, f"runtime {runtime.name} ({runtime.kind}) exists and is for torch")
-    text = f"runtime {runtime.name} is for {other}, not for torch: choose another with --runtime"
-    return Finding(False, text)
 
 
 _TORCH = "{}.{}".format(*torch_versions.OLDEST)
@@ -367,11 +365,11 @@ async def _priorities(here: Session) -> list[Choice]:
 
 async def _claims(client: Client, namespace: str) -> list[Choice]:
     items = (await client.list(CLAIMS, namespace)).items
-    return [_claim_choice(item) for item in sorted(items, key=lambda item: str(item["metadata"]["name"]))]
-
-
-def _claim_choice(item: Object) -> Choice:
-    name, spec = item["metadata"]["name"], item["spec"]
-    size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
-    note = ", ".join(filter(None, [size, *(spec.get("accessModes") or ())]))
-    return Choice(f"type=volume,src={name},dst=/mnt/{name}", note)
+    claim_choices = []
+    for item in sorted(items, key=lambda item: str(item["metadata"]["name"])):
+        name, spec = item["metadata"]["name"], item["spec"]
+        size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
+        note = ", ".join(filter(None, [size, *(spec.get("accessModes") or ())]))
+        claim_choice = Choice(f"type=volume,src={name},dst=/mnt/{name}", note)
+        claim_choices.append(claim_choice)
+    return claim_choices

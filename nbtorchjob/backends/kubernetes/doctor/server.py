@@ -402,16 +402,13 @@ def _findings(
 ) -> Iterator[Finding]:
     bad = [right for right in denied if right not in (*EVENTS, *ASKING)]
     if bad:
-        yield Finding(False, f"not permitted: {_said(bad)}; an administrator can grant it", role(denied))
+        by_resource: dict[str, list[str]] = {}
+        for right in bad:
+            by_resource.setdefault(right.what, []).append(right.verb)
+        said = "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())
+        yield Finding(False, f"not permitted: {said}; an administrator can grant it", role(denied))
     else:
         yield Finding(True, f"all {count} permissions that a job needs are granted")
     for optional, text in _OPTIONAL.items():
         if missing := [right for right in optional if right in denied]:
             yield Finding(True, text, "" if bad else role(missing))
-
-
-def _said(rights: Iterable[Right]) -> str:
-    by_resource: dict[str, list[str]] = {}
-    for right in rights:
-        by_resource.setdefault(right.what, []).append(right.verb)
-    return "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())

@@ -91,18 +91,17 @@ def reported(state: JobState, cache: JobCache) -> JobState:
     if state.info.lab is not None:
         state = reduce(apply, (fact for fact in cache.facts() if isinstance(fact, _OF_LABS)), state)
     pods = [Pod(index, uid) for index, node in state.nodes.items() for uid in node.lives]
-    logs = [_log(cache.log(pod)) for pod in pods]
+    logs = []
+    for pod in pods:
+        path = cache.log(pod)
+        log = _logs.pop(path, None) or _Log(path)
+        _logs[path] = log
+        if len(_logs) > _LOGS:
+            del _logs[next(iter(_logs))]  # the one that was asked for longest ago
+        logs.append(log)
     lines = [line for log in logs for line in log.reports()]
     wrote = max((log.wrote for log in logs), default=0.0)
     return reduce(apply, [*read(lines), *([Wrote(wrote)] if wrote else [])], state)
-
-
-def _log(path: Path) -> _Log:
-    log = _logs.pop(path, None) or _Log(path)
-    _logs[path] = log
-    if len(_logs) > _LOGS:
-        del _logs[next(iter(_logs))]  # the one that was asked for longest ago
-    return log
 
 
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes.api.client import Object, Remote
@@ -118,12 +118,8 @@ def chunks(events: Iterable[ev.Event], rank: int) -> Iterator[ev.LogChunk]:
 
 
 def _sorted(events: Iterable[ev.Event], rank: int) -> list[ev.LogChunk]:
-    pieces = [event for event in events if _by(event, rank)]
+    pieces = [event for event in events if (isinstance(event, ev.LogChunk) and event.rank == rank)]
     return sorted(pieces, key=lambda chunk: (chunk.round, chunk.offset))
-
-
-def _by(event: ev.Event, rank: int) -> TypeGuard[ev.LogChunk]:
-    return isinstance(event, ev.LogChunk) and event.rank == rank
 
 
 async def _logs(
@@ -198,7 +194,10 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
     url, _, digest = sent.ref.rpartition("#")
     path = cache.sent(sent)
     try:
-        key = _key(key, info.run, sent)
+        if isinstance(sent, ArtifactsReady):
+            key = artifacts_key(key, info.run, sent.attempt, sent.node)
+        else:
+            key = value_key(key, info.run, sent.round, sent.rank)
         if url == store.LOG:
             data = await asyncio.to_thread(path.read_bytes)
             frames.collect([frames.ValuePart(0, 0, 0, data)], digest, key)
@@ -220,12 +219,6 @@ def _what(sent: Sent, info: JobInfo) -> str:
     if isinstance(sent, ArtifactsReady):
         return f"the archive of node {sent.node}'s artifacts of {info.name}"
     return f"the value of {info.name}"
-
-
-def _key(key: bytes, run: str, sent: Sent) -> bytes:
-    if isinstance(sent, ArtifactsReady):
-        return artifacts_key(key, run, sent.attempt, sent.node)
-    return value_key(key, run, sent.round, sent.rank)
 
 
 def _from_store(what: str, sent: Sent, path: Path, key: bytes) -> None:

@@ -126,9 +126,11 @@ def choose(served: Served, spec: JobSpec, minor: int = NEWEST) -> Kind:
         check(kind, spec, minor)
         if kind.api[:3] not in served:
             names = ", ".join(candidate.name for candidate in KINDS.values() if candidate.api[:3] in served)
+            others = other_versions(kind, served)
+            only = f", only {others}: its operator must be of another release" if others else ""
+            absent = f"{kind.api} {kind.api.version} isn't installed{only}"
             raise SubmitError(
-                f"kind: this cluster has no {kind.name}: {_absent(kind, served)}; "
-                f"it has {names or 'none of the others'}"
+                f"kind: this cluster has no {kind.name}: {absent}; it has {names or 'none of the others'}"
             )
         return kind
     why = []
@@ -152,12 +154,6 @@ def other_versions(kind: Kind, served: Served) -> str:
     )
 
 
-def _absent(kind: Kind, served: Served) -> str:
-    others = other_versions(kind, served)
-    only = f", only {others}: its operator must be of another release" if others else ""
-    return f"{kind.api} {kind.api.version} isn't installed{only}"
-
-
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
     """Yield a caution for whatever works otherwise than one might expect, whoever looks after the job."""
     return [*_cautions(kind, spec), *kind.cautions(spec, minor)]
@@ -165,18 +161,18 @@ def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
 
 def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
     """Return a caution for whatever waits until somebody looks after the job."""
-    return [*_done_by_us(kind, spec, minor)]
-
-
-def _done_by_us(kind: Kind, spec: JobSpec, minor: int) -> Iterator[str]:
+    done_by_us: list[str] = []
     who, policy = retry_owner(kind, spec, minor), _policy(spec)
     policies = enforced(kind, spec, who)
     for name in ("ttl_seconds_after_finished", "clean_pod_policy"):
         if getattr(policy, name) is not None and policies[name].by_us:
             ways = f"a session that follows the job, `nbtorchjob tend` or `{hint('gc', '--yes')}`"
-            yield f"{name} needs {ways}: {policies[name].by_us}"
+            done_by_us.append(f"{name} needs {ways}: {policies[name].by_us}")
     if who == US:
-        yield "nbtorchjob itself starts the next attempt: keep a session attached, or run `nbtorchjob tend`"
+        done_by_us.append(
+            "nbtorchjob itself starts the next attempt: keep a session attached, or run `nbtorchjob tend`"
+        )
+    return done_by_us
 
 
 def _cautions(kind: Kind, spec: JobSpec) -> Iterator[str]:
@@ -218,12 +214,41 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
 
     ``retry_owner`` is who starts attempts again (``JobInfo``); without budgets they are left out.
     """
+    asked = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
+    if asked is CleanPodPolicy.ALL:
+        note = kind.notes["clean pods"]
+        clean_pods = Enforced(natively=note) if "clean pods" in kind.can else Enforced(by_us=note)
+    elif "clean pods" not in kind.can or (retry_owner == US and asked is not CleanPodPolicy.RUNNING):
+        clean_pods = Enforced(natively="ended pods stay; running pods are ended with the job")
+    else:
+        clean_pods = Enforced(
+            natively="pods that still run are ended" if asked is CleanPodPolicy.RUNNING else "all stay"
+        )
+    if retry_owner == US:
+        ttl = Enforced(by_us=_OWNER)
+    elif "ttl" not in kind.can:
+        ttl = Enforced(by_us=kind.notes["ttl"])
+    else:
+        failed = "" if "elastic ttl" in kind.can or not spec.launch.elastic else kind.notes["elastic ttl"]
+        ttl = Enforced("once it has succeeded" if failed else "counted from the job's end", failed)
+    if "deadline" not in kind.can:
+        deadline = Enforced("each pod, counted from its own start", f"the job: {kind.notes['deadline']}")
+    elif retry_owner == US:
+        deadline = Enforced("each attempt gets the remaining time", "no attempt is started after it")
+    else:
+        deadline = Enforced("counted from the job's start or its last resume")
+    if "backoff" not in kind.can:
+        backoff = Enforced(refused=f"{kind.notes['backoff']}: use --retries instead")
+    elif spec.launch.elastic and "elastic backoff" not in kind.can:
+        backoff = Enforced(refused="lost pods of an elastic job aren't started again: use --retries instead")
+    else:
+        backoff = Enforced(kind.notes["backoff"])
     policies = {
-        "clean_pod_policy": _clean_pods(kind, spec, retry_owner),
-        "ttl_seconds_after_finished": _ttl(kind, spec, retry_owner),
-        "active_deadline_seconds": _deadline(kind, retry_owner),
+        "clean_pod_policy": clean_pods,
+        "ttl_seconds_after_finished": ttl,
+        "active_deadline_seconds": deadline,
         "leave_before": Enforced(refused="ranks are told at the deadline, and have their pods' grace period"),
-        "backoff_limit": _backoff(kind, spec),
+        "backoff_limit": backoff,
         "start_within": Enforced(by_us="counted while the cluster reports why the attempt can't start"),
         "suspend": Enforced(kind.notes["suspend"]),
     }
@@ -245,40 +270,3 @@ def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, cancelled: bool = False
     left = {name for name, policy in enforced(kind, spec, retry_owner).items() if policy.by_us}
     left |= {"ttl_seconds_after_finished"} if cancelled else set()
     return frozenset(left & {*asked, "retries", "preemptions"})
-
-
-def _clean_pods(kind: Kind, spec: JobSpec, retry_owner: str) -> Enforced:
-    asked = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
-    if asked is CleanPodPolicy.ALL:
-        note = kind.notes["clean pods"]
-        return Enforced(natively=note) if "clean pods" in kind.can else Enforced(by_us=note)
-    if "clean pods" not in kind.can or (retry_owner == US and asked is not CleanPodPolicy.RUNNING):
-        return Enforced(natively="ended pods stay; running pods are ended with the job")
-    return Enforced(
-        natively="pods that still run are ended" if asked is CleanPodPolicy.RUNNING else "all stay"
-    )
-
-
-def _ttl(kind: Kind, spec: JobSpec, retry_owner: str) -> Enforced:
-    if retry_owner == US:
-        return Enforced(by_us=_OWNER)
-    if "ttl" not in kind.can:
-        return Enforced(by_us=kind.notes["ttl"])
-    failed = "" if "elastic ttl" in kind.can or not spec.launch.elastic else kind.notes["elastic ttl"]
-    return Enforced("once it has succeeded" if failed else "counted from the job's end", failed)
-
-
-def _deadline(kind: Kind, retry_owner: str) -> Enforced:
-    if "deadline" not in kind.can:
-        return Enforced("each pod, counted from its own start", f"the job: {kind.notes['deadline']}")
-    if retry_owner == US:
-        return Enforced("each attempt gets the remaining time", "no attempt is started after it")
-    return Enforced("counted from the job's start or its last resume")
-
-
-def _backoff(kind: Kind, spec: JobSpec) -> Enforced:
-    if "backoff" not in kind.can:
-        return Enforced(refused=f"{kind.notes['backoff']}: use --retries instead")
-    if spec.launch.elastic and "elastic backoff" not in kind.can:
-        return Enforced(refused="lost pods of an elastic job aren't started again: use --retries instead")
-    return Enforced(kind.notes["backoff"])

@@ -75,7 +75,20 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "ttlSecondsAfterFinished": sub.ttl_s,
         "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, subdomain=sub.domain),
     }
-    return [{**head, "spec": {key: value for key, value in spec.items() if value is not None}}, _service(sub)]
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": sub.domain, "namespace": sub.namespace, "labels": sub.marks},
+        "spec": {
+            "clusterIP": "None",
+            # The prefixed label is there from 1.27 on, this one always. Pods of an earlier job of its name
+            # may still be ending.
+            "selector": {"job-name": sub.name, labelling.RUN: sub.info.run},
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": "rendezvous", "port": PORT}],
+        },
+    }
+    return [{**head, "spec": {key: value for key, value in spec.items() if value is not None}}, service]
 
 
 # What a pod learns of its index's earlier failures, where the index has a limit.
@@ -134,22 +147,6 @@ _DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget
 # A pod that is simply deleted has no such condition (1.36), and all that the other nodes report is that
 # its node was lost: it would count once more.
 _PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED, exits.LEFT)}
-
-
-def _service(sub: Submission) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": sub.domain, "namespace": sub.namespace, "labels": sub.marks},
-        "spec": {
-            "clusterIP": "None",
-            # The prefixed label is there from 1.27 on, this one always. Pods of an earlier job of its name
-            # may still be ending.
-            "selector": {"job-name": sub.name, labelling.RUN: sub.info.run},
-            "publishNotReadyAddresses": True,
-            "ports": [{"name": "rendezvous", "port": PORT}],
-        },
-    }
 
 
 _INDEX = "batch.kubernetes.io/job-completion-index"

@@ -109,23 +109,21 @@ def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any])
     spec = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
     pod = template(sub, CONTAINER, replica, env, port=_PORT, **spec)
     del pod["spec"]["restartPolicy"]  # the operator sets it from the replica's, and warns about any other
+    if replica.restart_policy is not None:
+        restart_policy = replica.restart_policy.value
+    elif sub.policy.backoff_limit:
+        # All that the limit counts are restarts in place (training-operator 1.9).
+        restart_policy = RestartPolicy.ON_FAILURE.value
+    else:
+        # The operator doesn't count the pods that it replaces, nor pass a count on to them: with budgets we
+        # start all nodes again.
+        replaced = sub.spec.launch.elastic and not sub.ours
+        restart_policy = "ExitCode" if replaced else RestartPolicy.NEVER.value
     return {
         "replicas": count,
-        "restartPolicy": _restart_policy(sub, replica),
+        "restartPolicy": restart_policy,
         "template": pod,
     }
-
-
-def _restart_policy(sub: Submission, replica: Replica) -> str:
-    if replica.restart_policy is not None:
-        return replica.restart_policy.value
-    if sub.policy.backoff_limit:
-        # All that the limit counts are restarts in place (training-operator 1.9).
-        return RestartPolicy.ON_FAILURE.value
-    # The operator doesn't count the pods that it replaces, nor pass a count on to them: with budgets we
-    # start all nodes again.
-    replaced = sub.spec.launch.elastic and not sub.ours
-    return "ExitCode" if replaced else RestartPolicy.NEVER.value
 
 
 _TYPE = "training.kubeflow.org/replica-type"
@@ -163,13 +161,10 @@ def node(pod: Object) -> int | None:
         return None
     if labels.get(_TYPE) != "worker":
         return 0
-    return index + (1 if _has_master(pod) else 0)
-
-
-def _has_master(pod: Object) -> bool:
     # The operator makes a worker wait for its master, and for nothing where there is none.
     waits = (pod.get("spec") or {}).get("initContainers") or ()
-    return any(wait.get("name") == "init-pytorch" for wait in waits)
+    has_master = any(wait.get("name") == "init-pytorch" for wait in waits)
+    return index + (1 if has_master else 0)
 
 
 __all__ = ["KIND"]

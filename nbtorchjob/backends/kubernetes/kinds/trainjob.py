@@ -27,7 +27,23 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 def facts(obj: Object) -> list[ev.Event]:
     """Return the facts that a TrainJob's status reports; it has no condition while its pods wait or run."""
-    return [*reading.job_facts(obj, "Complete", "Failed"), *_progress(obj)]
+    # What the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``
+    status = reading.status(obj).get("trainerStatus")
+    if not isinstance(status, dict):
+        progress = []
+    else:
+        when = reading.seconds(status.get("lastUpdatedTime")) or reading.created(obj)
+        metrics = {
+            str(metric["name"]): number
+            for metric in status.get("metrics") or ()
+            if (number := _number(metric.get("value"))) is not None
+        }
+        progress = [
+            ev.TrainerStatus(
+                when, status.get("progressPercentage"), status.get("estimatedRemainingSeconds"), metrics
+            )
+        ]
+    return [*reading.job_facts(obj, "Complete", "Failed"), *progress]
 
 
 def plain(_reason: str, message: str) -> str:
@@ -42,24 +58,6 @@ def node(pod: Object) -> int | None:
     index = reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
     trains = any(container.get("name") == CONTAINER for container in containers)
     return index if trains else None
-
-
-def _progress(obj: Object) -> list[ev.Event]:
-    """Return what the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``."""
-    status = reading.status(obj).get("trainerStatus")
-    if not isinstance(status, dict):
-        return []
-    when = reading.seconds(status.get("lastUpdatedTime")) or reading.created(obj)
-    metrics = {
-        str(metric["name"]): number
-        for metric in status.get("metrics") or ()
-        if (number := _number(metric.get("value"))) is not None
-    }
-    return [
-        ev.TrainerStatus(
-            when, status.get("progressPercentage"), status.get("estimatedRemainingSeconds"), metrics
-        )
-    ]
 
 
 def _number(text: object) -> float | None:
@@ -189,10 +187,23 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         **{key: container.get(key) for key in _TRAINER},
         "resourcesPerNode": container.get("resources"),
     }
+    container = {
+        key: value for key, value in pod["spec"]["containers"][0].items() if key in ("name", *_PATCHED)
+    }
+    patch_spec = {
+        **{key: value for key, value in pod["spec"].items() if key in _REACHED},
+        "containers": [container],
+    }
+    patch_template = {"spec": {"template": {"metadata": pod["metadata"], "spec": patch_spec}}}
+    jobs = [{"name": runtime.job, "template": patch_template}]
+    patch = {
+        "manager": _MANAGER,
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+    }
     spec: dict[str, Any] = {
         "runtimeRef": {"apiGroup": API.group, "kind": runtime.kind, "name": runtime.name},
         "trainer": {key: value for key, value in trainer.items() if value},
-        "runtimePatches": [_patch(runtime.job, pod)],
+        "runtimePatches": [patch],
     }
     if sub.deadline_s:
         spec["activeDeadlineSeconds"] = sub.deadline_s
@@ -230,22 +241,6 @@ def _beyond(patch: Mapping[str, Any]) -> Iterator[str]:
             yield "spec.containers other than its own"
         known = ("name", "resources", *_TRAINER, *_PATCHED)
         yield from (f"spec.containers[].{key}" for key in container if key not in known)
-
-
-def _patch(job: str, pod: Mapping[str, Any]) -> dict[str, Any]:
-    container = {
-        key: value for key, value in pod["spec"]["containers"][0].items() if key in ("name", *_PATCHED)
-    }
-    spec = {
-        **{key: value for key, value in pod["spec"].items() if key in _REACHED},
-        "containers": [container],
-    }
-    template = {"spec": {"template": {"metadata": pod["metadata"], "spec": spec}}}
-    jobs = [{"name": job, "template": template}]
-    return {
-        "manager": _MANAGER,
-        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
-    }
 
 
 __all__ = ["KIND"]

@@ -130,6 +130,21 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job; Volcano makes the Service and the NetworkPolicy itself."""
     launch, cluster = sub.spec.launch, sub.spec.cluster
     restarts = _restarts(sub)
+    task_launch = sub.spec.launch
+    env: dict[str, Any] = {
+        "NBTORCHJOB_DOMAIN": sub.name,
+        "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
+    }
+    if not sub.ours:
+        env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RETRIES}}}
+    # Volcano has no deadline (1.15); a pod's counts from its own start.
+    deadline: dict[str, Any] = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
+    task = {
+        "name": TASK,
+        "replicas": task_launch.max_nodes,
+        "minAvailable": task_launch.min_nodes,
+        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, **deadline),
+    }
     spec = {
         "schedulerName": "volcano",
         "queue": cluster.queue or QUEUE,
@@ -141,7 +156,7 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "plugins": {"env": [], "svc": ["--publish-not-ready-addresses"]},
         "priorityClassName": cluster.priority_class,
         "ttlSecondsAfterFinished": sub.ttl_s,
-        "tasks": [_task(sub)],
+        "tasks": [task],
     }
     return [
         {
@@ -166,24 +181,6 @@ def _losses(sub: Submission) -> list[dict[str, Any]]:
         *again,
         {"action": "TerminateJob", "events": _LOSSES},
     ]
-
-
-def _task(sub: Submission) -> dict[str, Any]:
-    launch = sub.spec.launch
-    env: dict[str, Any] = {
-        "NBTORCHJOB_DOMAIN": sub.name,
-        "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
-    }
-    if not sub.ours:
-        env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RETRIES}}}
-    # Volcano has no deadline (1.15); a pod's counts from its own start.
-    deadline: dict[str, Any] = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}
-    return {
-        "name": TASK,
-        "replicas": launch.max_nodes,
-        "minAvailable": launch.min_nodes,
-        "template": template(sub, CONTAINER, replicas(sub.spec)[0], env, **deadline),
-    }
 
 
 def command(obj: Object, suspended: bool) -> dict[str, Any]:

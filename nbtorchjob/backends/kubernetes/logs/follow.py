@@ -342,21 +342,19 @@ class _Log:
         if self._blanks & (self._blanks - 1):
             self._blanks += 1
             return lines
-        mended = await self._data(set(blank), earlier(blank[0]))
-        self._blanks += not any(mended.values())
-        return Lines.of((stamp, data or mended.get(stamp, b"")) for stamp, data in lines)
-
-    async def _data(self, stamps: set[bytes], since: str) -> dict[bytes, bytes]:
-        by_stamp: dict[bytes, bytes] = {}
+        stamps = set(blank)
+        since = earlier(blank[0])
+        mended: dict[bytes, bytes] = {}
         try:
             async with aclosing(self._answer(self._since(since), whole=True)) as answer:
-                async for lines in answer:
-                    by_stamp.update(line for line in lines if line[0] in stamps)
-                    if len(by_stamp) == len(stamps):
+                async for data_lines in answer:
+                    mended.update(line for line in data_lines if line[0] in stamps)
+                    if len(mended) == len(stamps):
                         break
         except ClusterError:
             pass
-        return by_stamp
+        self._blanks += not any(mended.values())
+        return Lines.of((stamp, data or mended.get(stamp, b"")) for stamp, data in lines)
 
 
 def _without_log(error: ClusterError) -> bool:

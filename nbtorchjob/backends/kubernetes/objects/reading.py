@@ -17,14 +17,13 @@ def seconds(stamp: str | None) -> float:
     """Return an RFC 3339 time as seconds since the epoch; 0 for none, which Kubernetes may write, too."""
     try:
         # Python 3.10 reads neither "Z" nor fractions other than of three or six digits.
-        return datetime.fromisoformat(_plain(stamp)).timestamp() if stamp else 0.0
+        if stamp:
+            whole, _, digits = stamp.rstrip("Z").partition(".")
+            plain = f"{whole}.{digits[:6]:0<6}+00:00" if digits else f"{whole}+00:00"
+            return datetime.fromisoformat(plain).timestamp()
+        return 0.0
     except ValueError:  # whatever answers in an API server's place
         return 0.0
-
-
-def _plain(stamp: str) -> str:
-    whole, _, digits = stamp.rstrip("Z").partition(".")
-    return f"{whole}.{digits[:6]:0<6}+00:00" if digits else f"{whole}+00:00"
 
 
 def meta(obj: Object) -> Object:
@@ -221,6 +220,11 @@ def grant(
     )
     reads = {(verb, "", "secrets") for verb in ("get", "list")}
     caution = _SECRETS if reads & set(rules) else ""
+    if user.startswith(_ACCOUNT):
+        subject_namespace, _, subject_name = user[len(_ACCOUNT) :].partition(":")
+        subject = f"- kind: ServiceAccount\n  name: {subject_name}\n  namespace: {subject_namespace}"
+    else:
+        subject = f"- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: {json.dumps(user)}"
     return f"""\
 {caution}apiVersion: rbac.authorization.k8s.io/v1
 kind: {scope}Role
@@ -237,12 +241,5 @@ roleRef:
   kind: {scope}Role
   name: {name}
 subjects:
-{_subject(user)}
+{subject}
 """
-
-
-def _subject(user: str) -> str:
-    if user.startswith(_ACCOUNT):
-        namespace, _, name = user[len(_ACCOUNT) :].partition(":")
-        return f"- kind: ServiceAccount\n  name: {name}\n  namespace: {namespace}"
-    return f"- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: {json.dumps(user)}"

@@ -48,7 +48,30 @@ def facts(workload: Object) -> list[ev.Event]:
             events.append(ev.Verdict(reading.since(evicted), False, reason, text))
     admitted = evicted is None and reading.condition(workload, "Admitted") is not None
     parked = spec.get("queueName") == labelling.HELD  # by us, and that there is no such queue is no trouble
-    reason, text, since = _why(workload) if not (admitted or parked) else ("", "", 0.0)
+    if not (admitted or parked):
+        # Why a Workload isn't admitted, in Kueue's words, and since when
+        evicted = reading.condition(workload, "Evicted")
+        if evicted is not None and not _active(workload.get("spec") or {}):
+            reason, text, since = (*_said(evicted), reading.since(evicted))
+        else:
+            waits = reading.condition(workload, "QuotaReserved", "False")
+            # Just after an eviction it only repeats what that says.
+            if waits is not None and (evicted is None or _said(waits)[1] != _said(evicted)[1]):
+                reason, text, since = (*_said(waits), reading.since(waits))
+            elif evicted is not None:
+                reason, text, since = (*_said(evicted), reading.since(evicted))
+            elif not _active(workload.get("spec") or {}):
+                reason, text, since = (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
+            else:
+                checks = reading.status(workload).get("admissionChecks") or ()
+                open_ = [check for check in checks if check.get("state") != "Ready"]
+                words = "; ".join(
+                    f"{state.get('name')}: {state.get('message') or state.get('state')}" for state in open_
+                )
+                said = f"an admission check of its queue isn't through: {words}" if words else ""
+                reason, text, since = ("AdmissionChecks" if words else "", said, 0.0)
+    else:
+        reason, text, since = ("", "", 0.0)
     if not _active(spec):
         reason = reason or ev.DEACTIVATED  # of one whose job has ended Kueue says nothing more
     return [
@@ -129,26 +152,6 @@ def needs(workload: Object) -> dict[str, str]:
     return totals
 
 
-def _why(workload: Object) -> tuple[str, str, float]:
-    """Return why a Workload isn't admitted, in Kueue's words, and since when."""
-    evicted = reading.condition(workload, "Evicted")
-    if evicted is not None and not _active(workload.get("spec") or {}):
-        return (*_said(evicted), reading.since(evicted))
-    waits = reading.condition(workload, "QuotaReserved", "False")
-    # Just after an eviction it only repeats what that says.
-    if waits is not None and (evicted is None or _said(waits)[1] != _said(evicted)[1]):
-        return (*_said(waits), reading.since(waits))
-    if evicted is not None:
-        return (*_said(evicted), reading.since(evicted))
-    if not _active(workload.get("spec") or {}):
-        return (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
-    checks = reading.status(workload).get("admissionChecks") or ()
-    open_ = [check for check in checks if check.get("state") != "Ready"]
-    words = "; ".join(f"{state.get('name')}: {state.get('message') or state.get('state')}" for state in open_)
-    said = f"an admission check of its queue isn't through: {words}" if words else ""
-    return ("AdmissionChecks" if words else "", said, 0.0)
-
-
 def _said(condition: Object) -> tuple[str, str]:
     return str(condition.get("reason") or ""), str(condition.get("message") or "")
 
@@ -210,7 +213,16 @@ def most(queue: Object, others: Iterable[Object] | None) -> dict[str, float]:
 
     It is infinite where nobody knows them (None), and nothing limits what is borrowed.
     """
-    lent = _lendable(others) if others is not None else None
+    lent: dict[tuple[str, str], float] | None = None
+    if others is not None:
+        # What others may borrow of these queues, by flavor and resource: only of the same flavor
+        lent = {}
+        for lendable_queue in others:
+            for flavor in _flavors(lendable_queue):
+                for resource in flavor.get("resources") or ():
+                    key = str(flavor.get("name")), str(resource.get("name"))
+                    quota = _amount(resource, "nominalQuota", 0.0)
+                    lent[key] = lent.get(key, 0.0) + min(quota, _amount(resource, "lendingLimit", quota))
     totals: dict[str, float] = {}
     for flavor in _flavors(queue):
         for resource in flavor.get("resources") or ():
@@ -219,18 +231,6 @@ def most(queue: Object, others: Iterable[Object] | None) -> dict[str, float]:
             spare = math.inf if lent is None else lent.get((str(flavor.get("name")), name), 0.0)
             totals[name] = totals.get(name, 0.0) + _amount(resource, "nominalQuota", 0.0) + min(limit, spare)
     return totals
-
-
-def _lendable(queues: Iterable[Object]) -> dict[tuple[str, str], float]:
-    """Return what others may borrow of these queues, by flavor and resource: only of the same flavor."""
-    amounts: dict[tuple[str, str], float] = {}
-    for queue in queues:
-        for flavor in _flavors(queue):
-            for resource in flavor.get("resources") or ():
-                key = str(flavor.get("name")), str(resource.get("name"))
-                quota = _amount(resource, "nominalQuota", 0.0)
-                amounts[key] = amounts.get(key, 0.0) + min(quota, _amount(resource, "lendingLimit", quota))
-    return amounts
 
 
 def _amount(limits: Object, field: str, default: float) -> float:

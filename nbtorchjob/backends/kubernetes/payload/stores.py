@@ -43,7 +43,11 @@ def inside(storage: str, name: str) -> str:
 
 def holds(storage: str | None, sent: Sent) -> bool:
     """Whether a value, or artifacts, are said to be where a job with this ``--storage`` writes them."""
-    return _is_of_a_job(storage, sent.ref.rpartition("#")[0], _file(sent))
+    if isinstance(sent, ArtifactsReady):
+        file = f"attempt-{sent.attempt}-node-{sent.node}.zip"
+    else:
+        file = f"round-{sent.round}-rank-{sent.rank}.value"
+    return _is_of_a_job(storage, sent.ref.rpartition("#")[0], file)
 
 
 def payload(storage: str, info: JobInfo, sha256: str) -> str:
@@ -65,12 +69,6 @@ def _is_of_a_job(storage: str | None, url: str, file: str) -> bool:
 
 def _payload_file(sha256: str) -> str:
     return f"job-{sha256[:_DIGITS]}.pyz"
-
-
-def _file(sent: Sent) -> str:
-    if isinstance(sent, ArtifactsReady):
-        return f"attempt-{sent.attempt}-node-{sent.node}.zip"
-    return f"round-{sent.round}-rank-{sent.rank}.value"
 
 
 def checkpoints(spec: JobSpec, info: JobInfo) -> str:
@@ -207,26 +205,24 @@ def submit_errors(url: str) -> Iterator[None]:
     except NBTorchJobError:
         raise
     except Exception as exc:  # whatever a store's library raises
-        raise SubmitError(f"{url} can't be used from here: {_reason(url, exc)}") from exc
+        # What a library's error comes to, and what to do where that is known
+        scheme = urlsplit(url).scheme
+        if isinstance(exc, ImportError):
+            ours = _EXTRAS.get(scheme)
+            how = f": pip install 'nbtorchjob[{ours}]'" if ours else ""
+            reason = f"the driver for {scheme}:// isn't installed{how}"
+        elif scheme and scheme not in _fsspec().available_protocols():
+            reason = f"{scheme}:// is no kind of store that fsspec knows"
+        elif isinstance(exc, OSError) and exc.strerror:
+            reason = exc.strerror
+        else:
+            reason = f"the store says {words.line(str(exc), _SAID)!r}" if str(exc) else type(exc).__name__
+        raise SubmitError(f"{url} can't be used from here: {reason}") from exc
 
 
 # The extra that brings the driver of a scheme.
 _DRIVERS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("az", "abfs", "abfss")}
 _EXTRAS = {scheme: extra for extra, schemes in _DRIVERS.items() for scheme in schemes}
-
-
-def _reason(url: str, error: Exception) -> str:
-    """Say what a library's error comes to, and what to do where that is known."""
-    scheme = urlsplit(url).scheme
-    if isinstance(error, ImportError):
-        ours = _EXTRAS.get(scheme)
-        how = f": pip install 'nbtorchjob[{ours}]'" if ours else ""
-        return f"the driver for {scheme}:// isn't installed{how}"
-    if scheme and scheme not in _fsspec().available_protocols():
-        return f"{scheme}:// is no kind of store that fsspec knows"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"the store says {words.line(str(error), _SAID)!r}" if str(error) else type(error).__name__
 
 
 def _fsspec() -> Any:

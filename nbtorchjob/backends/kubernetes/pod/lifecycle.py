@@ -152,17 +152,36 @@ def waiting_facts(
         node = node_of(name)
         # A second pull follows a failed one, whose reason stands until the image is there.
         again = reason == "Pulling" and int(event.get("count") or 1) > 1
-        notice = None if node is None or again else _of_pod(reason, message, pod_of(name))
+        if node is None or again:
+            notice = None
+        else:
+            if reason == "FailedScheduling":
+                notice = Stage.PLACING, "Unschedulable", placing(message, requests(pod_of(name) or {}))
+            elif reason == "TriggeredScaleUp":
+                notice = Stage.PLACING, "", "the cluster is adding a host for it"
+            elif reason == "Pulling":
+                notice = Stage.STARTING, "", message[:1].lower() + message[1:]
+            elif reason == "InspectFailed":
+                notice = Stage.STARTING, *starting("InvalidImageName", message)
+            elif reason in (
+                "FailedMount",
+                "FailedAttachVolume",
+                "FailedCreatePodSandBox",
+                "ErrImageNeverPull",
+            ):
+                notice = Stage.STARTING, *starting(reason, message)
+            else:
+                failed = _failed(message) if reason == "Failed" else None
+                notice = (Stage.STARTING, *starting(*failed)) if failed else None
     if notice is None:
         return []
     stage, word, text = notice
-    since = _since(event) if word else 0.0
+    if word:
+        stamps = (event.get("firstTimestamp"), event.get("eventTime"))
+        since = next((seconds(stamp) for stamp in stamps if stamp), 0.0) or _time(event)
+    else:
+        since = 0.0
     return [ev.Waiting(_time(event), text, node, uid, word, stage, since=since)]
-
-
-def _since(event: Object) -> float:
-    stamps = (event.get("firstTimestamp"), event.get("eventTime"))
-    return next((seconds(stamp) for stamp in stamps if stamp), 0.0) or _time(event)
 
 
 def _time(event: Object) -> float:
@@ -187,21 +206,6 @@ def _of_job(kind: str, reason: str, message: str, complaints: Complaints) -> tup
         text = f"its pods can't be requested: {complaints.refusals[reason]}: {why}"
         return Stage.PLACING, failure.PODS_REFUSED, text
     return None
-
-
-def _of_pod(reason: str, message: str, pod: Object | None) -> tuple[Stage, str, str] | None:
-    if reason == "FailedScheduling":
-        return Stage.PLACING, "Unschedulable", placing(message, requests(pod or {}))
-    if reason == "TriggeredScaleUp":
-        return Stage.PLACING, "", "the cluster is adding a host for it"
-    if reason == "Pulling":
-        return Stage.STARTING, "", message[:1].lower() + message[1:]
-    if reason == "InspectFailed":
-        return Stage.STARTING, *starting("InvalidImageName", message)
-    if reason in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "ErrImageNeverPull"):
-        return Stage.STARTING, *starting(reason, message)
-    failed = _failed(message) if reason == "Failed" else None
-    return (Stage.STARTING, *starting(*failed)) if failed else None
 
 
 def _failed(message: str) -> tuple[str, str] | None:
@@ -272,18 +276,6 @@ class _Pod:
 
     def facts(self) -> Iterator[ev.Event]:
         yield ev.Waiting(reading.created(self._pod), "waiting for a host", self._node, self._uid)
-        yield from self._placing()
-        yield from self._runs()
-        yield from self._end()
-        yield from self._disruption()
-
-    @property
-    def _latest(self) -> float:
-        """When something last changed: for what the cluster doesn't date."""
-        times = [reading.since(condition) for condition in self._status.get("conditions") or ()]
-        return max(*times, reading.created(self._pod), seconds(self._status.get("startTime")), 0.0)
-
-    def _placing(self) -> Iterator[ev.Event]:
         unplaced = reading.condition(self._pod, "PodScheduled", "False")
         if unplaced is not None and unplaced.get("reason") == "SchedulingGated":
             yield self._wait(reading.since(unplaced), GATED, "SchedulingGated", ev.Stage.QUEUED)
@@ -291,11 +283,6 @@ class _Pod:
             why = placing(unplaced.get("message", ""), requests(self._pod))
             fact = self._wait(reading.since(unplaced), why, "Unschedulable", ev.Stage.PLACING)
             yield replace(fact, since=fact.time)
-
-    def _wait(self, time: float, text: str, reason: str, stage: ev.Stage) -> ev.Waiting:
-        return ev.Waiting(time, text, self._node, self._uid, reason, stage)
-
-    def _runs(self) -> Iterator[ev.Event]:
         last = (self._container.get("lastState") or {}).get("terminated")
         waits = self._state.get("waiting")
         if last:
@@ -305,20 +292,37 @@ class _Pod:
             yield self._started(running, self._run)
         if (ended := self._state.get("terminated")) is not None:
             yield from self._ended(ended, self._run)
-            if self._starts_again(ended):
+            # Whether the kubelet will start a container again that has just ended
+            policy = (self._pod.get("spec") or {}).get("restartPolicy")
+            failed = ended["exitCode"] != 0
+            live = self._status.get("phase") == "Running" and reading.deleted(self._pod) is None
+            starts_again = live and (policy == "Always" or (policy == "OnFailure" and failed))
+            if starts_again:
                 yield self._between({}, ended)
         if waits and last:
             yield self._between(waits, last)
         elif waits:
             reason, text = starting(waits.get("reason") or "", waits.get("message") or "")
             yield self._wait(self._latest, text, reason, ev.Stage.STARTING)
+        yield from self._end()
+        deleted = reading.deleted(self._pod)
+        target = reading.condition(self._pod, "DisruptionTarget")
+        # The condition alone may be stale: the disruption was called off (KEP 3329).
+        if target is not None and (deleted is not None or self._status.get("phase") == "Failed"):
+            reason, text = str(target.get("reason")), str(target.get("message") or "")
+            yield ev.NodeDisrupted(reading.since(target), self._node, self._uid, reason, text)
+        elif deleted is not None:
+            order = str(reading.meta(self._pod).get("resourceVersion") or "")
+            yield ev.NodeDisrupted(deleted, self._node, self._uid, ev.DELETED, order=order)
 
-    def _starts_again(self, ended: Object) -> bool:
-        """Whether the kubelet will start a container again that has just ended."""
-        policy = (self._pod.get("spec") or {}).get("restartPolicy")
-        failed = ended["exitCode"] != 0
-        live = self._status.get("phase") == "Running" and reading.deleted(self._pod) is None
-        return live and (policy == "Always" or (policy == "OnFailure" and failed))
+    @property
+    def _latest(self) -> float:
+        """When something last changed: for what the cluster doesn't date."""
+        times = [reading.since(condition) for condition in self._status.get("conditions") or ()]
+        return max(*times, reading.created(self._pod), seconds(self._status.get("startTime")), 0.0)
+
+    def _wait(self, time: float, text: str, reason: str, stage: ev.Stage) -> ev.Waiting:
+        return ev.Waiting(time, text, self._node, self._uid, reason, stage)
 
     def _started(self, state: Object, run: int) -> ev.Event:
         time, image = seconds(state.get("startedAt")), str(self._container.get("imageID") or "")
@@ -327,8 +331,20 @@ class _Pod:
     def _ended(self, state: Object, run: int) -> Iterator[ev.Event]:
         if seconds(state.get("startedAt")) > 0:  # StartError: 1970; ContainerStatusUnknown: null
             yield self._started(state, run)
-        events, text = _last_words(state.get("message") or "")
-        yield from events
+        # The facts that a termination message holds, and its remaining text
+        message = state.get("message") or ""
+        rest: list[str] = []
+        for line in message.splitlines():
+            try:
+                record = json.loads(line)
+                event = ev.from_json(record) if record["event"] in _LAST_WORDS else None
+            except ev.UNREADABLE:  # whatever the container wrote there
+                event = None
+            if event is None:
+                rest.append(line)
+            else:
+                yield event
+        text = "\n".join(rest).strip()
         reason = str(state.get("reason") or "")
         code: int | None = state["exitCode"]
         if reason == "ContainerStatusUnknown":
@@ -359,7 +375,11 @@ class _Pod:
         if self._status.get("phase") != "Failed" or self._state.get("terminated") is not None:
             return
         end = ev.NodeExited(self._latest, self._node, pod=self._uid, run=self._run)
-        failed = _failed_init(self._status)
+        failed: Object | None = None
+        for entry in self._status.get("initContainerStatuses") or ():
+            if ((entry.get("state") or {}).get("terminated") or {}).get("exitCode"):
+                failed = entry
+                break
         if failed is not None:
             code = failed["state"]["terminated"]["exitCode"]
             text = f"its init container {failed['name']} exited with code {code}"
@@ -368,17 +388,6 @@ class _Pod:
             )
         else:
             yield self._with_pods_reason(end)
-
-    def _disruption(self) -> Iterator[ev.Event]:
-        deleted = reading.deleted(self._pod)
-        target = reading.condition(self._pod, "DisruptionTarget")
-        # The condition alone may be stale: the disruption was called off (KEP 3329).
-        if target is not None and (deleted is not None or self._status.get("phase") == "Failed"):
-            reason, text = str(target.get("reason")), str(target.get("message") or "")
-            yield ev.NodeDisrupted(reading.since(target), self._node, self._uid, reason, text)
-        elif deleted is not None:
-            order = str(reading.meta(self._pod).get("resourceVersion") or "")
-            yield ev.NodeDisrupted(deleted, self._node, self._uid, ev.DELETED, order=order)
 
 
 def _named(status: Object, group: str, name: Any) -> Object:
@@ -393,32 +402,3 @@ def _limit(owner: Object) -> str | None:
     """Return the memory limit of a container, or of a pod's spec (from Kubernetes 1.32 on)."""
     limit: str | None = ((owner.get("resources") or {}).get("limits") or {}).get("memory")
     return limit
-
-
-def _failed_init(status: Object) -> Object | None:
-    entry: Object
-    for entry in status.get("initContainerStatuses") or ():
-        if ((entry.get("state") or {}).get("terminated") or {}).get("exitCode"):
-            return entry
-    return None
-
-
-def _last_words(message: str) -> tuple[list[ev.Event], str]:
-    """Return the facts that a termination message holds, and its remaining text."""
-    events: list[ev.Event] = []
-    text: list[str] = []
-    for line in message.splitlines():
-        event = _event(line)
-        if event is None:
-            text.append(line)
-        else:
-            events.append(event)
-    return events, "\n".join(text).strip()
-
-
-def _event(line: str) -> ev.Event | None:
-    try:
-        record = json.loads(line)
-        return ev.from_json(record) if record["event"] in _LAST_WORDS else None
-    except ev.UNREADABLE:  # whatever the container wrote there
-        return None

@@ -49,16 +49,6 @@ def payload(secrets: Sequence[str]) -> Volume:
     )
 
 
-def _swaps(sub: Submission) -> list[Volume]:
-    """Return the volume of the Secret that there is once the job's code was swapped.
-
-    It is one of its own, as a host writes all of a volume anew where one of its Secrets has changed.
-    """
-    name = package.swaps_name(sub.spec, sub.info)
-    source = {"secret": {"secretName": name, "optional": True}}
-    return [_volume("swaps", source, SWAPS, readonly=True)] if name else []
-
-
 def mounted(part: Any) -> list[str]:
     """Return the names of the payload's Secrets, in order, of a job object or a part of one.
 
@@ -80,20 +70,6 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
     return [
         _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
         for i, mount in enumerate(mounts)
-    ]
-
-
-def _data(places: Mapping[str, str]) -> list[Volume]:
-    """Return the claims that data lies in; ranks may only read them."""
-    claims = {name: place for name, text in places.items() if (place := where(text)).scheme == "pvc"}
-    return [
-        _volume(
-            f"data-{i}",
-            {"persistentVolumeClaim": {"claimName": place.claim, "readOnly": True}},
-            f"{CLAIMS}/{name}",
-            readonly=True,
-        )
-        for i, (name, place) in enumerate(claims.items())
     ]
 
 
@@ -163,13 +139,30 @@ def template(
     name of the rendezvous' port; ``spec`` is what else the kind has in the pod's spec.
     """
     cluster = sub.spec.cluster
+    asked = {
+        "serviceAccountName": cluster.service_account,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
+        "nodeSelector": selector(sub),
+        "tolerations": tolerations(sub),
+        "priorityClassName": cluster.priority_class,
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": sub.spec.grace,
+        # A variable for each of the namespace's Services makes for slow starts and surprises.
+        "enableServiceLinks": False,
+        # The node itself calls no API, but whoever names a service account may want its token.
+        "automountServiceAccountToken": cluster.service_account is not None,
+        "securityContext": of_pod(cluster.user),
+        **{key: value for key, value in asked.items() if value},
+    }
     manifest = {
         "metadata": {
             "labels": sub.marks,
             # A sidecar would keep the pod running when the node has ended (kubeflow/trainer#1183).
             "annotations": {**cluster.annotation, "sidecar.istio.io/inject": "false"},
         },
-        "spec": {**_pod(sub), **spec},
+        "spec": {**pod, **spec},
     }
     main, volumes = _container(sub, container, replica, env, port)
     manifest["spec"] |= {"containers": [main], "volumes": volumes}
@@ -194,39 +187,34 @@ def asked_images(spec: JobSpec) -> list[Asked]:
     ]
 
 
-def _pod(sub: Submission) -> dict[str, Any]:
-    cluster = sub.spec.cluster
-    asked = {
-        "serviceAccountName": cluster.service_account,
-        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
-        "nodeSelector": selector(sub),
-        "tolerations": tolerations(sub),
-        "priorityClassName": cluster.priority_class,
-    }
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": sub.spec.grace,
-        # A variable for each of the namespace's Services makes for slow starts and surprises.
-        "enableServiceLinks": False,
-        # The node itself calls no API, but whoever names a service account may want its token.
-        "automountServiceAccountToken": cluster.service_account is not None,
-        "securityContext": of_pod(cluster.user),
-        **{key: value for key, value in asked.items() if value},
-    }
-
-
 def _container(
     sub: Submission, name: str, replica: Replica, env: Mapping[str, Any], port: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     cluster = sub.spec.cluster
     amounts = resources(cluster, replica)
     shm = shared_memory(sub.spec, amounts.get("limits", {}))
+    # The claims that data lies in; ranks may only read them
+    places = sub.spec.data
+    claims = {name: place for name, text in places.items() if (place := where(text)).scheme == "pvc"}
+    data = [
+        _volume(
+            f"data-{i}",
+            {"persistentVolumeClaim": {"claimName": place.claim, "readOnly": True}},
+            f"{CLAIMS}/{name}",
+            readonly=True,
+        )
+        for i, (name, place) in enumerate(claims.items())
+    ]
+    # The volume of the Secret that there is once the job's code was swapped
+    swaps_name = package.swaps_name(sub.spec, sub.info)
+    source = {"secret": {"secretName": swaps_name, "optional": True}}
+    swaps = [_volume("swaps", source, SWAPS, readonly=True)] if swaps_name else []
     volumes = [
         payload(sub.secrets),
-        *_swaps(sub),
+        *swaps,
         *([shared_memory_mount(shm)] if shm else []),
         *asked(cluster.mounts),
-        *_data(sub.spec.data),
+        *data,
     ]
     container = {
         "name": name,
@@ -307,18 +295,18 @@ def elsewhere(template: dict[str, Any], sub: Submission) -> dict[str, Any]:
     affinity = spec.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     terms = (node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
-    required = {"nodeSelectorTerms": list(_without(terms, cluster.spot_selector))}
+    without: list[dict[str, Any]] = []
+    # A host without the label is one of them.
+    others = [
+        {"key": key, "operator": "NotIn", "values": [value]} for key, value in cluster.spot_selector.items()
+    ]
+    for term in terms:
+        without.append({**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *others]})
+    required = {"nodeSelectorTerms": without}
     return {
         **template,
         "spec": {**spec, "affinity": {**affinity, "nodeAffinity": {**node, _REQUIRED: required}}},
     }
-
-
-def _without(terms: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    # A host without the label is one of them.
-    others = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in labels.items()]
-    for term in terms:
-        yield {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *others]}
 
 
 def _spot(sub: Submission) -> bool:
@@ -379,15 +367,13 @@ _KEYS = {"volumeMounts": "mountPath"}
 
 def patched(template: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
     """Return the template with the patch laid over it; ``container`` is the job's own."""
-    return _merged(template, _named(patch, container))
-
-
-def _named(patch: Mapping[str, Any], container: str) -> dict[str, Any]:
     spec = patch.get("spec") or {}
     if not isinstance(spec.get("containers"), list):
-        return dict(patch)
-    containers = [{"name": container, **entry} for entry in spec["containers"]]
-    return {**patch, "spec": {**spec, "containers": containers}}
+        named = dict(patch)
+    else:
+        containers = [{"name": container, **entry} for entry in spec["containers"]]
+        named = {**patch, "spec": {**spec, "containers": containers}}
+    return _merged(template, named)
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,7 +422,15 @@ def replicas(spec: JobSpec) -> tuple[Replica, ...]:
 
 def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
     """Return the container's ``resources``. Raises ``SpecError`` for a request above its limit."""
-    limits = _limits(cluster) if replica.limits is None else dict(replica.limits)
+    if replica.limits is None:
+        named = {
+            "cpu": cluster.cpu,
+            "memory": cluster.memory,
+            cluster.gpu_resource: str(cluster.gpu) if cluster.gpu else None,
+        }
+        limits = {**{name: text for name, text in named.items() if text}, **cluster.device, **cluster.limit}
+    else:
+        limits = dict(replica.limits)
     if replica.requests is None:
         requests = {**limits, **({} if cluster.full_requests else _reduced(limits)), **cluster.request}
     else:
@@ -460,15 +454,6 @@ def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     if "memory" in limits:
         return f"{int(amount(limits['memory'])) // 2 // 2**20}Mi"
     return f"{launch.nproc_per_node}Gi"
-
-
-def _limits(cluster: Cluster) -> dict[str, str]:
-    named = {
-        "cpu": cluster.cpu,
-        "memory": cluster.memory,
-        cluster.gpu_resource: str(cluster.gpu) if cluster.gpu else None,
-    }
-    return {**{name: text for name, text in named.items() if text}, **cluster.device, **cluster.limit}
 
 
 def _reduced(limits: Mapping[str, str]) -> dict[str, str]:

@@ -111,21 +111,19 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
     for index, obj in enumerate(manifests):
         # In the order of these names they are applied; nothing may run before its Secrets are there.
         name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
-        head = _missing(info) if package.KEY in package.data(obj) else ""
+        head = ""
+        if package.KEY in package.data(obj) and info.asked.secret_env:
+            # What to fill in, as a comment: values of variables that nothing shows aren't given away.
+            keys = [package.env_key(variable) for variable in info.asked.secret_env]
+            head = (
+                "# Fill in the values of these variables, which aren't exported; "
+                "without them no pod starts.\n"
+                "# stringData:\n" + "".join(f"#   {json.dumps(key)}: \n" for key in keys)
+            )
         written.append(_private(folder / name, head + _yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
         written.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
     return written
-
-
-def _missing(info: JobInfo) -> str:
-    """Return what to fill in, as a comment: values of variables that nothing shows aren't given away."""
-    names = info.asked.secret_env
-    if not names:
-        return ""
-    head = "# Fill in the values of these variables, which aren't exported; without them no pod starts.\n"
-    lines = "".join(f"#   {json.dumps(package.env_key(name))}: \n" for name in names)
-    return f"{head}# stringData:\n{lines}"
 
 
 def _private(path: Path, text: str) -> Path:

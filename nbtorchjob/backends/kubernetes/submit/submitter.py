@@ -183,7 +183,12 @@ class Submitter:
         """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
         if blind:
             kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
-            return await self._draft(kind, await self._blind_scope(), blind=True)
+            # Where the job would go; without a kubeconfig that says so, to kubectl's own default
+            try:
+                blind_scope = await self._session.scope(self._spec)
+            except ClusterError:
+                blind_scope = Scope(self.context, "default")
+            return await self._draft(kind, blind_scope, blind=True)
         try:
             served, minor = await self._session.soon()
             kind = fit.choose(served, self._spec, minor)
@@ -192,13 +197,6 @@ class Submitter:
             kind = fit.choose(served, self._spec, minor)
         await check(self._session, self._spec.cluster.workload_priority)
         return await self._draft(kind, await self._session.scope(self._spec))
-
-    async def _blind_scope(self) -> Scope:
-        """Return where the job would go; without a kubeconfig that says so, to kubectl's own default."""
-        try:
-            return await self._session.scope(self._spec)
-        except ClusterError:
-            return Scope(self.context, "default")
 
     @property
     def context(self) -> str:
@@ -228,7 +226,18 @@ class Submitter:
         )
         manifests = [*kind.manifests(sub), *asked(sub)]
         if info.at_once is not None and not self._anew:
-            manifests[0] = _in_turn(kind, info, manifests[0])
+            # A run's job object, which waits for its turn, suspended, unless it is among the first
+            job = manifests[0]
+            if not kind.suspend:
+                place = f"on a {kind.api.kind}, which can't be made suspended: its queue decides how many run"
+                raise SpecError("at_once", info.at_once, place, Shape.CONFLICT)
+            if info.number > info.at_once:
+                waits: dict[str, Any] = {"annotations": {labelling.TURN: AWAITED}}
+                if queue := workloads.queue(job):
+                    # Kueue starts whatever has quota, suspended or not: before its turn the run is in no
+                    # queue.
+                    waits = _merged(labelling.parked(queue), waits)
+                manifests[0] = _merged(_merged(job, {"metadata": waits}), kind.suspended(suspended=True))
         return Draft(kind, scope, info, sub, [package.claim(name, labels), *made], manifests)
 
     def _name(self) -> str:
@@ -398,20 +407,6 @@ async def _deleted(session: Session, target: Target, uid: str) -> None:
     except ClusterError as exc:
         # What is raised says why there is no job; this is only what was left of it.
         _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
-
-
-def _in_turn(kind: Kind, info: JobInfo, job: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's job object, which waits for its turn, suspended, unless it is among the first."""
-    if not kind.suspend:
-        where = f"on a {kind.api.kind}, which can't be made suspended: its queue decides how many run"
-        raise SpecError("at_once", info.at_once, where, Shape.CONFLICT)
-    if info.number <= (info.at_once or 0):
-        return job
-    waits: dict[str, Any] = {"annotations": {labelling.TURN: AWAITED}}
-    if queue := workloads.queue(job):
-        # Kueue starts whatever has quota, suspended or not: the run is in no queue before its turn.
-        waits = _merged(labelling.parked(queue), waits)
-    return _merged(_merged(job, {"metadata": waits}), kind.suspended(suspended=True))
 
 
 def _merged(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

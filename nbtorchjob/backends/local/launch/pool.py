@@ -87,8 +87,16 @@ def connected() -> Iterator[tuple[Process, Callable[[dict[str, Any]], None]]]:
     """
     try:
         with _connect() as connection:
+            # Asked of the connection, not of a file beside the socket: by a path that is too long for a
+            # socket, and one that isn't, two pools may serve from one folder.
+            pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if not pid:
+                raise SubmitError(
+                    "this machine's pool runs in another container, which shares the folder "
+                    f"{folders.state_dir()}: set {folders.STATE} to one of this container's own"
+                )
             yield (
-                _process(connection),
+                Process.of(pid),
                 lambda request: connection.sendall(json.dumps(request).encode() + b"\n"),
             )
     except OSError as exc:
@@ -129,7 +137,33 @@ def _connect() -> socket.socket:
         connection = _try()
         if connection is not None:
             return connection
-        pid = _start()
+        # Start a pool. With the kernel's own sys.path it finds the torch that the notebook would import.
+        # Imports leave hardly any garbage: without looking for it they take three quarters of the time.
+        folder = str(directory.pool_dir())
+        code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
+        code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
+        log = os.path.join(folder, "log")
+        # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", code],
+            # Who asks for a number of threads is given it on each rank; the others mustn't have this
+            # kernel's.
+            {
+                **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+                **supervisor.PAGES,
+                **folders.compiler_variables(),  # torch makes its folder as it is imported
+            },
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
+            setsigdef=_PLAIN_SIGNALS,
+            setsigmask=(),
+        )
         until = time.monotonic() + _START_S
         while time.monotonic() < until and os.waitpid(pid, os.WNOHANG)[0] == 0:
             connection = _try()
@@ -148,48 +182,6 @@ def _at_socket(act: Callable[[str], T]) -> T:
 def _try() -> socket.socket | None:
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.dup() if _at_socket(connection.connect_ex) == 0 else None
-
-
-def _process(connection: socket.socket) -> Process:
-    # Asked of the connection, not of a file beside the socket: by a path that is too long for a socket, and
-    # one that isn't, two pools may serve from one folder.
-    pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if not pid:
-        raise SubmitError(
-            f"this machine's pool runs in another container, which shares the folder {folders.state_dir()}: "
-            f"set {folders.STATE} to one of this container's own"
-        )
-    return Process.of(pid)
-
-
-def _start() -> int:
-    """Start a pool; return its process id."""
-    # With the kernel's own sys.path the pool finds the torch that the notebook would import. Imports leave
-    # hardly any garbage: without looking for it they take three quarters of the time.
-    folder = str(directory.pool_dir())
-    code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
-    code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
-    log = os.path.join(folder, "log")
-    # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-c", code],
-        # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
-        {
-            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-            **supervisor.PAGES,
-            **folders.compiler_variables(),  # torch makes its folder as it is imported
-        },
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
-        setsigdef=_PLAIN_SIGNALS,
-        setsigmask=(),
-    )
 
 
 def main(folder: str) -> None:

@@ -62,7 +62,11 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 def put_down_environment(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
-    digest, data = _described()
+    # The file's name and content, made once for all that say the same
+    key = here.environment(), here.origins()
+    if not _made or _made[0][:2] != key:
+        _made[:] = [(*key, *_make(*key))]
+    digest, data = _made[0][2:]
     with suppress(OSError, NotOwnError):
         shared = directory.environments_dir() / digest
         try:
@@ -75,14 +79,6 @@ def put_down_environment(job: JobDirectory) -> None:
                 os.link(job.environment, shared)
         except OSError:  # file systems without links, or with no more of them
             job.environment.write_bytes(data)
-
-
-def _described() -> tuple[str, bytes]:
-    """Return the file's name and content, made once for all that say the same."""
-    key = here.environment(), here.origins()
-    if not _made or _made[0][:2] != key:
-        _made[:] = [(*key, *_make(*key))]
-    return _made[0][2:]
 
 
 def _make(environment: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:

@@ -84,24 +84,19 @@ def place(job: JobDirectory) -> Place:
     lab = info.lab is not None
     gpus = processes.device_names(visible) if not lab else ()
     wants = min(len(gpus), info.nproc_per_node) if info.group else len(gpus)
+    asked = os.environ.get(RANKS, "")
+    room = (int(asked) or None) if asked.isdecimal() else len(os.sched_getaffinity(0))
     return Place(
         name=info.name,
         ranks=0 if lab else info.nodes[1] * info.nproc_per_node,
         sender=f"{me.pid}-{me.started}",
         at=info.created,
-        most=_room(),
+        most=room,
         group=info.group,
         at_once=info.at_once,
         gpus=gpus,
         wants=wants,
     )
-
-
-def _room() -> int | None:
-    asked = os.environ.get(RANKS, "")
-    if asked.isdecimal():
-        return int(asked) or None
-    return len(os.sched_getaffinity(0))
 
 
 def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
@@ -117,10 +112,14 @@ def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
     spoken_for: set[str] = set()  # GPUs that a job of its own waits for
     for grouped in (False, True):
         for entry in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
-            if _many(entry, running):
+            # Whether as many of its group run as are to
+            many = entry.at_once is not None and sum(r.group == entry.group for r in running) >= entry.at_once
+            if many:
                 continue  # its group has no room for it, which is nobody else's matter
             free = [gpu for gpu in _free(entry, running) if gpu not in spoken_for]
-            if not _fits(entry, running) or len(free) < entry.wants:
+            others = sum(r.ranks for r in running if entry.group or not r.group)
+            fits = entry.most is None or not others or not entry.ranks or others + entry.ranks <= entry.most
+            if not fits or len(free) < entry.wants:
                 spoken_for.update(entry.gpus if entry.wants else ())
                 break
             places.append(replace(entry, holds=tuple(free[: entry.wants])))
@@ -165,16 +164,6 @@ def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place
     return [entry for _, _, entry in sorted(order, key=lambda turn: turn[:2])]
 
 
-def _many(entry: Place, running: Iterable[Place]) -> bool:
-    """Whether as many of its group run as are to."""
-    return entry.at_once is not None and sum(r.group == entry.group for r in running) >= entry.at_once
-
-
-def _fits(entry: Place, running: Iterable[Place]) -> bool:
-    others = sum(r.ranks for r in running if entry.group or not r.group)
-    return entry.most is None or not others or not entry.ranks or others + entry.ranks <= entry.most
-
-
 def take(new: Sequence[Place] = ()) -> list[Place]:
     """Take the next step, with jobs that are ``new``; return those that the caller starts now."""
     me = Process.of(os.getpid())
@@ -182,7 +171,15 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         running, waiting = _read(folder / "running"), _read(folder / "waiting")
         going = {}
         for name, entry in running.items():
-            goes_on = _goes_on(entry)
+            # Whether a job whose turn has come runs, or is being started; None where nobody will
+            job = JobDirectory(directory.jobs_dir() / entry.name)
+            try:
+                if job.supervisor() is None and job.handover() is None and job.events.exists():
+                    goes_on = True if entry.starter is not None and entry.starter.alive() else None
+                else:
+                    goes_on = liveness.why(job) is None and not _closed(job)
+            except _DAMAGED:
+                goes_on = False
             if goes_on:
                 going[name] = entry
             elif goes_on is None and name not in waiting:
@@ -271,17 +268,6 @@ class _Known:
 
 
 _known = _Known()
-
-
-def _goes_on(entry: Place) -> bool | None:
-    """Whether a job whose turn has come runs, or is being started; None where nobody will."""
-    job = JobDirectory(directory.jobs_dir() / entry.name)
-    try:
-        if job.supervisor() is None and job.handover() is None and job.events.exists():
-            return True if entry.starter is not None and entry.starter.alive() else None
-        return liveness.why(job) is None and not _closed(job)
-    except _DAMAGED:
-        return False
 
 
 def _closed(job: JobDirectory) -> bool:

@@ -39,7 +39,7 @@ from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.runtime.rank.given import GIVEN
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
-from nbtorchjob.state import US, JobInfo, JobState, Next, Phase, apply
+from nbtorchjob.state import US, JobInfo, JobState, Phase, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -274,7 +274,13 @@ class Attempt:
                 self._ended(node, node.code)
 
     def _ended(self, node: _Node, code: int) -> None:
-        self._job.emit("NodeExited", node=node.index, pod=self._pod, **self._how(code))
+        if code >= 0:
+            how: dict[str, Any] = {"code": code}
+        elif self.due is not None:  # it may well have been us
+            how = {"signal": -code}
+        else:
+            how = {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
+        self._job.emit("NodeExited", node=node.index, pod=self._pod, **how)
         if code == exits.OK:
             return
         _kill_group(node.pid)  # its ranks would hold on to connections that others wait on
@@ -284,13 +290,6 @@ class Attempt:
                 _send(other.pid, PEER_LOST)
         elif self.due is None:
             self._stop_at = time.monotonic() + _OTHERS_GRACE_S
-
-    def _how(self, code: int) -> dict[str, Any]:
-        if code >= 0:
-            return {"code": code}
-        if self.due is not None:  # it may well have been us
-            return {"signal": -code}
-        return {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
 
     def act(self) -> None:
         """Stop or kill what is left, where it is time to."""
@@ -379,22 +378,20 @@ class Supervisor:
         self._gently = False
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
         seconds = self._info.deadline_s
-        self._deadline = None if seconds is None else _monotonic(self._begins() + seconds)
+        if seconds is None:
+            self._deadline = None
+        else:
+            # From when on the deadline counts: what a job waited for its turn isn't its own time
+            now = time.time()
+            if self._info.deadline_s is None or 0 <= now - self._info.created < _WAITED_S:
+                begins = self._info.created
+            else:
+                resumed = ev.Suspended(now, suspended=False)
+                self._job.emit(**ev.to_json(resumed))
+                begins = now
+            self._deadline = _monotonic(begins + seconds)
         before = self._info.leave_before_s
         self._leave_at = None if self._deadline is None or before is None else self._deadline - before
-
-    def _begins(self) -> float:
-        """Return from when on the deadline counts: what a job waited for its turn isn't its own time.
-
-        That is told as what it is like, a pause that ends. So is a creation that lies ahead, as where the
-        clock was set back meanwhile: counted from there, the deadline would be as much later.
-        """
-        now = time.time()
-        if self._info.deadline_s is None or 0 <= now - self._info.created < _WAITED_S:
-            return self._info.created
-        resumed = ev.Suspended(now, suspended=False)
-        self._job.emit(**ev.to_json(resumed))
-        return now
 
     def run(self) -> None:
         """Start attempts until one ends well or nothing may follow, and close the job's record."""
@@ -417,7 +414,18 @@ class Supervisor:
             # Rounds go on: what a rank wrote in an earlier attempt stays.
             first = self._state.last_round + 1
             self._run(Attempt(self._job, self._info, self._request, number, first, self._deadline))
-            following = self._following(number)
+            # Describe what follows attempt ``number``, and write down that it failed where something does
+            if self._info.retry_owner != US or self._over:
+                following = None
+            else:
+                now = time.time()
+                self._state = reduce(apply, self._events.read(reports=False), self._state)
+                if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
+                    following = None
+                else:
+                    verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
+                    self._job.emit(**ev.to_json(verdict))
+                    following = apply(self._state, verdict).next
             if following is None:
                 return
             until = _monotonic(following.at)
@@ -442,18 +450,6 @@ class Supervisor:
                 self._end("DeadlineExceeded", seconds=self._info.deadline_s)
         finally:
             attempt.sweep()
-
-    def _following(self, number: int) -> Next | None:
-        """Describe what follows attempt ``number``, and write down that it failed where something does."""
-        if self._info.retry_owner != US or self._over:
-            return None
-        now = time.time()
-        self._state = reduce(apply, self._events.read(reports=False), self._state)
-        if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
-            return None
-        verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
-        self._job.emit(**ev.to_json(verdict))
-        return apply(self._state, verdict).next
 
     def wait(self, until: float | None) -> None:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
