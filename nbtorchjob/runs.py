@@ -257,10 +257,16 @@ class Runs(Sequence[Job[T]]):
         A value is there where it is plain data.
         """
         now, states = time.time(), self.states()
-        return [
-            runs.row(state, now, self._value(job, state))
-            for job, state in zip(self._jobs, states, strict=True)
-        ]
+        rows = []
+        for job, state in zip(self._jobs, states, strict=True):
+            if not state.phase.terminal:
+                value = None
+            else:
+                if job.info.address not in self._plain:
+                    self._plain[job.info.address] = job.plain(_PLAIN_BYTES)
+                value = self._plain[job.info.address]
+            rows.append(runs.row(state, now, value))
+        return rows
 
     def frame(self) -> Any:
         """Return :meth:`rows` as a pandas or polars ``DataFrame``.
@@ -290,13 +296,6 @@ class Runs(Sequence[Job[T]]):
         if len(curves) <= _MOST_LABELS:
             axes.legend()
         return axes
-
-    def _value(self, job: Job[T], state: JobState) -> Any:
-        if not state.phase.terminal:
-            return None
-        if job.info.address not in self._plain:
-            self._plain[job.info.address] = job.plain(_PLAIN_BYTES)
-        return self._plain[job.info.address]
 
     def cancel(self) -> None:
         """Ask for the end of all runs that haven't ended; those that wait their turn never start."""

@@ -118,14 +118,12 @@ class Sync:
         if reader := self._readers.pop(node, None):
             reader.close()
 
-    def _target(self, file: RunFile) -> Path:
-        below = file.path[len(self._path) :].strip("/") or file.path.rpartition("/")[2]
-        own = self._owners.setdefault(file.path, file.node) == file.node
-        return self._folder / below if own else self._folder / f"node-{file.node}" / below
-
     def _renew(self, reader: Reader, file: RunFile) -> None:
         """Bring a file to what its node has; one that was removed or renamed meanwhile is passed over."""
-        key, target = (file.node, file.path), self._target(file)
+        below = file.path[len(self._path) :].strip("/") or file.path.rpartition("/")[2]
+        own = self._owners.setdefault(file.path, file.node) == file.node
+        target = self._folder / below if own else self._folder / f"node-{file.node}" / below
+        key = file.node, file.path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._read(reader, file, target)

@@ -71,7 +71,12 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     """Swap what a file defines into a running job, or the job's own cell as it was edited."""
     name, *files = args.words
     if not files:
-        yield _edited(args, find(name))
+        job = find(name)
+        cell = edited(job)
+        if cell is None:
+            raise LineError(f"{hint('swap', job.name)}: expected a FILE, as no edited cell of it was run")
+        text, filename, front = cell
+        yield _swapped(args, job, text, front.namespace(), filename, origin=front.origin)
         return
     (file,) = files
     path = Path(file)
@@ -101,14 +106,6 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     finally:
         sys.path.remove(str(folder))
     yield answer
-
-
-def _edited(args: ParsedArgs, job: Job[Any]) -> Answer:
-    cell = edited(job)
-    if cell is None:
-        raise LineError(f"{hint('swap', job.name)}: expected a FILE, as no edited cell of it was run")
-    text, filename, front = cell
-    return _swapped(args, job, text, front.namespace(), filename, origin=front.origin)
 
 
 def set_(args: ParsedArgs, find: Find) -> Answers:

@@ -92,7 +92,14 @@ class Comparison(FrozenDataclass):
         if minor not in ("", self.here.minor) and (why := uncompilable(minor)):
             has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
             return f"{has}, and {why}: use an image with Python {self.here.minor}"
-        if torch := self._torch():
+        # What a node would say of its torch before it does anything; "" where that will do
+        if self.there is None or "torch" in self.pinned:
+            torch = ""
+        elif not self.there.may_have("torch"):
+            torch = "has no torch; use one with torch {}.{} or later".format(*torch_versions.OLDEST)
+        else:
+            torch = torch_versions.too_old(self.there.distributions.get("torch", ""))
+        if torch:
             return f"{image} {torch}"
         lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
         if lacking:
@@ -110,14 +117,6 @@ class Comparison(FrozenDataclass):
     def without(self, modules: Collection[str]) -> Comparison:
         """Return it without the needs for some modules."""
         return replace(self, rows=tuple(row for row in self.rows if row.need.module not in modules))
-
-    def _torch(self) -> str:
-        """Return what a node would say of its torch before it does anything; "" where that will do."""
-        if self.there is None or "torch" in self.pinned:
-            return ""
-        if not self.there.may_have("torch"):
-            return "has no torch; use one with torch {}.{} or later".format(*torch_versions.OLDEST)
-        return torch_versions.too_old(self.there.distributions.get("torch", ""))
 
     @property
     def cuda(self) -> str:

@@ -158,17 +158,13 @@ def stored(storage: str, sha256: str) -> str:
     return f"{storage.rstrip('/')}/{SHARED}/{sha256}"
 
 
-def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
-    if not spec.lab:
-        return None
-    return {"idle": spec.idle_s, "fresh": spec.fresh, "ground": _ground(spec), **_turn(call)}
-
-
 _MEMORY = "/dev/shm"
 
 
-def _ground(spec: JobSpec) -> dict[str, Any]:
-    """Return what a pool's node is told of its container's mounts (``runtime/pool/ground``)."""
+def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
+    if not spec.lab:
+        return None
+    # What a pool's node is told of its container's mounts (``runtime/pool/ground``)
     pod = spec.cluster.patch.get("spec") or {}
     own: list[dict[str, Any]] = []  # mounts
     others: list[dict[str, Any]] = []
@@ -179,11 +175,12 @@ def _ground(spec: JobSpec) -> dict[str, Any]:
     volumes -= {mount.get("name") for mount in others}
     empty = [mount["mountPath"] for mount in own if mount.get("name") in volumes]
     mounted = [mount["mountPath"] for mount in (*own, *others) if mount.get("name") not in volumes]
-    return {
+    ground = {
         "mounted": [*(mount.dst for mount in spec.cluster.mounts), *mounted],
         "empty": [*empty, *([_MEMORY] if spec.own_shared_memory and _MEMORY not in mounted else [])],
         "shared": bool(pod.get("hostIPC")) or not alone,
     }
+    return {"idle": spec.idle_s, "fresh": spec.fresh, "ground": ground, **_turn(call)}
 
 
 def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> dict[str, Any]:
@@ -263,21 +260,19 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     if not call.wanted:
         return None
     stored_remotely = spec.remote and bool(spec.cluster.storage)
+    # Where nodes have uv from whose image has none, and what it has to be
+    storage, own = spec.cluster.storage, call.wanted.installer
+    if not storage or own is None:
+        uv = None
+    else:
+        url = stored(storage, own.sha256)
+        uv = {"url": url, "sha256": own.sha256, "size": own.size, "machine": own.machine}
     return {
         **call.wanted.header,
-        "uv": _uv(call, spec),
+        "uv": uv,
         "kept": "" if spec.remote else str(folders.cache_dir() / "packages"),
         "stock": stock.hidden(folders.secret("packages"), key) if stored_remotely else "",
     }
-
-
-def _uv(call: Call, spec: JobSpec) -> dict[str, Any] | None:
-    """Return where nodes have uv from whose image has none, and what it has to be."""
-    storage, own = spec.cluster.storage, call.wanted.installer
-    if not storage or own is None:
-        return None
-    url = stored(storage, own.sha256)
-    return {"url": url, "sha256": own.sha256, "size": own.size, "machine": own.machine}
 
 
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:

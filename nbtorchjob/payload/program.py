@@ -184,8 +184,19 @@ def bare(source: bytes) -> bytes:
     for (first, start), (last, stop), instead in sorted(edits, reverse=True):
         rest = lines[first - 1][:start] + instead + b"\n" * (last - first) + lines[last - 1][stop:]
         lines[first - 1 : last] = rest.splitlines(keepends=True)
-    for number, depth in _depths(tokens).items():
-        lines[number - 1] = b" " * depth + lines[number - 1].lstrip()
+    # How deep each line of code has to be indented; lines within strings are not among them
+    depths: dict[int, int] = {}
+    within: set[int] = set()
+    level = brackets = 0
+    for token in tokens:
+        level += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        within.update(range(token.start[0] + 1, token.end[0] + 1))  # only a string's token has several lines
+        if token.string.strip():
+            depths.setdefault(token.start[0], 0 if brackets else level)
+        if token.type == tokenize.OP:
+            brackets += (token.string in "([{") - (token.string in ")]}")
+    for number in depths.keys() - within:
+        lines[number - 1] = b" " * depths[number] + lines[number - 1].lstrip()
     return b"".join(line.rstrip() + b"\n" for line in lines)
 
 
@@ -201,21 +212,6 @@ def _removed(start: tuple[int, int], node: ast.stmt | ast.expr, instead: bytes =
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     yield start, (node.end_lineno, node.end_col_offset), instead
-
-
-def _depths(tokens: Iterable[tokenize.TokenInfo]) -> dict[int, int]:
-    """Return how deep each line of code has to be indented; lines within strings are not among them."""
-    depths: dict[int, int] = {}
-    within: set[int] = set()
-    depth = brackets = 0
-    for token in tokens:
-        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
-        within.update(range(token.start[0] + 1, token.end[0] + 1))  # only a string's token has several lines
-        if token.string.strip():
-            depths.setdefault(token.start[0], 0 if brackets else depth)
-        if token.type == tokenize.OP:
-            brackets += (token.string in "([{") - (token.string in ")]}")
-    return {number: depths[number] for number in depths.keys() - within}
 
 
 def _is_license(text: str) -> bool:

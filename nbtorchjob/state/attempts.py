@@ -255,7 +255,30 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
     taken = 0  # of the rounds, which losses come in the order of
-    for round_, lost in _losses(known, units):
+    # The rounds that something was lost in, in order, and what
+    began = sorted((time, round_number) for round_number, time in _began(known).items())
+    starts = [time for time, _ in began]
+    newest = [*accumulate((round_number for _, round_number in began), max)]
+    rounds_of_restarts: dict[int | None, set[int]] = {}
+    for unit in units:
+        if unit.life.restarts is not None:
+            rounds_of_restarts.setdefault(unit.life.restarts, set()).update(unit.rounds)
+    by_round: dict[int, list[_Loss]] = {}
+    # Of those that were born in one second the first to end came first.
+    for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
+        if not unit.life.ended_badly or _taken_by_us(known, unit.node, unit.life):
+            continue
+        before = bisect_right(starts, unit.life.since)
+        rounds_taken = rounds_of_restarts.get(unit.life.restarts, set())
+        round_number = max(unit.rounds or rounds_taken or newest[max(0, before - 1) : before], default=-1)
+        losses = by_round.setdefault(round_number, [_Loss()])
+        if unit.node.index in losses[-1].nodes and losses[-1].end <= unit.life.since:
+            losses.append(_Loss())
+        losses[-1].add(unit)
+    lost_by_round = [
+        (round_number, loss.units) for round_number, losses in sorted(by_round.items()) for loss in losses
+    ]
+    for round_, lost in lost_by_round:
         in_order[-1].units += lost
         end = max(taken, bisect_right(rounds, round_))
         in_order[-1].rounds |= {*rounds[taken:end]}
@@ -266,34 +289,6 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     in_order[-1].units += [unit for unit in units if id(unit) not in seen]
     in_order[-1].rounds |= {*rounds[taken:]}
     return in_order
-
-
-def _losses(known: Known, units: list[_Unit]) -> list[tuple[int, list[_Unit]]]:
-    """Return the rounds that something was lost in, in order, and what.
-
-    Of a node whose log nobody could read in time it isn't known which rounds it took part in: it took part
-    in those of the nodes that were started with it, where pods tell that, else in the newest at its birth.
-    """
-    began = sorted((time, round_) for round_, time in _began(known).items())
-    starts = [time for time, _ in began]
-    newest = [*accumulate((round_ for _, round_ in began), max)]
-    taken: dict[int | None, set[int]] = {}
-    for unit in units:
-        if unit.life.restarts is not None:
-            taken.setdefault(unit.life.restarts, set()).update(unit.rounds)
-    by_round: dict[int, list[_Loss]] = {}
-    # Of those that were born in one second the first to end came first.
-    for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
-        if not unit.life.ended_badly or _taken_by_us(known, unit.node, unit.life):
-            continue
-        before = bisect_right(starts, unit.life.since)
-        rounds_taken = taken.get(unit.life.restarts, set())
-        round_ = max(unit.rounds or rounds_taken or newest[max(0, before - 1) : before], default=-1)
-        losses = by_round.setdefault(round_, [_Loss()])
-        if unit.node.index in losses[-1].nodes and losses[-1].end <= unit.life.since:
-            losses.append(_Loss())
-        losses[-1].add(unit)
-    return [(round_, loss.units) for round_, losses in sorted(by_round.items()) for loss in losses]
 
 
 def _began(known: Known) -> Mapping[int, float]:

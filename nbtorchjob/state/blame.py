@@ -120,16 +120,6 @@ def culprit(known: Known) -> Failure | None:
     explained.extend(end.failure for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
         explained.append(quiet.failure)
-    return (
-        _first(explained, known)
-        or _agent(known)
-        or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
-        or (quiet and quiet.failure)
-        or _stuck(known)
-    )
-
-
-def _first(failures: list[Failure], known: Known) -> Failure | None:
     # The newest round, but for those of a container that ran on until a failure stopped it
     verdict = known.verdict
     if verdict is None or verdict.reason != STOPPED:
@@ -137,14 +127,24 @@ def _first(failures: list[Failure], known: Known) -> Failure | None:
     else:
         rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
         round_ = max(rounds, default=known.round)
-    newest = [one for one in failures if known.base(one.round) == round_] or failures
+    newest = [one for one in explained if known.base(one.round) == round_] or explained
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
     if first is None or first.error is None or not first.error.recoverable:
-        return first
-    # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
-    return min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
+        first_failure_seen = first
+    else:
+        # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
+        first_failure_seen = min(
+            (f for f in causes if f.error and not f.error.recoverable), key=_when, default=first
+        )
+    return (
+        first_failure_seen
+        or _agent(known)
+        or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
+        or (quiet and quiet.failure)
+        or _stuck(known)
+    )
 
 
 def _when(failure: Failure) -> tuple[float, int]:

@@ -139,46 +139,7 @@ class Judge:
     def stops(self, states: Sequence[JobState]) -> dict[str, str]:
         """Return why runs are to be stopped, by their addresses."""
         tracks = self._read(states)
-        # The runs whose newest report meets the condition
-        condition, met_reasons = self._early.condition, dict[str, str]()
-        if condition is None:
-            met = met_reasons
-        else:
-            group = _Group(self._early, tracks)
-            for address, track in tracks.items():
-                look_up = partial(group.known, track)
-                if track.done >= self._early.at_least and condition.holds(look_up):
-                    metrics = ((name, look_up(name)) for name in sorted(condition.names))
-                    values = ", ".join(
-                        f"{name}={words.number(value)}" for name, value in metrics if value is not None
-                    )
-                    met_reasons[address] = f"{condition.text} ({values})" if values else condition.text
-            met = met_reasons
-        # Who wasn't among the best of a rung, when it got there
-        early, halved_reasons = self._early, dict[str, str]()
-        if early.halve is None:
-            halved = halved_reasons
-        else:
-            most = max((track.done for track in tracks.values()), default=0.0)
-            rung = float(early.at_least)
-            while rung <= most:
-                before: list[float] = []  # the best one first
-                for address, (_, value) in self._there(rung, early.halve, tracks):
-                    worth = -value if early.halve in early.largest else value
-                    worth = worth if math.isfinite(value) else math.inf
-                    place = 1 + bisect_left(before, worth)
-                    before.insert(place - 1, worth)
-                    goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
-                    if not goes_on and rung < tracks[address].total:
-                        by = tracks[address].by
-                        far = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
-                        many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
-                        halved_reasons.setdefault(
-                            address, f"{early.halve}={words.number(value)} after {far} was {many}"
-                        )
-                rung *= early.factor
-            halved = halved_reasons
-        reasons = {**halved, **met}
+        reasons = {**self._halved(tracks), **_met(self._early, tracks)}
         runs = (state.info.address for state in states if _may_stop(state))
         return {address: reasons[address] for address in runs if address in reasons}
 
@@ -209,6 +170,29 @@ class Judge:
         if len(units) == 1:
             return units.pop()
         return "epoch" if all("epoch" in latest(reports) for reports in series.values()) else REPORT
+
+    def _halved(self, tracks: Mapping[str, _Track]) -> dict[str, str]:
+        """Return who wasn't among the best of a rung, when it got there."""
+        early, reasons = self._early, dict[str, str]()
+        if early.halve is None:
+            return reasons
+        most = max((track.done for track in tracks.values()), default=0.0)
+        rung = float(early.at_least)
+        while rung <= most:
+            before: list[float] = []  # the best one first
+            for address, (_, value) in self._there(rung, early.halve, tracks):
+                worth = -value if early.halve in early.largest else value
+                worth = worth if math.isfinite(value) else math.inf
+                place = 1 + bisect_left(before, worth)
+                before.insert(place - 1, worth)
+                goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
+                if not goes_on and rung < tracks[address].total:
+                    by = tracks[address].by
+                    far = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
+                    many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
+                    reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
+            rung *= early.factor
+        return reasons
 
     def _there(self, rung: float, metric: str, tracks: Mapping[str, _Track]) -> list[tuple[str, _Arrival]]:
         """Return who has reached a rung, the first one first."""
@@ -301,6 +285,23 @@ def _marks(points: Sequence[Point], by: str) -> Iterator[Mark]:
     for point in points:
         count = _count(point, by)
         yield count, point.seq - first.setdefault(count, point.seq)
+
+
+def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:
+    """Return the runs whose newest report meets the condition."""
+    condition, reasons = early.condition, dict[str, str]()
+    if condition is None:
+        return reasons
+    group = _Group(early, tracks)
+    for address, track in tracks.items():
+        look_up = partial(group.known, track)
+        if track.done >= early.at_least and condition.holds(look_up):
+            metrics = ((name, look_up(name)) for name in sorted(condition.names))
+            values = ", ".join(
+                f"{name}={words.number(value)}" for name, value in metrics if value is not None
+            )
+            reasons[address] = f"{condition.text} ({values})" if values else condition.text
+    return reasons
 
 
 class _Group:

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from itertools import islice, takewhile
-from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
@@ -441,7 +440,18 @@ class View:
             if event.round == self._round or (self.first and event.round <= self.lab.round):
                 yield self._as_a_jobs(event)
         elif isinstance(event, _OF_NODES):
-            yield from self._of_node(event)
+            taken = self._taken
+            if taken is None:
+                if self.first:
+                    yield event
+            elif self.lab.info.is_pool and not self._started:
+                return  # nothing of a job that waits
+            elif (
+                event.node in _nodes(self.lab, taken)
+                and event.node not in self._through
+                and event.pod in ("", self._node(event.node).life.pod)
+            ):
+                yield event
         elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
             from nbtorchjob.runtime.api.artifacts import of_round  # late: a list has none
 
@@ -456,7 +466,13 @@ class View:
                 if self.lab.next is not None:
                     self._gone()
         elif isinstance(event, ev.Closed | ev.Lost):
-            self._closed(event)
+            lab = self.lab
+            wishes = (lab.cancelled, lab.deadline, lab.removed)
+            if isinstance(event, ev.Lost) or any(wish is not None for wish in wishes):
+                self.over, self.last = True, (event,)
+            else:
+                ended = POOL_ENDED if lab.info.is_pool else ENDED
+                self._end(event.time, well=False, reason=UNREAD, text=ended)
         elif isinstance(event, _OF_JOBS):
             yield event
         elif isinstance(event, ev.AttemptBegan):
@@ -470,20 +486,6 @@ class View:
         if isinstance(event, ev.Displayed) and self._taken and event.rank == min(self._taken.ranks):
             return replace(event, rank=0)
         return event
-
-    def _of_node(self, event: ev.NodeExited | ev.NodeGone | Any) -> Iterator[ev.Event]:
-        taken = self._taken
-        if taken is None:
-            if self.first:
-                yield event
-        elif self.lab.info.is_pool and not self._started:
-            return  # nothing of a job that waits
-        elif (
-            event.node in _nodes(self.lab, taken)
-            and event.node not in self._through
-            and event.pod in ("", self._node(event.node).life.pod)
-        ):
-            yield event
 
     def _turned(self, event: ev.TurnTaken | ev.TurnPlaced | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
         if self._taken is None or (new and not self._started):
@@ -518,29 +520,25 @@ class View:
 
     def _look(self) -> Iterator[ev.Event]:
         """Find the turn once it is known that it was taken, and yield what it waits for."""
-        taken = self._find()
+        if self._round is not None and not self.first:
+            taken = next((taken for taken in reversed(self.lab.turns) if taken.round == self._round), None)
+        else:
+            turn = find(self.lab, self._key)
+            taken = turn.taken if turn is not None else None
         if taken is None:
             return
         self._taken, self._round = taken, taken.round
         before = ahead(self.lab, taken.round)
-        said = self._behind(taken, before) if before else ""
+        said = ""
+        if before:
+            more = len(before) - _NAMED
+            named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
+            said, needs = f"behind {', '.join(named)}", _needs(self.lab.info, taken)
+            if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
+                said = f"{said}: it needs {needs} of {words.count(len(taken.nodes), 'node')}"
         if said not in ("", self._said):
             self._said = said
             yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), said)
-
-    def _behind(self, taken: ev.TurnTaken, before: Sequence[Turn]) -> str:
-        more = len(before) - _NAMED
-        named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
-        said, needs = f"behind {', '.join(named)}", _needs(self.lab.info, taken)
-        if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
-            return f"{said}: it needs {needs} of {words.count(len(taken.nodes), 'node')}"
-        return said
-
-    def _find(self) -> ev.TurnTaken | None:
-        if self._round is not None and not self.first:
-            return next((taken for taken in reversed(self.lab.turns) if taken.round == self._round), None)
-        turn = find(self.lab, self._key)
-        return turn.taken if turn is not None else None
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
         taken, node = self._taken, self._node(event.node)
@@ -575,23 +573,12 @@ class View:
                 waited = known and not self._started and _waits(self.lab, taken.round)
                 ours = POOL_GONE_BEFORE if waited else POOL_GONE
                 gone = ours if self.lab.info.is_pool else GONE
-                self._end(self._when(), well=False, reason=ANEW, text=gone)
+                lab = self.lab
+                began = [w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round]
+                lives = [node.life.end for node in lab.nodes.values() if node.life.over]
+                when = max([*began, *lives, lab.operator_verdict.time if lab.operator_verdict else 0.0])
+                self._end(when, well=False, reason=ANEW, text=gone)
                 return
-
-    def _when(self) -> float:
-        lab = self.lab
-        began = [w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round]
-        lives = [node.life.end for node in lab.nodes.values() if node.life.over]
-        return max([*began, *lives, lab.operator_verdict.time if lab.operator_verdict else 0.0])
-
-    def _closed(self, event: ev.Closed | ev.Lost) -> None:
-        lab = self.lab
-        wishes = (lab.cancelled, lab.deadline, lab.removed)
-        if isinstance(event, ev.Lost) or any(wish is not None for wish in wishes):
-            self.over, self.last = True, (event,)
-        else:
-            ended = POOL_ENDED if lab.info.is_pool else ENDED
-            self._end(event.time, well=False, reason=UNREAD, text=ended)
 
     def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:
         self.over = True

@@ -72,21 +72,6 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
     shared = server.rights(server.TENDING_CLUSTERWIDE)
-    parts = [
-        _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
-        *(grant(account, namespace, server.tender_rights(), NAME) for namespace in namespaces),
-        grant(account, None, shared, NAME),
-        *map(_yaml, secrets),
-        _yaml(_deployment(namespaces, image, secrets)),
-        # Last: a server that hasn't it yet refuses these alone.
-        *map(_yaml, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
-    ]
-    return "---\n".join(parts)
-
-
-def _deployment(
-    namespaces: Sequence[str], image: str, secrets: Iterable[Mapping[str, Any]]
-) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": NAME}
     digest = hashlib.sha256(json.dumps([obj["data"] for obj in secrets]).encode()).hexdigest()
     pod = {
@@ -107,7 +92,7 @@ def _deployment(
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    return {
+    deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": _meta(namespaces[0]),
@@ -120,6 +105,16 @@ def _deployment(
             },
         },
     }
+    parts = [
+        _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
+        *(grant(account, namespace, server.tender_rights(), NAME) for namespace in namespaces),
+        grant(account, None, shared, NAME),
+        *map(_yaml, secrets),
+        _yaml(deployment),
+        # Last: a server that hasn't it yet refuses these alone.
+        *map(_yaml, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
+    ]
+    return "---\n".join(parts)
 
 
 def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:

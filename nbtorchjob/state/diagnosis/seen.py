@@ -7,7 +7,7 @@ isn't in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -408,23 +408,21 @@ class Seen(FrozenDataclass):
     def _wait(self, name: str) -> Wait:
         """Return the first call of a group that somebody is absent from; where nobody is, the first."""
         calls = self.pending[name]
-        numbered = [self._numbered(calls, seq) for seq in sorted({call.seq for _, _, call in calls})]
-        return next((wait for wait in numbered if wait.absent or wait.unknown), numbered[0])
-
-    def _numbered(self, calls: Iterable[tuple[int, Group, Collective]], seq: int) -> Wait:
-        mine = [call for call in calls if call[2].seq == seq]
-        _, group, first = min(mine, key=lambda item: item[2].since)
-        waiters = tuple(sorted({rank for rank, _, _ in mine}))
-        there = {
-            rank: self._there(rank, group.name, seq, first.since)
-            for rank in self.members(group.name)
-            if rank not in waiters
-        }
-        absent = tuple(rank for rank, known in there.items() if known is False)
-        unknown = tuple(rank for rank, known in there.items() if known is None)
-        return Wait(
-            group, first, waiters, absent, unknown, max(self.of[rank].time - c.since for rank, _, c in mine)
-        )
+        waits = []
+        for seq in sorted({call.seq for _, _, call in calls}):
+            mine = [call for call in calls if call[2].seq == seq]
+            _, group, first = min(mine, key=lambda item: item[2].since)
+            waiters = tuple(sorted({rank for rank, _, _ in mine}))
+            there = {
+                rank: self._there(rank, group.name, seq, first.since)
+                for rank in self.members(group.name)
+                if rank not in waiters
+            }
+            absent = tuple(rank for rank, known in there.items() if known is False)
+            unknown = tuple(rank for rank, known in there.items() if known is None)
+            seconds = max(self.of[rank].time - call.since for rank, _, call in mine)
+            waits.append(Wait(group, first, waiters, absent, unknown, seconds))
+        return next((wait for wait in waits if wait.absent or wait.unknown), waits[0])
 
     def _there(self, rank: int, group: str, seq: int, since: float) -> bool | None:
         """Whether a rank has entered a call that others have been in ``since``; None where nobody knows."""

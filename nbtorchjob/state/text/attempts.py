@@ -141,16 +141,14 @@ def exhausted(state: JobState) -> str:
 def past(state: JobState) -> list[str]:
     """Return a line for each attempt but the newest, newest first: how long, why it ended, what it used."""
     before = state.attempts[:-1]
-    shown = [_past(attempt, state) for attempt in reversed(before[-_MAX_PAST:])]
+    shown = []
+    for attempt in reversed(before[-_MAX_PAST:]):
+        took = span(attempt, None)
+        text = f"attempt {attempt.number}" + (f", {took}" if took else "")
+        shown.append(clip(_because(text, attempt, state, "used "), _MAX_TEXT))
     more = len(before) - len(shown)
     rest = f"and {more} more: {hint('describe', line(state.info.name, 80))}"
     return [*shown, rest] if more else shown
-
-
-def _past(attempt: Attempt, state: JobState) -> str:
-    took = span(attempt, None)
-    text = f"attempt {attempt.number}" + (f", {took}" if took else "")
-    return clip(_because(text, attempt, state, "used "), _MAX_TEXT)
 
 
 def span(attempt: Attempt, now: float | None) -> str:

@@ -219,7 +219,11 @@ def stops(state: JobState, now: float) -> list[str]:
     """Describe which ranks are stopped in the debugger, where, and what leads to them, a line each."""
     name = line(state.info.name, 80)
     stopped = state.stopped
-    lines = [f"{stop_of(stop, state, now)}: {_ways(stop, name)}" for stop in stopped[:_MAX_STOPS]]
+    lines = []
+    for stop in stopped[:_MAX_STOPS]:
+        look = hint("debug", name, "--rank", str(stop.rank))
+        ways = f"{look}, or {hint('release', name)}" if stop.why == FAILURE else look
+        lines.append(f"{stop_of(stop, state, now)}: {ways}")
     more = len(stopped) - _MAX_STOPS
     return [*lines, f"and {count(more, 'rank')} more"] if more > 0 else lines
 
@@ -237,11 +241,6 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
     text = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
     return f"{text}, for {duration(max(0.0, now - stop.time))}"
-
-
-def _ways(stop: RankStops, name: str) -> str:
-    look = hint("debug", name, "--rank", str(stop.rank))
-    return f"{look}, or {hint('release', name)}" if stop.why == FAILURE else look
 
 
 def host(node: Node, time: float = math.inf) -> str:

@@ -64,8 +64,15 @@ def api_error(verb: str, target: Target, status: int, body: bytes) -> ApiError:
     words = next(filter(None, (rule(answer) for rule in _RULES)))
     taken = verb == "create" and answer.reason == "AlreadyExists"
     kind = AlreadyExistsError if taken else _KINDS.get(status, ApiError)
+    denied = _DENIED.search(answer.said)
+    if not denied or denied["user"] == _ANONYMOUS:
+        granting = ""
+    else:
+        granting = grant(
+            denied["user"], denied["namespace"], [(denied["verb"], denied["group"], denied["resource"])]
+        )
     return kind(
-        " ".join(words.split()), status=status, reason=answer.reason, said=answer.said, grant=_grant(answer)
+        " ".join(words.split()), status=status, reason=answer.reason, said=answer.said, grant=granting
     )
 
 
@@ -132,16 +139,15 @@ class _Answer(NamedTuple):
             text = " ".join(body.decode("utf-8", "replace").split())
             return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
         reason, said = (str(answer.get(key) or "") for key in ("reason", "message"))
-        return cls(verb, target, status, reason, said, _details(answer.get("details")), is_status=True)
-
-
-def _details(details: Any) -> Mapping[str, Any]:
-    """Return a Status' details; none where something else than an API server says what they are."""
-    if not isinstance(details, dict):
-        return {}
-    causes = details.get("causes")
-    good = isinstance(causes, list) and all(isinstance(cause, dict) for cause in causes)
-    return {**details, "causes": causes if good else []}
+        # A Status' details; none where something else than an API server says what they are
+        details = answer.get("details")
+        if not isinstance(details, dict):
+            detail_text = {}
+        else:
+            causes = details.get("causes")
+            good = isinstance(causes, list) and all(isinstance(cause, dict) for cause in causes)
+            detail_text = {**details, "causes": causes if good else []}
+        return cls(verb, target, status, reason, said, detail_text, is_status=True)
 
 
 _Rule = Callable[[_Answer], str | None]
@@ -299,10 +305,3 @@ _RULES: tuple[_Rule, ...] = (
 def _why(answer: _Answer) -> str:
     """Return the message without the sentence that every 403 starts with."""
     return answer.said.partition(" is forbidden: ")[2] or answer.said
-
-
-def _grant(answer: _Answer) -> str:
-    denied = _DENIED.search(answer.said)
-    if not denied or denied["user"] == _ANONYMOUS:
-        return ""
-    return grant(denied["user"], denied["namespace"], [(denied["verb"], denied["group"], denied["resource"])])

@@ -144,7 +144,21 @@ async def cancel(job: JobRef, early: str = "") -> None:
 
     ``early`` is why a run is stopped early.
     """
-    if await _over(job):
+    # Whether nothing of the job is left to end; False where what is known of it makes no sense
+    try:
+        said = concluded(job)
+        if said.cancelled is not None:
+            # Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between
+            if holding.applies(job.kind, job.object) and said.verdict is None:
+                has_ended = False  # to be looked at once more
+            else:
+                marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
+                has_ended = marked or said.suspended or said.verdict is not None
+        else:
+            has_ended = await over(job)
+    except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
+        has_ended = False
+    if has_ended:
         return
     await save_logs(job)
     when = labelling.wish(job.session.client.now(), early)
@@ -157,21 +171,6 @@ async def cancel(job: JobRef, early: str = "") -> None:
         within=_PODS_GONE_S,
         last=partial(end, job),
     )
-
-
-async def _over(job: JobRef) -> bool:
-    """Whether nothing of the job is left to end; False where what is known of it makes no sense."""
-    try:
-        said = concluded(job)
-        if said.cancelled is not None:
-            # Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between
-            if holding.applies(job.kind, job.object) and said.verdict is None:
-                return False  # to be looked at once more
-            marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
-            return marked or said.suspended or said.verdict is not None
-        return await over(job)
-    except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
-        return False
 
 
 async def annotate(job: JobRef, fact: ev.Annotated) -> None:

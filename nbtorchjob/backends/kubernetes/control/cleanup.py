@@ -142,18 +142,18 @@ async def clear(leftover: Leftover) -> None:
 
 async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
     """Return the states of the jobs that stay; those whose time has come are removed."""
-    return [state for job, state in jobs if not await _expired(job, state)]
-
-
-async def _expired(job: JobRef, state: JobState) -> bool:
-    """Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched."""
-    due = expires(job, state) if job.mine else None
-    if due is None or due > job.session.client.now():
-        return False
-    with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
-        await expire(job)
-        return True
-    return False
+    states = []
+    for job, state in jobs:
+        # Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched
+        due = expires(job, state) if job.mine else None
+        expired = False
+        if due is not None and due <= job.session.client.now():
+            with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
+                await expire(job)
+                expired = True
+        if not expired:
+            states.append(state)
+    return states
 
 
 def expire_later(job: JobRef, state: JobState) -> None:

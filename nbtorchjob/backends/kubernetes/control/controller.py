@@ -129,7 +129,12 @@ class JobController:
                         when = max(ends, default=now)
                 await self._halt(state, labelling.STOPPED, labelling.mark(when, reason))
             else:
-                await self._lose_patience(state)
+                # End an attempt that was held back for too long
+                latest, held = self._start_by(state), progress.held_back(state)
+                if held is not None and latest is not None and latest <= self._now():
+                    text = f"{held.reason} {' '.join(held.text.split())}"
+                    why = labelling.mark(latest, failure.NEVER_STARTED, text)
+                    await self._halt(state, labelling.STOPPED, why)
         return []
 
     def owes(self, state: JobState) -> bool:
@@ -177,14 +182,6 @@ class JobController:
         self._held = self._held or self._now()
         return (progress.held_since(state, held) or self._held) + self._info.start_within_s
 
-    async def _lose_patience(self, state: JobState) -> None:
-        """End an attempt that was held back for too long."""
-        due, held = self._start_by(state), progress.held_back(state)
-        if held is None or due is None or due > self._now():
-            return
-        why = labelling.mark(due, failure.NEVER_STARTED, f"{held.reason} {' '.join(held.text.split())}")
-        await self._halt(state, labelling.STOPPED, why)
-
     def _to_stop(self, state: JobState) -> str:
         """Return why the newest attempt must end though its operator goes on; "" where it needn't."""
         if state.verdict is not None:
@@ -193,8 +190,18 @@ class JobController:
             return failure.DEADLINE_EXCEEDED
         if self._info.retry_owner == OPERATOR and any(spent.over for spent in state.budgets):
             return STOPPED
-        if self._info.retry_owner == US and self._tells(_replaced(state), state.tries):
-            return STOPPED
+        if self._info.retry_owner == US:
+            # What the newest attempt lost and its operator replaced, as if nobody counted
+            lost = losses(state)
+            nodes = newest(state).nodes.values()
+            replaced = [
+                life
+                for node in nodes
+                for life in node.lives.values()
+                if life in lost and life is not node.life
+            ]
+            if self._tells(replaced, state.tries):
+                return STOPPED
         return STOPPED if self._kind.stubborn and self._lost(state) else ""
 
     async def _said_meanwhile(self, number: int) -> list[ev.Event]:
@@ -323,13 +330,6 @@ def _says_why(run: Life) -> bool:
     if run.exit is None:
         return True
     return run.exit.code not in _TELLING or failure.tells(run.exit)
-
-
-def _replaced(state: JobState) -> list[Life]:
-    """Return what the newest attempt lost and its operator replaced, as if nobody counted."""
-    lost = losses(state)
-    nodes = newest(state).nodes.values()
-    return [life for node in nodes for life in node.lives.values() if life in lost and life is not node.life]
 
 
 def _own_fault(state: JobState) -> bool:

@@ -177,15 +177,12 @@ async def _moved(session: Session, kind: Kind, target: Target, until: float) -> 
         workload = await _workload(session, target, obj)
         if workload is None and time.monotonic() > unseen:
             return True
-        if workload is not None and _queued_elsewhere(workload):
-            return True
+        if workload is not None:
+            moved = (workload.get("spec") or {}).get("queueName") == labelling.HELD
+            if moved and reading.condition(workload, "QuotaReserved") is None:
+                return True
         await asyncio.sleep(_LOOK_S)
     raise UnheededError(f"{target.name}: Kueue takes no note of its queue; try again")
-
-
-def _queued_elsewhere(workload: Object) -> bool:
-    moved = (workload.get("spec") or {}).get("queueName") == labelling.HELD
-    return moved and reading.condition(workload, "QuotaReserved") is None
 
 
 def _over(kind: Kind, obj: Object) -> bool:

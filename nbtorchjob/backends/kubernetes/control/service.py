@@ -104,8 +104,13 @@ class Lease:
         except NotFoundError:
             return await self._client.create(LEASES, self._target.namespace, self._new())
         spec = lease.get("spec") or {}
-        if spec.get("holderIdentity") not in (None, "", self._who) and not self._stale(spec):
-            return None
+        if spec.get("holderIdentity") not in (None, "", self._who):
+            # Whether another one's beat hasn't changed for long, by our own clock: theirs may differ
+            now, beat = time.monotonic(), (spec.get("holderIdentity"), spec.get("renewTime"))
+            if self._others is None or self._others[0] != beat:
+                self._others = beat, now
+            if not (now - self._others[1] > HOLD_S):
+                return None
         return await self._write(str(lease["metadata"].get("resourceVersion") or ""), self._new()["spec"])
 
     async def _write(self, version: str, spec: Object) -> Object:
@@ -113,13 +118,6 @@ class Lease:
         return await self._client.patch(
             self._target, {"metadata": {"resourceVersion": version}, "spec": spec}
         )
-
-    def _stale(self, spec: Object) -> bool:
-        """Whether another one's beat hasn't changed for long, by our own clock: theirs may differ."""
-        now, beat = time.monotonic(), (spec.get("holderIdentity"), spec.get("renewTime"))
-        if self._others is None or self._others[0] != beat:
-            self._others = beat, now
-        return now - self._others[1] > HOLD_S
 
     def _stamp(self) -> str:
         now = datetime.fromtimestamp(self._client.now(), timezone.utc)
@@ -261,7 +259,7 @@ class Service:
                 code, body = "200 OK", self.metrics().encode()
             elif path in (b"/", b"/healthz"):
                 code = "200 OK" if self.well else "503 Service Unavailable"
-                code, body = code, (json.dumps(self.figures(), indent=1) + "\n").encode()
+                body = (json.dumps(self.figures(), indent=1) + "\n").encode()
             else:
                 code, body = "404 Not Found", b"there are /healthz and /metrics\n"
             head = f"HTTP/1.0 {code}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"

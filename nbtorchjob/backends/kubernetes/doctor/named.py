@@ -264,7 +264,23 @@ async def choices(client: Client) -> list[Choice]:
     for host in hosts:
         if not (host.get("spec") or {}).get("unschedulable"):
             types[(host["metadata"].get("labels") or {}).get(_TYPE, "")].append(host)
-    return [Choice(f"{_TYPE}={name}", _note(types[name], used)) for name in sorted(types) if name]
+    type_choices = []
+    for name in sorted(types):
+        if name:
+            hosts = types[name]
+            total: Amounts = defaultdict(float)
+            taken: Amounts = defaultdict(float)
+            for host in hosts:
+                for resource, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
+                    total[resource] += number
+                    taken[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
+            said = [
+                _said(resource, total[resource], None if used is None else taken[resource])
+                for resource in sorted(total)
+            ]
+            note = ", ".join([words.count(len(hosts), "host"), *said])
+            type_choices.append(Choice(f"{_TYPE}={name}", note))
+    return type_choices
 
 
 def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
@@ -276,17 +292,6 @@ def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
             for name, number in _amounts(requests):
                 used[(pod.get("spec") or {}).get("nodeName") or ""][name] += number
     return used
-
-
-def _note(hosts: list[Object], used: Mapping[str, Amounts] | None) -> str:
-    total: Amounts = defaultdict(float)
-    taken: Amounts = defaultdict(float)
-    for host in hosts:
-        for name, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
-            total[name] += number
-            taken[name] += (used or {}).get(host["metadata"]["name"], {}).get(name, 0.0)
-    said = [_said(name, total[name], None if used is None else taken[name]) for name in sorted(total)]
-    return ", ".join([words.count(len(hosts), "host"), *said])
 
 
 def _said(name: str, total: float, taken: float | None) -> str:

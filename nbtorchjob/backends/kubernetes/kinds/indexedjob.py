@@ -63,11 +63,22 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     }
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
         env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
+    limits: dict[str, Any] = {"backoffLimit": _again(sub)}
+    if sub.minor >= BACKOFF_LIMIT_PER_INDEX:
+        # All nodes of a failed attempt end as failed, so each index counts attempts, and all count alike.
+        limits = {"backoffLimitPerIndex": _again(sub), "maxFailedIndexes": _spares(sub)}
+        if sub.spec.launch.elastic:
+            # Node 0 hosts the rendezvous: when it is done, all are.
+            limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
+        if _spares(sub):
+            # Whatever its success policy says, a job has failed once each of its indexes is lost or has
+            # succeeded (1.36). So there is one index more than can come to an end.
+            limits["completions"] = sub.spec.launch.max_nodes + _spares(sub) + 1
     spec = {
         "completionMode": "Indexed",
         "completions": sub.spec.launch.max_nodes,
         "parallelism": sub.spec.launch.max_nodes,
-        **_limits(sub),
+        **limits,
         "podFailurePolicy": _failures(sub) if sub.minor >= POD_FAILURE_POLICY else None,
         # Two pods of one index would be two hosts with one name.
         "podReplacementPolicy": "Failed" if sub.minor >= POD_REPLACEMENT_POLICY else None,
@@ -108,21 +119,6 @@ def _again(sub: Submission) -> int:
     """Return how often the controller retries after a failure."""
     retry = sub.spec.retry
     return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
-
-
-def _limits(sub: Submission) -> dict[str, Any]:
-    if sub.minor < BACKOFF_LIMIT_PER_INDEX:
-        return {"backoffLimit": _again(sub)}
-    # All nodes of a failed attempt end as failed, so each index counts attempts, and all count alike.
-    limits: dict[str, Any] = {"backoffLimitPerIndex": _again(sub), "maxFailedIndexes": _spares(sub)}
-    if sub.spec.launch.elastic:
-        # Node 0 hosts the rendezvous: when it is done, all are.
-        limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
-    if _spares(sub):
-        # Whatever its success policy says, a job has failed once each of its indexes is lost or has succeeded
-        # (1.36). So there is one index more than can come to an end.
-        limits["completions"] = sub.spec.launch.max_nodes + _spares(sub) + 1
-    return limits
 
 
 def _failures(sub: Submission) -> dict[str, Any]:

@@ -66,10 +66,6 @@ def unrestricted(spec: JobSpec) -> Iterator[str]:
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the PyTorchJob; the operator makes the Services itself."""
     head = {"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.queued_metadata}
-    return [{**head, "spec": _spec(sub)}]
-
-
-def _spec(sub: Submission) -> dict[str, Any]:
     launch = sub.spec.launch
     policy, cluster = sub.policy, sub.spec.cluster
     scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
@@ -97,11 +93,13 @@ def _spec(sub: Submission) -> dict[str, Any]:
                 "maxRestarts": launch.max_restarts,
             }
         env = {"NBTORCHJOB_NODE": {"valueFrom": _INDEX_FIELD}}
-        return {**spec, "pytorchReplicaSpecs": {"Worker": _replica(sub, Worker(), launch.max_nodes, env)}}
-    roles = {"Master": _replica(sub, launch.master, 1, {})}
-    if launch.worker.replicas:
-        roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
-    return {**spec, "pytorchReplicaSpecs": roles}
+        job_spec = {**spec, "pytorchReplicaSpecs": {"Worker": _replica(sub, Worker(), launch.max_nodes, env)}}
+    else:
+        roles = {"Master": _replica(sub, launch.master, 1, {})}
+        if launch.worker.replicas:
+            roles["Worker"] = _replica(sub, launch.worker, launch.worker.replicas, {})
+        job_spec = {**spec, "pytorchReplicaSpecs": roles}
+    return [{**head, "spec": job_spec}]
 
 
 def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any]) -> dict[str, Any]:

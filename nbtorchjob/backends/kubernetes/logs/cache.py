@@ -156,12 +156,10 @@ class JobCache:
 
     def facts(self) -> list[Event]:
         """Return the cached facts, but for what the logs say."""
-        return [*read([*self._facts(), *self._checkout()])]
-
-    def _checkout(self) -> list[bytes]:
+        checkout = []
         with suppress(FileNotFoundError), self._reading("facts"):
-            return [record(self._folder / _CHECKOUT)]
-        return []
+            checkout = [record(self._folder / _CHECKOUT)]
+        return [*read([*self._facts(), *checkout])]
 
     def _facts(self) -> list[bytes]:
         with suppress(FileNotFoundError), self._reading("facts"):

@@ -67,21 +67,19 @@ def shared_memory_mount(size: str) -> Volume:
 
 def asked(mounts: Iterable[Mount]) -> list[Volume]:
     """Return the volumes that the spec asks for, as TorchX makes them (0.7)."""
-    return [
-        _volume(f"mount-{i}", _source(mount), mount.dst, readonly=mount.readonly)
-        for i, mount in enumerate(mounts)
-    ]
+    volumes = []
+    for i, mount in enumerate(mounts):
+        if mount.type == "volume":
+            source = {"persistentVolumeClaim": {"claimName": mount.src}}
+        else:
+            source = {"hostPath": {"path": mount.src}}
+        volumes.append(_volume(f"mount-{i}", source, mount.dst, readonly=mount.readonly))
+    return volumes
 
 
 def privileged(mounts: Iterable[Mount]) -> bool:
     """Return whether the container must be privileged: only then may it use a host's device."""
     return any(mount.type == "device" for mount in mounts)
-
-
-def _source(mount: Mount) -> dict[str, Any]:
-    if mount.type == "volume":
-        return {"persistentVolumeClaim": {"claimName": mount.src}}
-    return {"hostPath": {"path": mount.src}}
 
 
 def _volume(name: str, source: dict[str, Any], path: str, *, readonly: bool = False) -> Volume:
@@ -231,24 +229,6 @@ def _container(
 
 
 def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        # Kubernetes replaces $(NAME), and $$ by $; a value is meant literally.
-        {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
-        for name, value in {
-            **home(sub.spec.cluster.user),
-            **sub.spec.env,
-            **{
-                name: {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": package.env_key(name)}}}
-                for name in sub.spec.secret_env
-            },
-            **_OURS,
-            **_variables(sub),
-            **env,
-        }.items()
-    ]
-
-
-def _variables(sub: Submission) -> dict[str, str]:
     storage = sub.spec.cluster.storage
     # A pod's patch is the last word, also where it takes ours away.
     asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
@@ -264,7 +244,21 @@ def _variables(sub: Submission) -> dict[str, str]:
         injected.RUN: sub.info.run,
         GIVEN: sub.info.variant,
     }
-    return {key: value for key, value in variables.items() if value}
+    return [
+        # Kubernetes replaces $(NAME), and $$ by $; a value is meant literally.
+        {"name": name, **(value if isinstance(value, Mapping) else {"value": value.replace("$", "$$")})}
+        for name, value in {
+            **home(sub.spec.cluster.user),
+            **sub.spec.env,
+            **{
+                name: {"valueFrom": {"secretKeyRef": {"name": sub.secrets[0], "key": package.env_key(name)}}}
+                for name in sub.spec.secret_env
+            },
+            **_OURS,
+            **{key: value for key, value in variables.items() if value},
+            **env,
+        }.items()
+    ]
 
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -146,7 +146,17 @@ class Submitter:
                 await self._await_collection(draft)
                 if not self._packed.travels:
                     await asyncio.to_thread(self._packed.store, self._url(draft.info))
-                uid = await self._create(draft)
+                # Create everything; return the job's uid. All or nothing, also when it is cancelled on the
+                # way.
+                made: list[tuple[Target, str]] = []  # with their uids
+                # Never cut: of a request that is, nobody knows what it has made.
+                making = asyncio.ensure_future(self._make(draft, made))
+                try:
+                    uid = await asyncio.shield(making)
+                except BaseException:
+                    await asyncio.shield(self._unmake(making, made))
+                    await asyncio.shield(self._unstore(draft))
+                    raise
             except AlreadyExistsError as taken:
                 others = await self._others(draft)
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
@@ -270,18 +280,6 @@ class Submitter:
         except SubmitError as exc:
             _log.warning("a payload is left in the store: %s", exc)
 
-    async def _create(self, draft: Draft) -> str:
-        """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
-        made: list[tuple[Target, str]] = []  # with their uids
-        # Never cut: of a request that is, nobody knows what it has made.
-        making = asyncio.ensure_future(self._make(draft, made))
-        try:
-            return await asyncio.shield(making)
-        except BaseException:
-            await asyncio.shield(self._unmake(making, made))
-            await asyncio.shield(self._unstore(draft))
-            raise
-
     async def _make(self, draft: Draft, made: list[tuple[Target, str]]) -> str:
         """Create everything; the job's claim to its name owns the Secrets, and the job owns it."""
         namespace = draft.scope.namespace
@@ -350,23 +348,26 @@ class Submitter:
         """Remove what has the name without a job; False where that may get its job any moment."""
         secret = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         orphan = await self._existing(secret)
-        if orphan is not None and await self._lost(orphan):
-            return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+        if orphan is not None:
+            # Whether its kernel was killed before it made the job, or its job was deleted a moment ago
+            owners = orphan["metadata"].get("ownerReferences")
+            if not owners:
+                lost = self._client.now() - created(orphan) > HALF_MADE_S
+            else:
+                made = (owners[0]["apiVersion"], owners[0]["kind"])
+                apis = (kind.api for kind in KINDS.values())
+                api = next((api for api in apis if (api.group_version, api.kind) == made), None)
+                if api is None:
+                    lost = False
+                else:
+                    owner = await self._existing(
+                        Target(api, orphan["metadata"]["namespace"], owners[0]["name"])
+                    )
+                    lost = owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
+            if lost:
+                return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
         await asyncio.sleep(_MOMENT_S)
         return orphan is None or await self._existing(draft.job) is not None
-
-    async def _lost(self, orphan: Object) -> bool:
-        """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
-        owners = orphan["metadata"].get("ownerReferences")
-        if not owners:
-            return self._client.now() - created(orphan) > HALF_MADE_S
-        made = (owners[0]["apiVersion"], owners[0]["kind"])
-        apis = (kind.api for kind in KINDS.values())
-        api = next((api for api in apis if (api.group_version, api.kind) == made), None)
-        if api is None:
-            return False
-        owner = await self._existing(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
-        return owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
 
     async def _existing(self, target: Target) -> Object | None:
         try:

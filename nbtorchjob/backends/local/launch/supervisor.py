@@ -89,7 +89,11 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
         counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
         if not counted or _needs_fresh_interpreter(env):
-            os.execve(sys.executable, [sys.executable, "-c", _program(job.payload, request["path"])], env)
+            # What a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment
+            path = request["path"]
+            program = f"import runpy, sys; sys.argv[:] = {[str(job.payload)]!r}; sys.path[:] = {path!r}; "
+            program += f"runpy.run_path({str(job.payload)!r}, run_name='__main__')"
+            os.execve(sys.executable, [sys.executable, "-c", program], env)
         os.environ.clear()
         os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
         time.tzset()
@@ -107,12 +111,6 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
 def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
     names = {name for name in (*env, *os.environ) if fresh.too_late(name)} - {_OF_PATH}
     return any(env.get(name) != os.environ.get(name) for name in names)
-
-
-def _program(payload: Path, path: list[str]) -> str:
-    """Return what a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment."""
-    program = f"import runpy, sys; sys.argv[:] = {[str(payload)]!r}; sys.path[:] = {path!r}; "
-    return program + f"runpy.run_path({str(payload)!r}, run_name='__main__')"
 
 
 def _loaded(name: str) -> Iterator[str]:
