@@ -29,20 +29,21 @@ class Jobs(list[JobState]):
         rows = []
         for state in self:
             info = state.info
-            row = {
-                "name": info.name,
-                "phase": state.phase.value,
-                "what": info.what,
-                "created": datetime.fromtimestamp(info.created, timezone.utc),
-                "seconds": state.elapsed(now),
-                "nodes": info.nodes[1],
-                "ranks": info.nodes[1] * info.nproc_per_node,
-                "attempts": len(state.attempts),
-                "where": facts.where(info),
-                "group": info.group,
-                "id": info.id,
-            }
-            rows.append(row)
+            rows.append(
+                {
+                    "name": info.name,
+                    "phase": state.phase.value,
+                    "what": info.what,
+                    "created": datetime.fromtimestamp(info.created, timezone.utc),
+                    "seconds": state.elapsed(now),
+                    "nodes": info.nodes[1],
+                    "ranks": info.nodes[1] * info.nproc_per_node,
+                    "attempts": len(state.attempts),
+                    "where": facts.where(info),
+                    "group": info.group,
+                    "id": info.id,
+                }
+            )
         return rows
 
     def frame(self) -> Any:

@@ -101,7 +101,13 @@ class Comparison(FrozenDataclass):
             torch = torch_versions.too_old(self.there.distributions.get("torch", ""))
         if torch:
             return f"{image} {torch}"
-        lacking = [row.need for row in self._of(LACKS) if strict or self._surely_lacks(row.need)]
+        # What shares a namespace with other distributions may be there under another name.
+        lacking = [
+            row.need
+            for row in self._of(LACKS)
+            if strict
+            or (row.need.surely and self.there is not None and not self.there.may_have(row.need.module))
+        ]
         if lacking:
             return needed.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
         if strict and (line := self.line):
@@ -130,10 +136,6 @@ class Comparison(FrozenDataclass):
                 f"has torch {both[1]} (here {both[0]}): what is built for one CUDA doesn't run with another"
             )
         return ""
-
-    def _surely_lacks(self, need: Need) -> bool:
-        # What shares a namespace with other distributions may be there under another name.
-        return need.surely and self.there is not None and not self.there.may_have(need.module)
 
     def _of(self, verdict: str) -> list[Row]:
         return [row for row in self.rows if row.verdict == verdict]

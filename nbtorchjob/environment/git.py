@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -90,7 +90,13 @@ class Looker:
         threading.Thread(target=self._work, name="nbtorchjob-git").start()
 
     def _work(self) -> None:
-        for folder, waiting in self._next():
+        while True:
+            threading.main_thread().join(self._pause)  # a process that ends needn't wait
+            with self._lock:
+                if not self._waiting:
+                    self._working = False
+                    return
+                folder, waiting = self._waiting.popitem()
             began = time.monotonic()
             state = checkout(folder, self._within)
             if time.monotonic() - began >= self._within:
@@ -99,16 +105,6 @@ class Looker:
                 for tell in waiting:
                     with suppress(Exception):  # a job that was deleted; the others are told
                         tell(state)
-
-    def _next(self) -> Iterator[tuple[Path, list[Callable[[Checkout], object]]]]:
-        while True:
-            threading.main_thread().join(self._pause)  # a process that ends needn't wait
-            with self._lock:
-                if not self._waiting:
-                    self._working = False
-                    return
-                item = self._waiting.popitem()
-            yield item
 
 
 looker = Looker()  # of this process

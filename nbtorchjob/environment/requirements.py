@@ -271,7 +271,22 @@ _VERSION = re.compile(
 def lock_requirements(fact: EnvironmentTold) -> list[str]:
     """Return a line for each distribution, by name; what can't be installed from elsewhere is a comment."""
     versions = {**fact.distributions, **fact.installed}
-    return [text for name in sorted(versions) for text in _lock_lines(name, versions[name], fact.origins)]
+    lines = []
+    for name, version in sorted(versions.items()):
+        public, plus, build = version.partition("+")
+        pinned = f"{name}=={version}"
+        if _NAME.fullmatch(name) is None or _VERSION.fullmatch(public) is None:
+            lines.append(_comment(f"{pinned}: no version that pip knows"))
+        elif name in fact.origins:
+            where, why = reference(fact.origins[name])
+            lines.append(f"{name} @ {where}" if where else _comment(f"{pinned}: {why}"))
+        elif plus:
+            # An index that has no such builds has the version all the same, as has one of such builds alone.
+            lines.append(_comment(f"{pinned}, a build (+{build}) that may have an index of its own"))
+            lines.append(f"{name}=={public}")
+        else:
+            lines.append(pinned)
+    return lines
 
 
 def lock_text(state: JobState, fact: EnvironmentTold, facts: Sequence[str]) -> str:
@@ -283,23 +298,6 @@ def lock_text(state: JobState, fact: EnvironmentTold, facts: Sequence[str]) -> s
         *facts,
     )
     return "\n".join([*map(_comment, head), *lock_requirements(fact)])
-
-
-def _lock_lines(name: str, version: str, origins: Mapping[str, str]) -> Sequence[str]:
-    public, plus, build = version.partition("+")
-    pinned = f"{name}=={version}"
-    if _NAME.fullmatch(name) is None or _VERSION.fullmatch(public) is None:
-        return [_comment(f"{pinned}: no version that pip knows")]
-    if name in origins:
-        where, why = reference(origins[name])
-        return [f"{name} @ {where}"] if where else [_comment(f"{pinned}: {why}")]
-    if plus:
-        # An index that has no such builds has the version all the same, and so has one that has nothing else.
-        return [
-            _comment(f"{pinned}, a build (+{build}) that may have an index of its own"),
-            f"{name}=={public}",
-        ]
-    return [pinned]
 
 
 def _comment(text: str) -> str:
@@ -314,7 +312,8 @@ def pins(names: Iterable[str]) -> tuple[str, ...]:
     """Return a requirement of each distribution's version here; of torch's own the image has its own."""
     versions = here.environment().distributions
     travels = (name for name in dict.fromkeys(names) if name not in _OURS and not of_torch(name))
-    return tuple(f"{name}=={_public(versions[name])}" for name in travels if versions.get(name))
+    # An index has a version without a build's own suffix, such as ``+cpu``.
+    return tuple(f"{name}=={versions[name].partition('+')[0]}" for name in travels if versions.get(name))
 
 
 def closure(names: Iterable[str]) -> list[str]:
@@ -360,8 +359,3 @@ def _requirements(name: str) -> Iterator[Requirement]:
                 needed = Requirement(text)
                 if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                     yield needed
-
-
-def _public(version: str) -> str:
-    """Return a version as an index has it: ``+cpu`` and the like is a build's own."""
-    return version.partition("+")[0]

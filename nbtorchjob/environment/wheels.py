@@ -16,7 +16,6 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
@@ -165,24 +164,21 @@ def installed(name: str) -> Wheel:
             (candidate for candidate in re.findall(r"(?m)^Tag: (\S+)", text) if candidate in fits),
             "py3-none-any",
         )
+        # What the distribution consists of, beside what its installer wrote down
+        with open(info / "RECORD", newline="", encoding="utf-8") as file:
+            recorded = [(path, path.partition("/")[0]) for path, *_ in csv.reader(file)]
+        members = [
+            path for path, top in recorded if top not in ("..", "", info.name) and not path.endswith(".pyc")
+        ]
+        members += [f"{info.name}/{member}" for member in _TOLD if (info / member).exists()]
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in _members(info):
+            for path in members:
                 archive.writestr(zipfile.ZipInfo(path), (info.parent / path).read_bytes())
             archive.writestr(f"{info.name}/WHEEL", text)
             archive.writestr(f"{info.name}/RECORD", "")
         return Wheel(f"{info.name.removesuffix('.dist-info')}-{tag}.whl", out.getvalue())
     raise SubmitError(f"--package like-here: {name} isn't here any more as it was installed")
-
-
-def _members(info: Path) -> Iterator[str]:
-    """Yield what a distribution consists of, beside what its installer wrote down."""
-    with open(info / "RECORD", newline="", encoding="utf-8") as file:
-        for path, *_ in csv.reader(file):
-            inside = path.partition("/")[0] not in ("..", "") and not path.endswith(".pyc")
-            if inside and path.partition("/")[0] != info.name:
-                yield path
-    yield from (f"{info.name}/{name}" for name in _TOLD if (info / name).exists())
 
 
 def _read(path: Path) -> Wheel:

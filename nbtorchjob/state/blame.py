@@ -97,7 +97,10 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
 def own_failure(known: Known) -> Failure:
     """Return why the job failed, whatever somebody wished of it."""
     end = known.operator_verdict.time if known.operator_verdict else known.ended or 0.0
-    return culprit(known) or Failure(_verdict(known), end)
+    why = "ended, and nothing says why"
+    if known.verdict is not None:
+        why = f"failed: {known.verdict.text or known.verdict.reason or 'nothing says why'}"
+    return culprit(known) or Failure(Reason(Cause.UNKNOWN, why), end)
 
 
 def culprit(known: Known) -> Failure | None:
@@ -106,16 +109,18 @@ def culprit(known: Known) -> Failure | None:
     # The first end that says nothing of its reason, if any; a deletion after it is its sequel
     exits_ = [end for end in ends if end.newest and not end.deleted]
     if not exits_:
-        exits_ = sorted((e for e in ends if not e.newest and not e.deleted), key=lambda e: e.failure.time)[
-            -1:
-        ]
+        earlier = (end for end in ends if not end.newest and not end.deleted)
+        exits_ = sorted(earlier, key=lambda end: end.failure.time)[-1:]
     deleted = [end for end in ends if end.newest and end.deleted]
     # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
     exits_ = [end for end in exits_ if not end.peers] or exits_
     quiet = min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
     # What says why, and the deletion of a pod that nothing failed before
     explained: list[Failure] = []
-    explained.extend(_of_error(event, known) for event in known.errors)
+    for event in known.errors:
+        error = known.variables.get(described(event), event.error)
+        reason = failure.of_error(event.error)
+        explained.append(Failure(reason, error.time, event.rank, event.node, error, event.round))
     explained.extend(_of_exit(event, known) for event in known.exits)
     explained.extend(end.failure for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
@@ -207,18 +212,6 @@ def _stuck(known: Known) -> Failure | None:
         if reason.cause is not Cause.WAIT:
             return Failure(reason, wait.time, node=wait.node)
     return None
-
-
-def _verdict(known: Known) -> Reason:
-    verdict = known.verdict
-    if verdict is None:
-        return Reason(Cause.UNKNOWN, "ended, and nothing says why")
-    return Reason(Cause.UNKNOWN, f"failed: {verdict.text or verdict.reason or 'nothing says why'}")
-
-
-def _of_error(event: ev.RankFailed, known: Known) -> Failure:
-    error = known.variables.get(described(event), event.error)
-    return Failure(failure.of_error(event.error), error.time, event.rank, event.node, error, event.round)
 
 
 def _of_exit(event: ev.RankExited, known: Known) -> Failure:

@@ -69,14 +69,16 @@ class Life(FrozenDataclass):
         starts = {start.run: start for start in self.starts}
         exits_ = {exit_.run: exit_ for exit_ in self.exits}
         numbers = sorted(starts.keys() | exits_.keys()) or [0]
-        return tuple(self._run(starts.get(n), exits_.get(n), newest=n == numbers[-1]) for n in numbers)
-
-    def _run(self, start: ev.NodeStarted | None, exit_: ev.NodeExited | None, *, newest: bool) -> Life:
-        since = start.time if start is not None and start.run else self.since
-        starts, exits_ = (start,) if start else (), (exit_,) if exit_ else ()
-        if newest:
-            return replace(self, since=since, starts=starts, exits=exits_)
-        return Life(self.pod, since, starts, exits_, attempt=self.attempt)
+        lives = []
+        for number in numbers:
+            start, exit_ = starts.get(number), exits_.get(number)
+            since = start.time if start is not None and start.run else self.since
+            own_starts, own_exits = (start,) if start else (), (exit_,) if exit_ else ()
+            if number == numbers[-1]:
+                lives.append(replace(self, since=since, starts=own_starts, exits=own_exits))
+            else:
+                lives.append(Life(self.pod, since, own_starts, own_exits, attempt=self.attempt))
+        return tuple(lives)
 
     @property
     def again(self) -> int:

@@ -143,7 +143,8 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
             if start < end:
                 events.append(_Event(str(event["name"]), (start, end), int(event["tid"]), event["cat"]))
     main = int(record["pid"])  # the main thread's own number, too
-    places = [_place(stack, sources) for stack in stacks]
+    frames = [users_frame(stack, sources) for stack in stacks]
+    places = [place(frame, sources) if frame is not None else "" for frame in frames]
     seconds = (ended - began) / 1e9
     per_look = seconds / max(1, len(looks))
     lines = Counter(places[stack] for _, _, stack, _ in looks if places[stack])
@@ -156,11 +157,6 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
         tuple(_operations(events, main, [(at, places[stack]) for at, _, stack, _ in looks])),
         busy if record["devices"] else None,
     )
-
-
-def _place(stack: Sequence[Frame], sources: Sources) -> str:
-    frame = users_frame(stack, sources)
-    return place(frame, sources) if frame is not None else ""
 
 
 def _kind(stack: Sequence[Frame], sources: Sources) -> str:

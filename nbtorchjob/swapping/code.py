@@ -90,7 +90,8 @@ class JobCode:
         newest: dict[str, Definition] = {}
         for label, text, tree, _ in self._parsed:
             for statement in tree.body:
-                newest.update(dict.fromkeys(set_by(statement), (label, statement, _text(text, statement))))
+                lines = text.split("\n")[_first(statement) - 1 : statement.end_lineno]
+                newest.update(dict.fromkeys(set_by(statement), (label, statement, "\n".join(lines))))
         return newest
 
     @cached_property
@@ -159,16 +160,17 @@ class JobCode:
                     f"line {statement.lineno} of the cell ({line[:60]}) isn't what {job} runs, and does more "
                     "than define something: a swap takes functions, classes, imports, and values of names"
                 )
-        keep = [s for s in tree.body if cells.defines(s) and not self._has(s)]
+        # The definitions that aren't among those of their names in the newest source that has any
+        keep = [
+            statement
+            for statement in tree.body
+            if cells.defines(statement)
+            and any(ast.dump(statement) not in self._dumps.get(name, ()) for name in set_by(statement))
+        ]
         if not keep:
             raise SwapError(f"{job} runs this cell as it is: there is nothing to swap")
         lines = {line for s in keep for line in range(_first(s), (s.end_lineno or s.lineno) + 1)}
         return "\n".join(row if at in lines else "" for at, row in enumerate(text.split("\n"), 1))
-
-    def _has(self, statement: ast.stmt) -> bool:
-        """Whether a definition is among those of its names in the newest source that has any."""
-        dump = ast.dump(statement)
-        return all(dump in self._dumps.get(name, ()) for name in set_by(statement))
 
     @cached_property
     def _dumps(self) -> Mapping[str, set[str]]:
@@ -315,10 +317,6 @@ def _plain(text: str) -> Any:
 def _first(statement: ast.stmt) -> int:
     parts: list[ast.stmt | ast.expr] = [statement, *getattr(statement, "decorator_list", ())]
     return min(part.lineno for part in parts)
-
-
-def _text(source: str, statement: ast.stmt) -> str:
-    return "\n".join(source.split("\n")[_first(statement) - 1 : statement.end_lineno])
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

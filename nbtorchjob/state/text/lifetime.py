@@ -186,18 +186,17 @@ def doing(state: JobState) -> str:
             busy = len(fetches) or len(packages) or len(nodes) - len(met)
             if fetches:
                 what = _fetches(fetches)
+            elif packages:
+                largest = max((installed.packages for installed in packages), key=len)
+                some = ", ".join(line(name, _MOST_NAME) for name in largest[:_NAMED])
+                some += " and others" if len(largest) > _NAMED else ""
+                what = (
+                    f"installing {count(len(largest), 'package')} ({some})"
+                    if largest
+                    else "choosing packages"
+                )
             else:
-                if packages:
-                    installs_most = max((installed.packages for installed in packages), key=len)
-                    some = ", ".join(line(name, _MOST_NAME) for name in installs_most[:_NAMED])
-                    some += " and others" if len(installs_most) > _NAMED else ""
-                    what = (
-                        f"installing {count(len(installs_most), 'package')} ({some})"
-                        if installs_most
-                        else "choosing packages"
-                    )
-                else:
-                    what = "importing torch"
+                what = "importing torch"
             return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
         return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
     began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}

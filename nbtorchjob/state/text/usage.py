@@ -187,8 +187,7 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
             shm,
             gpus,
         )
-        row = tuple(clip(cell, _MAX_CELL) for cell in cells)
-        table.append(row)
+        table.append(tuple(clip(cell, _MAX_CELL) for cell in cells))
     return [HEAD, *table] if table else []
 
 

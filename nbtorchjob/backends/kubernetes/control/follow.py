@@ -434,7 +434,10 @@ class Follower:
             said = self._state.verdict is not None or self._state.removed is not None
             return now - self._decided > (_VERDICT_GRACE_S if said else math.inf)
         self._concluded = self._concluded or now
-        return not self._reading or now - self._concluded > _log_grace(self._state)
+        # The rest of the logs has so many seconds once nothing changes the conclusion.
+        verdict = self._state.verdict
+        grace = _FAILURE_GRACE_S if verdict is not None and not verdict.succeeded else _LOG_GRACE_S
+        return not self._reading or now - self._concluded > grace
 
 
 def sound(state: JobState) -> bool:
@@ -443,9 +446,3 @@ def sound(state: JobState) -> bool:
     if any(answer is not None for answer in asked):
         return False
     return state.all_over if state.suspended else state.working and not losses(state)
-
-
-def _log_grace(state: JobState) -> float:
-    """Seconds for the rest of the logs once nothing changes the conclusion."""
-    failed = state.verdict is not None and not state.verdict.succeeded
-    return _FAILURE_GRACE_S if failed else _LOG_GRACE_S

@@ -145,16 +145,16 @@ async def _deactivated(session: Session, kind: Kind, target: Target, until: floa
     while time.monotonic() < until:
         obj = await session.client.get(target)
         workload = await _workload(session, target, obj)
-        if workload is None or _over(kind, obj) or (kind.suspends(obj) and _stopped(workload)):
+        # Kueue has taken note that a Workload is deactivated, and starts its job no more.
+        noted = (
+            workload is None
+            or reading.condition(workload, "Evicted") is not None
+            or reading.condition(workload, "QuotaReserved") is None
+        )
+        if workload is None or _over(kind, obj) or (kind.suspends(obj) and noted):
             return True
         await asyncio.sleep(_LOOK_S)
     raise UnheededError(f"{target.name}: Kueue takes no note of its Workload's end; try again")
-
-
-def _stopped(workload: Object) -> bool:
-    """Whether Kueue has taken note that a Workload is deactivated, and starts its job no more."""
-    evicted = reading.condition(workload, "Evicted") is not None
-    return evicted or reading.condition(workload, "QuotaReserved") is None
 
 
 async def _moved(session: Session, kind: Kind, target: Target, until: float) -> bool:
@@ -227,7 +227,10 @@ async def halt(
     """
     client = session.client
     patch: dict[str, Any] = {"metadata": {"annotations": {mark: text}}}
-    queued = kind.suspend and await _queued(session, kind, target)
+    # Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none.
+    queued = bool(kind.suspend) and await session.newest(WORKLOADS) is not None
+    if queued:
+        queued = await decides(session, kind, await client.get(target))
     if kind.suspend and not queued:
         patch |= kind.suspended(suspended=True)
     # What is to be is written down first: whoever comes later does what a killed kernel didn't.
@@ -253,13 +256,6 @@ async def suspend(
         await client.patch(target, kind.suspended(suspended=suspended))
     else:
         await _command(client, kind, kind.commands, target, obj, within, suspended=suspended)
-
-
-async def _queued(session: Session, kind: Kind, target: Target) -> bool:
-    """Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none."""
-    if await session.newest(WORKLOADS) is None:
-        return False
-    return await decides(session, kind, await session.client.get(target))
 
 
 async def _command(

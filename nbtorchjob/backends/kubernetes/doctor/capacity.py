@@ -215,7 +215,12 @@ async def room_findings(client: Client, spec: JobSpec) -> list[Finding]:
 def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
     """Report how many of the hosts could hold a pod of that spec; if none could, why."""
     wanted = requested(pod)
-    big = [host for host in hosts if _holds(host, wanted)]
+    rooms = [room(host) for host in hosts]
+    big = [
+        host
+        for host, has in zip(hosts, rooms, strict=True)
+        if all(has.get(name, 0.0) >= number for name, number in wanted.items())
+    ]
     chosen = [host for host in big if matches(pod, host)]
     free = [host for host in chosen if not untolerated(pod, host)]
     if free:
@@ -224,7 +229,6 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
         why = "the cluster has no hosts"
     elif not big:
         # The resources of which no host has as much as is requested
-        rooms = [room(host) for host in hosts]
         most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
         absent = [name for name, number in most.items() if not number]
         if absent:
@@ -244,11 +248,6 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
         taints = [_taint(taint) for host in chosen for taint in untolerated(pod, host)]
         why = f"no suitable host accepts the pod: {', '.join(dict.fromkeys(taints))}"
     return Finding(False, f"{why}; {_GROWS}")
-
-
-def _holds(host: Object, wanted: Mapping[str, float]) -> bool:
-    has = room(host)
-    return all(has.get(name, 0.0) >= number for name, number in wanted.items())
 
 
 def _taint(taint: Mapping[str, Any]) -> str:

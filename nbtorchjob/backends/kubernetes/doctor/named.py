@@ -375,6 +375,5 @@ async def _claims(client: Client, namespace: str) -> list[Choice]:
         name, spec = item["metadata"]["name"], item["spec"]
         size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
         note = ", ".join(filter(None, [size, *(spec.get("accessModes") or ())]))
-        claim_choice = Choice(f"type=volume,src={name},dst=/mnt/{name}", note)
-        claim_choices.append(claim_choice)
+        claim_choices.append(Choice(f"type=volume,src={name},dst=/mnt/{name}", note))
     return claim_choices

@@ -58,16 +58,10 @@ def facts(obj: Object) -> list[ev.Event]:
         events.append(ev.CancelRequested(asked))
     if phase in _PAUSES:
         events.append(ev.Suspended(time, True))
-    elif _was_paused(obj):
+    # A condition of a Volcano Job is a phase that it was in, named under ``status``.
+    elif any(past.get("status") in _PAUSES for past in reading.status(obj).get("conditions") or ()):
         events.append(ev.Suspended(time, False))
     return events
-
-
-def _was_paused(obj: Object) -> bool:
-    # A condition of a Volcano Job is a phase that it was in, named under ``status``.
-    return any(
-        condition.get("status") in _PAUSES for condition in reading.status(obj).get("conditions") or ()
-    )
 
 
 def plain(_reason: str, message: str) -> str:

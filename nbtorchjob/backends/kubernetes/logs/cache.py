@@ -426,12 +426,9 @@ class Fresh:
 def cached_logs(cache: JobCache) -> Iterator[ev.Event]:
     """Yield what the cached logs say: their pods may be gone by now, or have been rotated."""
     # By when each wrote its first line: names of pods don't say which attempt came first.
-    for pod in sorted(cache.pods(), key=lambda pod: _began(cache.lines(pod))):
+    began = {pod: next((part.stamps[0] for part in cache.lines(pod)), b"") for pod in cache.pods()}
+    for pod in sorted(began, key=began.__getitem__):
         yield from cached_log(Reader(pod, cache), cache.lines(pod))
-
-
-def _began(lines: Iterator[Lines]) -> bytes:
-    return next((part.stamps[0] for part in lines), b"")
 
 
 def cached_log(reader: Reader, lines: Iterable[Lines]) -> Iterator[ev.Event]:

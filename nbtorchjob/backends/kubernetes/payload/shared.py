@@ -172,7 +172,13 @@ def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> li
             store, folder = reached(url)
             store.invalidate_cache()
             uses = _used(store, folder, alive) if name == SHARED else set()
-            old = [path for path in _old(store, folder) if path[0].rpartition("/")[2] not in uses]
+            old = [
+                (path, size, age)
+                for path, size, age in _listed(store, folder)
+                if age > _UNUSED_S
+                and not path.endswith((_GOING, ".partial"))
+                and path.rpartition("/")[2] not in uses
+            ]
         if old:
             paths, sizes, ages = zip(*old, strict=True)
             leftovers.append(Unused(url, paths, sum(sizes), max(ages)))
@@ -196,13 +202,6 @@ def remove(leftover: Unused, alive: Collection[str] | None) -> None:
             finally:
                 for path in paths:
                     _drop(store, f"{path}{_GOING}")
-
-
-def _old(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
-    """Yield path, size and age of the files in a folder that are old enough."""
-    for path, size, age in _listed(store, folder):
-        if age > _UNUSED_S and not path.endswith((_GOING, ".partial")):
-            yield path, size, age
 
 
 def _listed(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:

@@ -154,25 +154,24 @@ def waiting_facts(
         again = reason == "Pulling" and int(event.get("count") or 1) > 1
         if node is None or again:
             notice = None
+        elif reason == "FailedScheduling":
+            notice = Stage.PLACING, "Unschedulable", placing(message, requests(pod_of(name) or {}))
+        elif reason == "TriggeredScaleUp":
+            notice = Stage.PLACING, "", "the cluster is adding a host for it"
+        elif reason == "Pulling":
+            notice = Stage.STARTING, "", message[:1].lower() + message[1:]
+        elif reason == "InspectFailed":
+            notice = Stage.STARTING, *starting("InvalidImageName", message)
+        elif reason in (
+            "FailedMount",
+            "FailedAttachVolume",
+            "FailedCreatePodSandBox",
+            "ErrImageNeverPull",
+        ):
+            notice = Stage.STARTING, *starting(reason, message)
         else:
-            if reason == "FailedScheduling":
-                notice = Stage.PLACING, "Unschedulable", placing(message, requests(pod_of(name) or {}))
-            elif reason == "TriggeredScaleUp":
-                notice = Stage.PLACING, "", "the cluster is adding a host for it"
-            elif reason == "Pulling":
-                notice = Stage.STARTING, "", message[:1].lower() + message[1:]
-            elif reason == "InspectFailed":
-                notice = Stage.STARTING, *starting("InvalidImageName", message)
-            elif reason in (
-                "FailedMount",
-                "FailedAttachVolume",
-                "FailedCreatePodSandBox",
-                "ErrImageNeverPull",
-            ):
-                notice = Stage.STARTING, *starting(reason, message)
-            else:
-                failed = _failed(message) if reason == "Failed" else None
-                notice = (Stage.STARTING, *starting(*failed)) if failed else None
+            failed = _failed(message) if reason == "Failed" else None
+            notice = (Stage.STARTING, *starting(*failed)) if failed else None
     if notice is None:
         return []
     stage, word, text = notice

@@ -88,7 +88,9 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
             raise PayloadError(f"{said}: nothing of that was run; submit the job again")
         # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
         counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
-        if not counted or _needs_fresh_interpreter(env):
+        # Some variables are read only as an interpreter, or torch, starts.
+        names = {name for name in (*env, *os.environ) if fresh.too_late(name)} - {_OF_PATH}
+        if not counted or any(env.get(name) != os.environ.get(name) for name in names):
             # What a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment
             path = request["path"]
             program = f"import runpy, sys; sys.argv[:] = {[str(job.payload)]!r}; sys.path[:] = {path!r}; "
@@ -106,11 +108,6 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _needs_fresh_interpreter(env: dict[str, str]) -> bool:
-    names = {name for name in (*env, *os.environ) if fresh.too_late(name)} - {_OF_PATH}
-    return any(env.get(name) != os.environ.get(name) for name in names)
 
 
 def _loaded(name: str) -> Iterator[str]:
