@@ -8,6 +8,7 @@ the others wait in a collective until it times out, 10 to 30 minutes. So each ag
 that store when it ends, and a beat while it lives:
 
     end        the first exit code that ends the job for all of its nodes; 0 once it has succeeded
+    told/W     who wakes the others for word W, of many nodes that say it at once
     newest     the round that was begun last: a node of an elastic job that isn't of it was given up
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
@@ -79,6 +80,12 @@ _SEEN = 16  # nodes whose samples a node tells
 _SEEN_BYTES = 1 << 16  # of one, compressed
 
 
+def _returned(ring: Ring, store: Any) -> bool:
+    """Whether the ranks of all nodes have; of many nodes one has mostly said that for all."""
+    over = len(ring.nodes) > _FEW and store.check([ring.key("over")])
+    return bool(over or store.check(ring.keys("done")))
+
+
 class Peers(Alone):
     """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
 
@@ -137,7 +144,7 @@ class Peers(Alone):
             # Else another node has said so, or the others are further already.
             if newest.decode() != ring.name and int(newest.split()[0]) <= number:
                 self._store.set(_NEWEST, ring.name)
-                announce(self._store)
+                announce(self._store, "%s %s" % (_NEWEST, ring.name))
         self._ring = ring
         self._stirred.set()
 
@@ -172,13 +179,13 @@ class Peers(Alone):
 
     def _tell_end(self, code: int) -> int:
         stands = int(self._store.compare_set(END, "", str(code)))
-        announce(self._store)
+        announce(self._store, END)
         return code if stands == code else exits.of_peer(stands)
 
     def _tell_loss(self, code: int, ring: Ring) -> int:
         if self._elastic and not self._hosted:
             self._store.set(ring.key("lost"), "1")
-            announce(self._store)
+            announce(self._store, ring.key("lost"))
             return code
         return self._tell_end(code)
 
@@ -226,7 +233,7 @@ class Peers(Alone):
             with store_may_be_gone():
                 self._store.set(ring.key("asks"), "1")
                 ring.asks = True
-                announce(self._store)
+                announce(self._store, ring.key("asks"))
 
     @property
     def leaves(self) -> Optional[float]:  # type: ignore[override]
@@ -246,7 +253,7 @@ class Peers(Alone):
         stands = word.encode()  # without the store each node leaves for itself
         with store_may_be_gone():
             stands = self._store.compare_set(ring.key("leave"), "", word)
-            announce(self._store)
+            announce(self._store, ring.key("leave"))
         ring.leave(stands)
 
     def go_with(self, nodes: Sequence[int]) -> None:
@@ -321,7 +328,7 @@ class Peers(Alone):
             # For a node that torch has given up: it would wait for the others, or begin anew without them.
             if not self._store.check([END]):
                 self._store.compare_set(END, "", str(exits.OK))
-                announce(self._store)
+                announce(self._store, END)
             self._store.set(ring.key("bye", ring.node), "1")
         except RuntimeError as exc:
             self._store_is_gone(exc)
@@ -423,7 +430,7 @@ class Peers(Alone):
                     self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
                     self._tell_samples(ring, store)
                 # Once the ranks of all its nodes have returned, there is nothing to heed.
-                if self._told or (ring is not None and store.check(ring.keys("done"))):
+                if self._told or (ring is not None and _returned(ring, store)):
                     self._settled = True
                 else:
                     self._end(exits.of_peer(word))
@@ -449,10 +456,10 @@ class Peers(Alone):
                 emit("Notice", text=text)
                 store.set(ring.key("lost"), "1")
                 ring.lost = True
-                announce(store)
+                announce(store, ring.key("lost"))
             else:
                 stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
-                announce(store)
+                announce(store, END)
                 self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _look_for_gathering(self, ring: Ring, store: Any) -> None:

@@ -110,9 +110,16 @@ _LATEST = "news"
 _FOR_EVER = timedelta(days=365)
 
 
-def announce(store: Any) -> None:
-    """Wake all nodes that wait for news; raises ``RuntimeError`` where the store is gone."""
-    mine, number = os.urandom(8).hex(), _latest(store)
+def announce(store: Any, word: str = "") -> None:
+    """Wake all nodes that wait for news; raises ``RuntimeError`` where the store is gone.
+
+    Of many that say the same ``word`` at once, as they do when a job ends, one wakes the others: else each
+    node would be woken by each.
+    """
+    mine = os.urandom(8).hex()
+    if word and store.compare_set("told/%s" % word, "", mine) != mine.encode():
+        return
+    number = _latest(store)
     while store.compare_set(_news_key(number), "", mine) != mine.encode():
         number += 1
     store.set(_LATEST, str(number))

@@ -114,3 +114,18 @@ def test_news_that_came_together_wake_once(store):
     announce(connect(store))
     assert woken.acquire(timeout=LIMIT)
     thread.join(LIMIT)
+
+
+def test_of_many_who_say_the_same_word_one_wakes_the_others(store):
+    nodes = [connect(store) for _ in range(8)]
+    threads = [threading.Thread(target=announce, args=(node, "end")) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    # The numbers of news start with 0.
+    assert nodes[0].check(["news/0"])
+    assert not nodes[0].check(["news/1"])
+
+    announce(nodes[0], "1/lost")
+    assert nodes[0].check(["news/1"])
