@@ -45,7 +45,7 @@ from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text import attempts, facts
+from nbtorchjob.state.text import attempts, facts, lifetime
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -329,6 +329,7 @@ class Lab:
         spec: JobSpec,
         written: Origin,
         *,
+        say: Callable[[str], object] = lambda text: None,
         run: Mapping[str, Any] = MappingProxyType({}),
         variant: bytes = b"",
     ) -> Job[Any]:
@@ -352,7 +353,7 @@ class Lab:
             **run,
         }
         question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes}
-        job, _ = self._send(call, pack, question, written, known, lambda text: None)
+        job, _ = self._send(call, pack, question, written, known, say)
         return job
 
     def _send(
@@ -551,7 +552,7 @@ class Lab:
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""
-        began, said = time.monotonic(), False
+        began, said = time.monotonic(), ""
         while True:
             state = self.state
             if not state.suspended or time.monotonic() > began + _RESUMED_S:
@@ -562,19 +563,25 @@ class Lab:
                     raise SubmitError(
                         f"{self.name} runs Python {self.info.python}, but this is Python {here}"
                     )
-                if state.suspended:
+                if state.suspended and state.queued is None:  # a queue gives its nodes back by itself
                     raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
                 if state.lab_ends is not None and state.lab_ends.time > _began(state):
                     why = attempts.WHY.get(state.lab_ends.why, "")
                     raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
             if turns.lead(state) is not None:
                 return state
-            if not said and time.monotonic() > began + _QUIET_S:
-                said = True
-                anew = turns.ranks(state) and state.nodes
-                doing = "is restarting" if anew else f"is {state.phase.word}"
+            doing = self._doing(state)
+            if doing != said and time.monotonic() > began + _QUIET_S:
+                said = doing
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
+
+    def _doing(self, state: JobState) -> str:
+        """Say what a lab does that has no ranks."""
+        if queued := lifetime.waits(state):
+            return f"is {queued[0].partition(': ')[2]}"
+        anew = turns.ranks(state) and state.nodes
+        return "is restarting" if anew else f"is {state.phase.word}"
 
     def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S

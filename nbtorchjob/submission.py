@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +142,12 @@ def prepare(call: Call, plan: Plan) -> Submission:
     return Submission(call, plan, (*call.notes, *differences, *missing))
 
 
-def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
+def send(
+    sub: Submission, origin: Origin | None = None, say: Callable[[str], object] = lambda text: None
+) -> Job[Any]:
     """Send a call as a job; ``origin`` is the notebook and cell that it comes from.
+
+    Where it has to wait for its pool, ``say`` is told why.
 
     Raises ``SubmitError``, and ``NameTakenError`` where another job of the given name runs; then nothing is
     left behind.
@@ -154,7 +158,7 @@ def send(sub: Submission, origin: Origin | None = None) -> Job[Any]:
     if spec.lab or sub.plan.pool is not None:
         call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
     if sub.plan.pool is not None:
-        return sub.plan.pool.send_job(call, spec, origin or Origin())
+        return sub.plan.pool.send_job(call, spec, origin or Origin(), say=say)
     with interrupts.message(interrupts.NOTHING):
         call = _provided(call, spec)
     for last in (False,) * (_TRIES - 1) + (True,):

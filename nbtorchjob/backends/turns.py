@@ -34,8 +34,10 @@ from nbtorchjob.state.events import (
     LogChunk,
     ValueReady,
     Verdict,
+    Waiting,
 )
 from nbtorchjob.state.info import MARK
+from nbtorchjob.state.text import lifetime
 from nbtorchjob.state.turns import Turn, View
 from nbtorchjob.text.hints import hint
 
@@ -153,6 +155,7 @@ class Feed:
 
 _MOST_SENT = 64  # turns of which it is remembered where they begin, beside those that may be sent again
 _ASKED_S = 10.0
+_WAITS_S = 0.5  # between two looks why a job can't be sent again yet
 _MOST_EARLY = 1000  # characters
 
 
@@ -304,7 +307,15 @@ class TurnBackend(Backend):
             if plan.attempt > attempt:
                 for event in unclosed(last):
                     yield event
-            if not await sent.go_on(taken, plan, [*facts, *last], partial(self.lab, taken.lab.info)):
+            lab = partial(self.lab, taken.lab.info)
+            going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
+            said = ""
+            while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
+                why = _why(await asyncio.to_thread(lab))
+                if why not in ("", said):
+                    said = why
+                    yield Waiting(time.time(), why, attempt=attempt)
+            if not going.result():
                 end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
                 sent.over()
                 for event in end:
@@ -459,6 +470,15 @@ class TurnBackend(Backend):
                 verb, name, f"a job with pods of its own; this one is job {key} of the pool {lab}"
             )
         raise SpecError(verb, name, f"the lab {lab}, of which it is cell {key}; see {hint('promote', lab)}")
+
+
+def _why(lab: JobState) -> str:
+    """Say why a pool has no ranks; "" where it has some."""
+    if turns.lead(lab) is not None:
+        return ""
+    queued = lifetime.waits(lab)
+    what = queued[0].partition(": ")[2] if queued else "getting its pods"
+    return f"its pool {lab.info.name} is {what}"
 
 
 async def _heard(listener: Listener, view: View) -> AsyncGenerator[Event, None]:

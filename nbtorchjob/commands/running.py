@@ -320,7 +320,7 @@ def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
             lab.shipped(sub.call, front.namespace())
             return lab.first, output
         earlier = of_cell(request.origin.cell) if spec.name is None else None
-        job = submission.send(sub, request.origin)
+        job = submission.send(sub, request.origin, front.say)
     if earlier is not None and earlier.name != job.name and earlier.state.phase is Phase.RUNNING:
         front.show(swapping.choice(earlier, Edited(request.call.text, request.call.filename, front), ""))
     if job.joined:

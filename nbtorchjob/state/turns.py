@@ -53,6 +53,8 @@ _OF_JOBS = (
     ev.Removed,
     ev.Refused,
     ev.Suspended,
+    ev.Queued,
+    ev.Standing,
 )
 _ROUNDS = (
     ev.RankBegan,

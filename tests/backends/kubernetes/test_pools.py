@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,8 @@ from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase, turns
-from nbtorchjob.state.text import attempts
+from nbtorchjob.state.text import attempts, facts
+from tests.backends.kubernetes.stage import until
 from tests.backends.local.launch.test_start import look
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
@@ -45,8 +47,9 @@ TWO = Elastic(nnodes=2)
 def cluster(crds):
     """Yield a cluster that all tests of the file share."""
     from tests.backends.kubernetes.cluster import Emulator
+    from tests.backends.kubernetes.cluster.emulator import KINDS
 
-    with Emulator() as emulator:
+    with Emulator(kinds=(*KINDS, "kueue")) as emulator:
         yield emulator
 
 
@@ -580,6 +583,57 @@ def test_a_node_whose_image_a_job_has_changed_is_replaced_once_no_other_job_runs
     assert other.result(LIMIT)[0] == "other"
     assert waits.result(LIMIT) == 4
     assert pool.state.phase is Phase.RUNNING
+
+
+def queue_for_one(cluster, namespace):
+    """Make a queue that has room for one pod, and a class of priority above all others."""
+    room = {"cpu": "500m", "memory": "2Gi"}
+    quota = [{"name": name, "nominalQuota": amount} for name, amount in room.items()]
+    groups = [{"coveredResources": [*room], "flavors": [{"name": "any", "resources": quota}]}]
+    whole = {"resourceGroups": groups, "preemption": {"withinClusterQueue": "LowerPriority"}}
+    for kind, name, content in (
+        ("ClusterQueue", "whole", {"spec": whole}),
+        ("LocalQueue", "team", {"spec": {"clusterQueue": "whole"}}),
+        ("WorkloadPriorityClass", "high", {"value": 9}),
+    ):
+        meta = {"name": name, **({"namespace": namespace} if kind == "LocalQueue" else {})}
+        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": meta, **content}
+        cluster.request("POST", cluster.collection(body), body)
+
+
+def test_a_pool_in_a_queue_says_so_and_goes_on_when_it_is_admitted(pool, cluster, place):
+    queue_for_one(cluster, pool.info.cluster["namespace"])
+
+    def own(cell, name, **more):
+        there = Cluster(**place, kind="indexedjob", queue="team", **more)
+        spec = JobSpec(Elastic(), "kubernetes", cluster=there, name=name)
+        return submission.submit(capture.from_cell(cell, {}), spec)
+
+    first = own("import time; time.sleep(600)", "first")
+    seen(first, lambda state: state.round >= 0)
+    spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(**place, kind="indexedjob", queue="team"))
+    queued = api.pool(spec, name="queued")
+    said: list[object] = []
+    sub = submission.prepare(
+        capture.from_cell(LOST, {}),
+        submission.check(JobSpec(pool="queued", retry=Retry(preemptions=1, backoff=0))),
+    )
+    try:
+        with ThreadPoolExecutor() as beside:
+            sending = beside.submit(submission.send, sub, None, said.append)
+            until(lambda: any("which is queued in team" in str(text) for text in said))
+            assert "QUEUED" in [facts.phase(state) for state in api.jobs() if state.name == "queued"]
+            first.cancel()
+            job = sending.result(LIMIT)
+        seen(job, lambda state: 0 in state.logs)
+        urgent = own("1", "urgent", workload_priority="high")
+        seen(job, lambda state: facts.phase(state) == "QUEUED" or "queued in team" in str(state.waits))
+
+        assert urgent.result(LIMIT) == 1
+        assert job.result(LIMIT) == 2
+        assert [spent.used for spent in job.state.budgets] == [0, 1]
+    finally:
+        queued.job.delete()
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "volcano"])
