@@ -78,7 +78,13 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     try:
         code = compile(text, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     except SyntaxError as exc:
-        _refuse_ipython(text, exc)
+        lines = text.splitlines()
+        line = lines[exc.lineno - 1] if exc.lineno and exc.lineno <= len(lines) else ""
+        if _IPYTHON.match(line):
+            raise CaptureError(
+                f"line {exc.lineno}: {line.strip()!r} is IPython's, and a rank runs plain Python; "
+                "put it in a cell of its own"
+            ) from exc
         raise
     tree = ast.parse(text, filename)
     if not tree.body:
@@ -86,7 +92,15 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     scan = _Scan(_guarded(tree, _ASKED))
     scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    _refuse_own(imports)
+    for node in imports:
+        inner = [name for name in imported(node) if name.startswith("nbtorchjob.")]
+        if isinstance(node, ast.ImportFrom) and node.module == "nbtorchjob" and not node.level:
+            inner += [
+                f"nbtorchjob.{alias.name}" for alias in node.names if alias.name not in rank_api.__all__
+            ]
+        for name in inner:
+            if not name.startswith("nbtorchjob.runtime"):
+                raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
     function = entry(tree)
     return Cell(
         text,
@@ -171,18 +185,6 @@ def for_the_notebook(name: str) -> str:
     return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(rank_api.__all__)}"
 
 
-def _refuse_own(nodes: list[ast.Import | ast.ImportFrom]) -> None:
-    for node in nodes:
-        inner = [name for name in imported(node) if name.startswith("nbtorchjob.")]
-        if isinstance(node, ast.ImportFrom) and node.module == "nbtorchjob" and not node.level:
-            inner += [
-                f"nbtorchjob.{alias.name}" for alias in node.names if alias.name not in rank_api.__all__
-            ]
-        for name in inner:
-            if not name.startswith("nbtorchjob.runtime"):
-                raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
-
-
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Return the full names of the modules that an import statement may load; no relative ones."""
     if isinstance(node, ast.Import):
@@ -204,7 +206,12 @@ class _Scan:
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
         # Annotations are evaluated only when asked for (PEP 649).
         lazy = code.co_name == "__annotate__"
-        for instruction, mine in self._walk(code):
+        steps: Iterator[tuple[dis.Instruction, int]]
+        if code.co_flags & inspect.CO_OPTIMIZED:  # a function: it may run at any time, or never
+            steps = ((instruction, 0) for instruction in dis.get_instructions(code))
+        else:
+            steps = flow.walk(code, self._names)
+        for instruction, mine in steps:
             line = lines.get(instruction.offset) or line
             sure = known | mine
             if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
@@ -214,11 +221,6 @@ class _Scan:
                 self.code(instruction.argval, known if nested else sure, nested=True)
             elif instruction.opname == "STORE_GLOBAL" or (instruction.opname == "STORE_NAME" and not nested):
                 self.sets.add(instruction.argval)
-
-    def _walk(self, code: CodeType) -> Iterator[tuple[dis.Instruction, int]]:
-        if code.co_flags & inspect.CO_OPTIMIZED:  # a function: it may run at any time, or never
-            return ((instruction, 0) for instruction in dis.get_instructions(code))
-        return flow.walk(code, self._names)
 
 
 def surely_read(cell: Cell) -> set[str]:
@@ -313,16 +315,6 @@ def entry(tree: ast.Module) -> Function | None:
         return None
     functions = [s for s in body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
     return functions[-1] if functions else None
-
-
-def _refuse_ipython(text: str, exc: SyntaxError) -> None:
-    lines = text.splitlines()
-    line = lines[exc.lineno - 1] if exc.lineno and exc.lineno <= len(lines) else ""
-    if _IPYTHON.match(line):
-        raise CaptureError(
-            f"line {exc.lineno}: {line.strip()!r} is IPython's, and a rank runs plain Python; "
-            "put it in a cell of its own"
-        ) from exc
 
 
 _READS = ("LOAD_NAME", "LOAD_GLOBAL")

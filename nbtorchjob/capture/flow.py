@@ -55,7 +55,20 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
     Instructions that can't be reached aren't yielded.
     """
     blocks = _blocks(code, names)
-    _solve(blocks)
+    # Find what is known at the beginning of each block, whichever way it is reached
+    waiting = [min(blocks)]
+    blocks[waiting[0]].known = 0
+    while waiting:
+        block = blocks[heappop(waiting)]
+        # It may raise before it has set anything.
+        ways = [(at, block.known | block.sets) for at in block.follows]
+        ways += [(at, block.known) for at in block.handlers]
+        for offset, known in ways:
+            target = blocks[offset]
+            if target.known & known != target.known:
+                target.known &= known
+                if offset not in waiting:
+                    heappush(waiting, offset)
     for block in blocks.values():
         known = block.known
         if known < 0:
@@ -94,23 +107,6 @@ def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
     return blocks
 
 
-def _solve(blocks: dict[int, _Block]) -> None:
-    """Find what is known at the beginning of each block, whichever way it is reached."""
-    waiting = [min(blocks)]
-    blocks[waiting[0]].known = 0
-    while waiting:
-        block = blocks[heappop(waiting)]
-        # It may raise before it has set anything.
-        ways = [(at, block.known | block.sets) for at in block.follows]
-        ways += [(at, block.known) for at in block.handlers]
-        for offset, known in ways:
-            target = blocks[offset]
-            if target.known & known != target.known:
-                target.known &= known
-                if offset not in waiting:
-                    heappush(waiting, offset)
-
-
 def surely(code: CodeType) -> Iterator[dis.Instruction]:
     """Yield the instructions that every way through ``code`` to its end passes.
 
@@ -124,7 +120,17 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
     while waiting:
         offset = heappop(waiting)
         mine = passed[offset] | bits[offset]
-        for way in _ways(blocks, offset):
+        # Where a block leads: into the body of its loop, and from there on behind it
+        last = blocks[offset].code[-1]
+        follows = [
+            target
+            for target in blocks[offset].follows
+            if target != last.argval or not _SKIPS.match(last.opname)
+        ]
+        loops = {target: blocks[target].code[-1] for target in follows if target <= offset}
+        for target in follows:
+            loop = loops.get(target)
+            way = loop.argval if loop is not None and loop.opname == "FOR_ITER" else target
             known = passed.get(way, -1)
             if known & mine != known:
                 passed[way] = known & mine
@@ -132,22 +138,9 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
                     heappush(waiting, way)
     ends = [offset for offset in passed if blocks[offset].code[-1].opname in _ENDS]
     if not ends:
-        follows = {offset: blocks[offset].follows for offset in passed}
-        ends = [offset for offset, ways in follows.items() if not ways or min(ways) <= offset]
+        ways = {offset: blocks[offset].follows for offset in passed}
+        ends = [offset for offset, following in ways.items() if not following or min(following) <= offset]
     always = functools.reduce(int.__and__, (passed[offset] | bits[offset] for offset in ends), -1)
     for offset in passed:
         if always & bits[offset]:
             yield from blocks[offset].code
-
-
-def _ways(blocks: dict[int, _Block], offset: int) -> list[int]:
-    """Return where a block leads: into the body of its loop, and from there on behind it."""
-    last = blocks[offset].code[-1]
-    follows = [
-        target for target in blocks[offset].follows if target != last.argval or not _SKIPS.match(last.opname)
-    ]
-    loops = {target: blocks[target].code[-1] for target in follows if target <= offset}
-    return [
-        loops[target].argval if target in loops and loops[target].opname == "FOR_ITER" else target
-        for target in follows
-    ]

@@ -40,14 +40,13 @@ _MOST_BYTES = 1 << 20  # of local modules that are looked through: 0.2 s
 
 def beside(folder: Path, texts: Iterable[str], *, folders: bool = False) -> list[str]:
     """Return those of ``texts`` that are the path of a file in ``folder``, or of a folder if asked."""
-    return [text for text in sorted({*texts}) if _is_there(folder, text, folders)]
-
-
-def _is_there(folder: Path, text: str, folders: bool) -> bool:
-    if not 0 < len(text) < _LONGEST or "\0" in text or os.path.isabs(text):
-        return False
-    path = folder / text
-    return path.is_file() or (folders and text.strip("./") != "" and path.is_dir())
+    paths = []
+    for text in sorted({*texts}):
+        if 0 < len(text) < _LONGEST and "\0" not in text and not os.path.isabs(text):
+            path = folder / text
+            if path.is_file() or (folders and text.strip("./") != "" and path.is_dir()):
+                paths.append(text)
+    return paths
 
 
 def by_call(call: Call, folder: Path) -> list[str]:
@@ -118,16 +117,16 @@ class _Opened:
                 said.add(node.left)
             if isinstance(node, ast.BinOp) and node not in said and (text := self._text(node)):
                 yield text
-            if isinstance(node, ast.Call) and node not in said and self._opens(node):
-                values = [*node.args, *(word.value for word in node.keywords)]
-                yield from (text for argument in values for text in self._named(argument))
-
-    def _opens(self, node: ast.Call) -> bool:
-        name = _called(node)
-        if name == "open" and len(node.args) > 1:
-            mode = node.args[1]
-            return not (isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x", "a"))
-        return name in _OPENS or name.startswith(_BEGIN)
+            if isinstance(node, ast.Call) and node not in said:
+                name = _called(node)
+                if name == "open" and len(node.args) > 1:
+                    mode = node.args[1]
+                    opens = not (isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x", "a"))
+                else:
+                    opens = name in _OPENS or name.startswith(_BEGIN)
+                if opens:
+                    values = [*node.args, *(word.value for word in node.keywords)]
+                    yield from (text for argument in values for text in self._named(argument))
 
     def _named(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.List | ast.Tuple):
@@ -174,11 +173,24 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
     wanted = {str(path): name for name, path in paths.items() if path.suffix == ".py"}
     if not wanted:  # as of most cells: a kernel has thousands of modules to go through
         return []
-    notes = [note for name, path in paths.items() if path.suffix == ".py" for note in _data(name, path)]
+    notes = []
+    for file, name in wanted.items():
+        if "/" in name:  # a package brings what lies in it
+            continue
+        try:
+            code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+        except (OSError, ValueError, SyntaxError):
+            continue
+        if any(instruction.argval == "__file__" for instruction in pickler.instructions(code)):
+            for text in beside(Path(file).parent, pickler.texts(code)):
+                if text != name:
+                    notes.append(
+                        f"{name} names {text} beside it, which isn't taken along: make them a package"
+                    )
     for module in list(sys.modules.values()):
-        file = importable.attributes(module).get("__file__")
-        if isinstance(module, ModuleType) and isinstance(file, str) and file in wanted:
-            notes += _module(module, Path(file), wanted[file])
+        source = importable.attributes(module).get("__file__")
+        if isinstance(module, ModuleType) and isinstance(source, str) and source in wanted:
+            notes += _module(module, Path(source), wanted[source])
     return notes
 
 
@@ -195,7 +207,9 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
         space = importable.attributes(module).copy()
         replaced = [key for key, value in _of_notebook(space) if captured.get(key) is not value]
         if name in tops:  # within packages it is common: numpy's array_function_dispatch
-            replaced += [key for key, value in space.items() if type(value) is partial and _is_of(value, key)]
+            # What stood there, with some arguments: ``torch.load = partial(torch.load, …)``
+            partials = {key: value for key, value in space.items() if type(value) is partial}
+            replaced += [key for key, value in partials.items() if getattr(value.func, "__name__", "") == key]
         for key, value in space.items():
             # What was made by a metaclass is looked at by type alone: it may do anything when it is asked.
             if issubclass(type(value), type) and type.__getattribute__(value, "__module__") == name:
@@ -222,26 +236,63 @@ def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return members
 
 
-def _is_of(value: partial[Any], key: str) -> bool:
-    """Whether it is what stood there, with some arguments: ``torch.load = partial(torch.load, …)``."""
-    return getattr(value.func, "__name__", "") == key
-
-
 def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     try:
         text = path.read_text()
-        tree, code = ast.parse(text), compile(text, str(path), "exec", dont_inherit=True)
+        tree, compiled = ast.parse(text), compile(text, str(path), "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):  # a file that has been broken since; ranks will say so
         return
     # Who imports in a way of their own (pytest, type checkers at run time) makes other code of the same text.
-    if type(module.__loader__) is SourceFileLoader and _edited(module, code):
+    if type(module.__loader__) is SourceFileLoader and _edited(module, compiled):
         yield f"{name} was edited after it was imported here: ranks run its new text"
         return
+    # Describe what the module's and its classes' namespaces have that its text doesn't give them.
+    anew, bound = f"on ranks: they import {name} anew", _bound(tree)
     for owner, space, body in _spaces(module, tree):
-        yield from _set_here(owner, space, body, path, name, tree)
+        literals = {}  # what the statements set to plain values
+        for stmt in body:
+            target = stmt.targets[0] if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 else None
+            target = stmt.target if isinstance(stmt, ast.AnnAssign) else target
+            value = stmt.value if isinstance(stmt, ast.Assign | ast.AnnAssign) else None
+            if isinstance(target, ast.Name) and value is not None:
+                try:
+                    literals[target.id] = _literal(value)
+                except (ValueError, TypeError):
+                    continue
+        defined = {
+            stmt.name: stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for key, here in [*space.items()]:
+            if key in literals and bound.count(key) == 1:
+                value = literals[key]
+                if type(here) is not type(value) or here != value:
+                    yield f"{owner}.{key} is {words.short(here)} here, and {words.short(value)} {anew}"
+                continue
+            function = here.__func__ if type(here) in (staticmethod, classmethod) else here
+            code = function.__code__ if type(function) is FunctionType else None
+            replaced = (
+                code is not None and key in defined and not bool(getattr(defined[key], "decorator_list", ()))
+            )
+            # The name of the module that defines a function, a class, or another object's class.
+            # The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
+            if issubclass(type(function), FunctionType):
+                made_in = function.__module__
+            else:
+                made_in = type.__getattribute__(
+                    function if issubclass(type(function), type) else type(function), "__module__"
+                )
+            if made_in == "__main__":
+                yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
+            elif replaced and code is not None and (code.co_name, code.co_filename) != (key, str(path)):
+                yield f"{owner}.{key} was replaced here, which isn't so {anew}"
+            elif (here is None or type(here) in _PLAIN) and not (
+                key.startswith("__") or key in bound or "*" in bound
+            ):
+                yield f"{owner}.{key} was set here, and isn't there {anew}"
 
 
 _Body = list[ast.stmt]
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set)
 
 
 def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping[str, Any], _Body]]:
@@ -254,49 +305,6 @@ def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping
             if issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__"):
                 continue
             yield f"{module.__name__}.{stmt.name}", vars(cls), stmt.body
-
-
-def _set_here(
-    owner: str, space: Mapping[str, Any], body: _Body, path: Path, name: str, tree: ast.Module
-) -> Iterator[str]:
-    """Describe what a module's or a class's namespace has that its text doesn't give it."""
-    anew = f"on ranks: they import {name} anew"
-    bound = _bound(tree)
-    literals = _literals(body)
-    defined = {stmt.name: stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)}
-    for key, here in [*space.items()]:
-        if key in literals and bound.count(key) == 1:
-            value = literals[key]
-            if type(here) is not type(value) or here != value:
-                yield f"{owner}.{key} is {words.short(here)} here, and {words.short(value)} {anew}"
-            continue
-        function = here.__func__ if type(here) in (staticmethod, classmethod) else here
-        code = function.__code__ if type(function) is FunctionType else None
-        replaced = (
-            code is not None and key in defined and not bool(getattr(defined[key], "decorator_list", ()))
-        )
-        if _made_in(function) == "__main__":
-            yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
-        elif replaced and code is not None and (code.co_name, code.co_filename) != (key, str(path)):
-            yield f"{owner}.{key} was replaced here, which isn't so {anew}"
-        elif _is_new(key, here, bound):
-            yield f"{owner}.{key} was set here, and isn't there {anew}"
-
-
-def _made_in(obj: Any) -> object:
-    """Return the name of the module that defines a function, a class, or another object's class.
-
-    The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
-    """
-    if issubclass(type(obj), FunctionType):
-        return obj.__module__
-    return type.__getattribute__(obj if issubclass(type(obj), type) else type(obj), "__module__")
-
-
-def _is_new(key: str, here: Any, bound: list[str]) -> bool:
-    """Whether plain data lies under a name that the module's text never sets, and can't compute."""
-    plain = here is None or type(here) in (bool, int, float, complex, str, bytes, tuple, list, dict, set)
-    return plain and not (key.startswith("__") or key in bound or "*" in bound)
 
 
 def _bound(tree: ast.Module) -> list[str]:
@@ -320,21 +328,6 @@ def _bound(tree: ast.Module) -> list[str]:
 
 
 _CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "sort")
-
-
-def _literals(body: _Body) -> dict[str, Any]:
-    """Return what the statements set to plain values."""
-    values = {}
-    for stmt in body:
-        target = stmt.targets[0] if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 else None
-        target = stmt.target if isinstance(stmt, ast.AnnAssign) else target
-        value = stmt.value if isinstance(stmt, ast.Assign | ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and value is not None:
-            try:
-                values[target.id] = _literal(value)
-            except (ValueError, TypeError):
-                continue
-    return values
 
 
 def _literal(value: ast.expr) -> Any:
@@ -362,17 +355,3 @@ def _form(code: CodeType) -> tuple[Any, ...]:
         _form(constant) if isinstance(constant, CodeType) else repr(constant) for constant in code.co_consts
     ]
     return code.co_code, code.co_names, code.co_varnames, tuple(inner)
-
-
-def _data(name: str, path: Path) -> Iterator[str]:
-    """Name the files beside a module alone that it seems to read; a package brings what lies in it."""
-    if "/" in name:
-        return
-    try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except (OSError, ValueError, SyntaxError):
-        return
-    if any(instruction.argval == "__file__" for instruction in pickler.instructions(code)):
-        for text in beside(path.parent, pickler.texts(code)):
-            if text != name:
-                yield f"{name} names {text} beside it, which isn't taken along: make them a package"

@@ -62,7 +62,19 @@ def captured(
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
     the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
-    _refuse_passwords(cell, namespace)
+    functions = {name for name, value in namespace.items() if value is getpass.getpass}
+    if cell.attributes.intersection(("getpass", *functions)):
+        nodes = [*ast.walk(ast.parse(cell.text))]
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.module == "getpass":
+                functions |= {alias.asname or alias.name for alias in node.names if alias.name == "getpass"}
+        for node in nodes:
+            called = node.func if isinstance(node, ast.Call) else None
+            method = isinstance(called, ast.Attribute) and called.attr == "getpass"
+            if called is not None and (method or (isinstance(called, ast.Name) and called.id in functions)):
+                raise CaptureError(
+                    f"'getpass' (line {called.lineno}) works in the notebook only: {_NO_KEYBOARD}"
+                )
     names: dict[str, None] = {}
     nowhere: dict[str, Read] = {}
     for read in cell.reads:
@@ -88,21 +100,6 @@ def captured(
     return list(dict.fromkeys((*names, *texts))), notes
 
 
-def _refuse_passwords(cell: Cell, namespace: Mapping[str, Any]) -> None:
-    functions = {name for name, value in namespace.items() if value is getpass.getpass}
-    if not cell.attributes.intersection(("getpass", *functions)):  # the names in its code
-        return
-    nodes = [*ast.walk(ast.parse(cell.text))]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "getpass":
-            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "getpass"}
-    for node in nodes:
-        called = node.func if isinstance(node, ast.Call) else None
-        method = isinstance(called, ast.Attribute) and called.attr == "getpass"
-        if called is not None and (method or (isinstance(called, ast.Name) and called.id in functions)):
-            raise CaptureError(f"'getpass' (line {called.lineno}) works in the notebook only: {_NO_KEYBOARD}")
-
-
 def _undefined(
     nowhere: dict[str, Read],
     cell: Cell,
@@ -111,7 +108,27 @@ def _undefined(
     rank_names: RankNames,
 ) -> Iterator[str]:
     surely = surely_read(cell) if nowhere else set()
-    settled = _made_builtins(cell, namespace) | _asked_for(cell) if nowhere else set()
+    settled: set[str] = set()
+    if nowhere:
+        # The names that the cell sets as attributes of ``builtins``
+        nodes = [*ast.walk(ast.parse(cell.text))]
+        aliases = {name for name, value in namespace.items() if value is builtins}
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "builtins"}
+        settled = {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if isinstance(node.value, ast.Name) and node.value.id in aliases
+        }
+        # What the cell asks for before it reads it: ``"x" in globals()``
+        settled |= {
+            node.left.value
+            for node in nodes
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+            if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        }
     for name, read in nowhere.items():
         if name in settled:
             continue
@@ -123,31 +140,6 @@ def _undefined(
             raise CaptureError(why)
         else:
             yield f"if the cell comes to line {read.line} it fails there: {why}"
-
-
-def _made_builtins(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
-    """Return the names that the cell sets as attributes of ``builtins``."""
-    nodes = [*ast.walk(ast.parse(cell.text))]
-    aliases = {name for name, value in namespace.items() if value is builtins}
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "builtins"}
-    return {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if isinstance(node.value, ast.Name) and node.value.id in aliases
-    }
-
-
-def _asked_for(cell: Cell) -> set[str]:
-    """Return the names that the cell asks for before it reads them: ``"x" in globals()``."""
-    return {
-        node.left.value
-        for node in ast.walk(ast.parse(cell.text))
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
-        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-    }
 
 
 def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
@@ -184,8 +176,15 @@ def _listed(cell: Cell) -> Iterator[str]:
             if not isinstance(child, ast.Call) or not isinstance(child.func, ast.Name) or child.args:
                 continue
             name = child.func.id
-            if name in asked and (name == "globals" or not inside) and not _looks_one_up(node):
-                yield f"{name}() (line {child.lineno}) has on ranks only what the cell reads and sets"
+            if name in asked and (name == "globals" or not inside):
+                if isinstance(node, ast.Call):
+                    looks_one_up = isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
+                elif isinstance(node, ast.Attribute):
+                    looks_one_up = node.attr in ("get", "setdefault", "pop", "update")
+                else:
+                    looks_one_up = isinstance(node, ast.Subscript | ast.Compare)
+                if not looks_one_up:
+                    yield f"{name}() (line {child.lineno}) has on ranks only what the cell reads and sets"
 
 
 def computed(code: CodeType, whose: str) -> Iterator[str]:
@@ -214,15 +213,6 @@ _NAMED = "ranks have the names that code mentions"
 _NAMED_MODULES = "a cluster's ranks have the local modules that code mentions"
 # What stands between what is called and its arguments, as each Python has it.
 _NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "CALL", "CALL_FUNCTION", "EXTENDED_ARG", "NOP", "KW_NAMES")
-
-
-def _looks_one_up(node: ast.AST) -> bool:
-    """Whether ``node``, of which ``globals()`` is a part, asks it for one name."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
-    if isinstance(node, ast.Attribute):
-        return node.attr in ("get", "setdefault", "pop", "update")
-    return isinstance(node, ast.Subscript | ast.Compare)
 
 
 def _setter(name: str, namespace: dict[str, Any]) -> str:

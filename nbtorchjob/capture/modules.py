@@ -15,7 +15,7 @@ import os
 import site
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
@@ -87,7 +87,23 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        new = dict(_files(name, root, added))
+        own_files: list[tuple[str, Path]] = []
+        for origin in (Path(os.path.abspath(path)) for path in _origins(name)):
+            # What is linked into the notebook's folder is of that folder, wherever it lies.
+            inside = origin if origin.is_relative_to(root) else origin.resolve()
+            if not inside.is_relative_to(root):
+                local = False
+            else:
+                parts = inside.relative_to(root).parts
+                if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
+                    local = False
+                else:
+                    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+                    local = not any(p.is_relative_to(root) and inside.is_relative_to(p) for p in prefixes)
+            if not local and not added(origin.parent):
+                continue
+            own_files += _below(origin)
+        new = dict(own_files)
         if all(path.is_relative_to(root) for path in new.values()):
             paths |= new
         elif (size := _size(new)) > LIMIT:
@@ -125,30 +141,17 @@ def _added(root: Path, folder: Path) -> bool:
     installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
     there = folder.resolve()
     # What lies in them is seen last: to list a folder of installed packages takes a millisecond.
-    return not (
-        any(map(there.is_relative_to, installed))
-        or (bool(_INSTALLED.intersection(folder.parts)) or any(folder.glob("*.dist-info")))
-        or _of_pth_files(there, sites)
-    )
-
-
-def _of_pth_files(folder: Path, sites: Iterable[Path]) -> bool:
+    if any(map(there.is_relative_to, installed)):
+        return False
+    if _INSTALLED.intersection(folder.parts) or any(folder.glob("*.dist-info")):
+        return False
     for pth in (file for base in sites if base.is_dir() for file in base.glob("*.pth")):
         with suppress(OSError, ValueError):  # as Python leaves out what it can't read
             lines = pth.read_text(errors="replace").splitlines()
             named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
-            if any(map(folder.is_relative_to, named)):
-                return True
-    return False
-
-
-def _files(name: str, root: Path, added: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
-    for origin in (Path(os.path.abspath(path)) for path in _origins(name)):
-        # What is linked into the notebook's folder is of that folder, wherever it lies.
-        inside = origin if origin.is_relative_to(root) else origin.resolve()
-        if not _local(inside, root) and not added(origin.parent):
-            continue
-        yield from _below(origin)
+            if any(map(there.is_relative_to, named)):
+                return False
+    return True
 
 
 def files_of(name: str) -> Iterator[tuple[str, Path]]:
@@ -161,8 +164,12 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
     if origin.is_file():
         yield origin.name, origin
     elif origin.is_dir():
-        for path in _tree(origin):
-            yield path.relative_to(origin.parent).as_posix(), path
+        for parent, folders, files in os.walk(origin):
+            folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and f[0] != ".")
+            for file in sorted(files):
+                if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
+                    path = Path(parent, file)
+                    yield path.relative_to(origin.parent).as_posix(), path
 
 
 def _origins(name: str) -> list[str]:
@@ -177,24 +184,6 @@ def _origins(name: str) -> list[str]:
     return [spec.origin] if spec.has_location and spec.origin else []
 
 
-def _local(origin: Path, root: Path) -> bool:
-    if not origin.is_relative_to(root):
-        return False
-    parts = origin.relative_to(root).parts
-    if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
-        return False
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    return not any(p.is_relative_to(root) and origin.is_relative_to(p) for p in prefixes)
-
-
-def _tree(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and f[0] != ".")
-        for file in sorted(files):
-            if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
-                yield Path(parent, file)
-
-
 def _imports(path: Path) -> list[str]:
     if path.suffix != ".py":
         return []
@@ -203,14 +192,14 @@ def _imports(path: Path) -> list[str]:
     except (SyntaxError, ValueError):  # a template or a test case; importing it would fail anyway
         return []
     nodes = [*ast.walk(tree)]
-    names = [
+    module_names = [
         name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in imported(node)
     ]
     called = (node.func for node in nodes if isinstance(node, ast.Call))
     if BY_TEXT.isdisjoint(getattr(func, "id", getattr(func, "attr", "")) for func in called):
-        return names
+        return module_names
     texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return [*names, *filter(None, map(module_in, texts))]
+    return [*module_names, *filter(None, map(module_in, texts))]
 
 
 def refuse_too_much(files: Iterable[LocalFile]) -> None:
@@ -257,7 +246,12 @@ NO_IMPORTS = Imports()
 def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     """Return what ``imports`` need from elsewhere than ``files``, which travel and import more; by module."""
     local = {file.path: file.data for file in files}
-    texts = (*imports.texts, *_source(imports.code))
+    source: list[str] = []
+    with suppress(OSError, SyntaxError, TypeError, IndexError):  # none is kept, or it doesn't stand alone
+        text = textwrap.dedent(inspect.getsource(imports.code)) if imports.code is not None else ""
+        if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
+            source.append(text)
+    texts = (*imports.texts, *source)
     said = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
     surely = _reached([name for imported in said for name in imported.surely], local, surely=True)
     every = _reached([name for imported in said for name in imported.all], local, surely=False)
@@ -275,19 +269,20 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
 
 def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple[Need, ...]:
     """Return what the values of a notebook's variables are of: its code may need all of that."""
-    homes = {_home(value) for name, value in [*namespace.items()] if not name.startswith("_")}
+    homes = set()
+    for name, value in [*namespace.items()]:
+        if name.startswith("_"):
+            continue
+        if isinstance(value, ModuleType):
+            home: Any = importable.name_of(value)
+        else:
+            home = getattr(value, "__module__", None) or type(value).__module__
+        homes.add(home if isinstance(home, str) else "")
     modules = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
     files: tuple[LocalFile, ...] = ()
     with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
         files = local_files(modules, root or working())
     return needs(Imports(perhaps=modules), files)
-
-
-def _home(value: Any) -> str:
-    if isinstance(value, ModuleType):
-        return importable.name_of(value)
-    home = getattr(value, "__module__", None) or type(value).__module__
-    return home if isinstance(home, str) else ""
 
 
 def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:
@@ -301,36 +296,18 @@ def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool
         if module.partition(".")[0] not in tops:
             reached.add(module)
             continue
-        for path in _source_files(module):
-            if path in local:
-                imports = _of_file(path, local[path])
+        # Its own source, and that of the packages that it is in
+        parts = module.split(".")
+        places = ["/".join(parts[:many]) for many in range(1, len(parts) + 1)]
+        for path in (f"{place}{end}" for place in places for end in ("/__init__.py", ".py")):
+            if path not in local:
+                continue
+            with suppress(SyntaxError, ValueError):  # a template; importing it would fail anyway
+                imports = _of(ast.parse(local[path]), PurePosixPath(path).parts[:-1])
                 new = (imports.surely if surely else imports.all) - seen
                 waiting += new
                 seen |= new
     return reached
-
-
-def _source(code: CodeType | None) -> Iterator[str]:
-    with suppress(OSError, SyntaxError, TypeError, IndexError):  # none is kept, or it doesn't stand alone
-        text = textwrap.dedent(inspect.getsource(code)) if code is not None else ""
-        if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
-            yield text
-
-
-def _source_files(module: str) -> Iterator[str]:
-    """Yield where the source of a module, and of the packages that it is in, may be."""
-    parts = module.split(".")
-    for many in range(1, len(parts) + 1):
-        path = "/".join(parts[:many])
-        yield f"{path}/__init__.py"
-        yield f"{path}.py"
-
-
-def _of_file(path: str, data: bytes) -> Imports:
-    try:
-        return _of(ast.parse(data), PurePosixPath(path).parts[:-1])
-    except (SyntaxError, ValueError):  # a template; importing it would fail anyway
-        return NO_IMPORTS
 
 
 def _of(tree: ast.Module, package: Sequence[str] = (), *, runs: bool = False) -> Imports:

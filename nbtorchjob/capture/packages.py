@@ -50,22 +50,62 @@ def provided(call: Call, spec: JobSpec) -> Call:
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
     if asked.like_here and spec.remote:  # which has what is here
-        return _like_here(call, wanted)
+        # What no index has is taken from where it is from, or travels as it is installed: somebody may
+        # have put another one of its name on an index.
+        own = [need for need in call.needs if need.project]
+        named = wanted.names
+        projects = {need.distribution for need in own}
+        # What projects need that are installed in place, those that need each other left out
+        of_projects: list[str] = []
+        for name in projects:
+            of_projects += requirements.required(name)
+        needed = {need.distribution for need in call.needs} | set(of_projects)
+        wanting = sorted(needed - projects - named)
+        every = [name for name in requirements.closure(wanting) if name not in named]
+        origins = here.origins()
+        places = {name: here.reference(origins[name])[0] for name in every if name in origins}
+        apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
+        copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
+        lines = requirements.pins(name for name in wanting if name not in places)
+        beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
+        exactly: tuple[str, ...] = ()
+        if requirements.at_odds(every):
+            lines, beneath, exactly = (), (), (*lines, *beneath)
+        # The files of modules that are installed in place: no index has them as they are here
+        in_place: list[tuple[str, Path]] = []
+        for need in own:
+            for name, path in modules.files_of(need.module.partition(".")[0]):
+                if path.resolve().is_relative_to(need.project):
+                    in_place.append((name, path))
+        files = modules.read(dict(in_place), Path("/nowhere"))
+        modules.refuse_too_much((*call.files, *files))
+        return replace(
+            call,
+            wanted=replace(
+                wanted,
+                requirements=(*wanted.requirements, *lines, *apart),
+                wheels=(*wanted.wheels, *copies),
+                constraints=beneath,
+                exactly=exactly,
+            ),
+            files=(
+                *call.files,
+                *(file for file in files if file.path not in {present.path for present in call.files}),
+            ),
+        )
     return replace(call, wanted=wanted) if wanted else call
 
 
 def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
-    return tuple(dict.fromkeys((*asked.requirements, *of_files, *_of_block(text))))
-
-
-def _of_block(cell: str) -> tuple[str, ...]:
-    """Return what the nearest block asks for: the cell's own, else the notebook's or the script's."""
-    for where, text in _texts(cell):
-        if block := requirements.of_script(text, where):
-            return block
-    return ()
+    # What the nearest block asks for: the cell's own, else the notebook's or the script's
+    of_block: tuple[str, ...] = ()
+    for where, cell_text in _texts(text):
+        if block := requirements.of_script(cell_text, where):
+            of_block = block
+            break
+    return tuple(dict.fromkeys((*asked.requirements, *of_files, *of_block)))
 
 
 def of_cell(text: str) -> tuple[str, ...]:
@@ -86,64 +126,11 @@ def _texts(cell: str) -> Iterator[tuple[str, str]]:
             yield f"the script block of {Path(script).name}", Path(script).read_text(encoding="utf-8")
 
 
-def _first_cell(notebook: Path) -> str:
+def _first_cell(path: Path) -> str:
     """Return the text of a notebook's first cell of code, as it was saved; "" where there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        if notebook.suffix == ".ipynb" and notebook.stat().st_size < _MOST_BYTES:
-            cells = json.loads(notebook.read_bytes())["cells"]
+        if path.suffix == ".ipynb" and path.stat().st_size < _MOST_BYTES:
+            cells = json.loads(path.read_bytes())["cells"]
             source = next((cell["source"] for cell in cells if cell["cell_type"] == "code"), "")
             return source if isinstance(source, str) else "".join(source)
     return ""
-
-
-def _like_here(call: Call, wanted: Wanted) -> Call:
-    """Return the call with what it needs in the versions here, but for what was asked for by name.
-
-    What no index has is taken from where it is from, or travels as it is installed: somebody may have put
-    another one of its name on an index.
-    """
-    own = [need for need in call.needs if need.project]
-    named = wanted.names
-    projects = {need.distribution for need in own}
-    needed = {need.distribution for need in call.needs} | set(_of_projects(projects))
-    wanting = sorted(needed - projects - named)
-    every = [name for name in requirements.closure(wanting) if name not in named]
-    origins = here.origins()
-    places = {name: here.reference(origins[name])[0] for name in every if name in origins}
-    apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
-    copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
-    lines = requirements.pins(name for name in wanting if name not in places)
-    beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
-    exactly: tuple[str, ...] = ()
-    if requirements.at_odds(every):
-        lines, beneath, exactly = (), (), (*lines, *beneath)
-    files = modules.read(dict(_in_place(own)), Path("/nowhere"))
-    modules.refuse_too_much((*call.files, *files))
-    return replace(
-        call,
-        wanted=replace(
-            wanted,
-            requirements=(*wanted.requirements, *lines, *apart),
-            wheels=(*wanted.wheels, *copies),
-            constraints=beneath,
-            exactly=exactly,
-        ),
-        files=(
-            *call.files,
-            *(file for file in files if file.path not in {present.path for present in call.files}),
-        ),
-    )
-
-
-def _of_projects(projects: Iterable[str]) -> Iterator[str]:
-    """Yield what projects need that are installed in place, those that need each other left out."""
-    for name in projects:
-        yield from requirements.required(name)
-
-
-def _in_place(needs: Iterable[Need]) -> Iterator[tuple[str, Path]]:
-    """Yield the files of modules that are installed in place: no index has them as they are here."""
-    for need in needs:
-        for name, path in modules.files_of(need.module.partition(".")[0]):
-            if path.resolve().is_relative_to(need.project):
-                yield name, path

@@ -151,7 +151,12 @@ class Pickler(pickler.Pickler):
             return getattr, (builtins, "display")  # which a rank has without IPython, too
         self._note(function)
         self.seen.modules.update(modules_named(function.__code__))
-        self._note_source(function.__code__.co_filename)
+        # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
+        filename = function.__code__.co_filename
+        entry = cache.get(filename) if filename != "<string>" else None
+        # Without a file it is a notebook's cell. IPython before 8 sets a time all the same.
+        if entry is not None and len(entry) == 4 and (entry[1] is None or not os.path.exists(filename)):
+            self.seen.sources[filename] = "".join(entry[2])
         if "breakpoint" not in function.__globals__:
             self.seen.stops = self.seen.stops or cells.stops(function.__code__)
         if function.__globals__.get("__name__") == "__main__":
@@ -258,15 +263,6 @@ class Pickler(pickler.Pickler):
             if isinstance(value, type | ModuleType) or type(value).__module__ in ("typing", "types")
         }
 
-    def _note_source(self, filename: str) -> None:
-        # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
-        entry = cache.get(filename) if filename != "<string>" else None
-        if entry is None or len(entry) != 4:
-            return
-        # No file, so a notebook's cell. IPython before 8 sets a time all the same.
-        if entry[1] is None or not os.path.exists(filename):
-            self.seen.sources[filename] = "".join(entry[2])
-
 
 def _refuse_file(file: Any) -> Any:
     raise pickle.PicklingError("cannot pickle an open file")
@@ -323,7 +319,20 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
                 "is made from and build it inside the cell"
             )
         if failure is not None:
-            return _refusal(name, *_search(name, value, failure, deadline))
+            # Go down, breadth first, along what can't be pickled; the shortest way to the cause is told.
+            waiting = deque([(name, value, failure)])
+            seen = {id(value): value}  # keeps them alive, so ids stay unique
+            while waiting:
+                path, value, failure = waiting.popleft()
+                over = time.monotonic() > deadline or len(seen) > _OBJECTS
+                if over or _never(value) is not None or _cure(value):
+                    break
+                failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
+                if not failing:
+                    break
+                waiting.extend(failing_part for failing_part in failing if id(failing_part[1]) not in seen)
+                seen.update((id(part), part) for _, part, _ in failing)
+            return _refusal(name, _TORCH_ATTRIBUTE.sub(r".\1", path), value, failure)
     return CaptureError(f"can't take the code along: {_first_line(exc)}")
 
 
@@ -359,22 +368,6 @@ def _first_line(exc: Exception) -> str:
     return text.splitlines()[0][:200]
 
 
-def _search(name: str, value: Any, exc: Exception, deadline: float) -> tuple[str, Any, Exception]:
-    """Go down, breadth first, along what can't be pickled; the shortest way to the cause is told."""
-    waiting = deque([(name, value, exc)])
-    seen = {id(value): value}  # keeps them alive, so ids stay unique
-    while waiting:
-        path, value, exc = waiting.popleft()
-        if _never(value) is not None or _cure(value) or time.monotonic() > deadline or len(seen) > _OBJECTS:
-            break
-        failing = [(path + step, part, why) for step, part in _parts(value) if (why := fails(part))]
-        if not failing:
-            break
-        waiting.extend(failing_part for failing_part in failing if id(failing_part[1]) not in seen)
-        seen.update((id(part), part) for _, part, _ in failing)
-    return _TORCH_ATTRIBUTE.sub(r".\1", path), value, exc
-
-
 class _Nowhere:
     def write(self, data: bytes) -> None:
         """Forget ``data``."""
@@ -394,7 +387,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, FunctionType | type) and by_name(value):
         return
     if isinstance(value, FunctionType):
-        yield from _function_parts(value)
+        for read_name in sorted(names_read(value.__code__).keys() & value.__globals__.keys()):
+            yield f" → {read_name}", value.__globals__[read_name]
+        for read_name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f" → {read_name}", cell.cell_contents
+        for index, part in enumerate(value.__defaults__ or ()):
+            yield f".__defaults__[{index}]", part
+        yield from ((f".{key}", part) for key, part in vars(value).items())
     elif isinstance(value, MethodType):
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
     elif isinstance(value, type):
@@ -405,34 +404,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{key!r}]", part) for key, part in value.items())
         elif isinstance(value, list | tuple | set | frozenset):
             yield from ((f"[{index}]", part) for index, part in enumerate(value))
-        yield from _object_parts(value)
-
-
-def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name in sorted(names_read(function.__code__).keys() & function.__globals__.keys()):
-        yield f" → {name}", function.__globals__[name]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f" → {name}", cell.cell_contents
-    for index, part in enumerate(function.__defaults__ or ()):
-        yield f".__defaults__[{index}]", part
-    yield from ((f".{key}", part) for key, part in vars(function).items())
-
-
-def _object_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that travel: without those that its ``__getstate__`` leaves out."""
-    try:
-        reduced = value.__reduce_ex__(5)
-    except Exception:  # that it has no state to give may be the reason itself
-        reduced = (None, (), getattr(value, "__dict__", None))
-    if not isinstance(reduced, tuple):
-        return
-    state = reduced[2] if len(reduced) > 2 else None
-    for part in state if isinstance(state, tuple) else (state,):
-        if isinstance(part, dict):
-            yield from ((f".{key}", item) for key, item in part.items())
-        elif part is not None:
-            yield "(…)", part
-    yield from (("(…)", part) for part in reduced[1])
+        # The attributes that travel: without those that its ``__getstate__`` leaves out
+        try:
+            reduced = value.__reduce_ex__(5)
+        except Exception:  # that it has no state to give may be the reason itself
+            reduced = (None, (), getattr(value, "__dict__", None))
+        if not isinstance(reduced, tuple):
+            return
+        state = reduced[2] if len(reduced) > 2 else None
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                yield from ((f".{key}", item) for key, item in part.items())
+            elif part is not None:
+                yield "(…)", part
+        yield from (("(…)", part) for part in reduced[1])
 
 
 def logging_setup() -> tuple[dict[str, Any], list[str]]:

@@ -69,7 +69,15 @@ def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
     code = [ship.name for ship in mine if ship.type in _CODE]
     data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)
     words = [*code, *map(_word, data), *_modules(files)]
-    return _bounded(words) if words else "sent with the cell: nothing but its code"
+    if words:
+        text = f"ships {words[0]}"
+        for index, word in enumerate(words[1:], 1):
+            more = f", and {len(words) - index} more"
+            if len(text) + len(word) + 2 + len(more) > _LINE:
+                return text[: _LINE - len(more)] + more
+            text += f", {word}"
+        return text[:_LINE]
+    return "sent with the cell: nothing but its code"
 
 
 def type_name(value: Any) -> str:
@@ -126,16 +134,6 @@ def _by_module(files: Iterable[LocalFile]) -> dict[str, list[LocalFile]]:
     for file in files:
         by_module.setdefault(file.path.partition("/")[0], []).append(file)
     return by_module
-
-
-def _bounded(words: list[str]) -> str:
-    text = f"ships {words[0]}"
-    for index, word in enumerate(words[1:], 1):
-        more = f", and {len(words) - index} more"
-        if len(text) + len(word) + 2 + len(more) > _LINE:
-            return text[: _LINE - len(more)] + more
-        text += f", {word}"
-    return text[:_LINE]
 
 
 class _TooBigError(Exception):

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,37 +54,45 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
     asked: dict[str, list[str]] = {}
     for name in names:
         before = {*selection.paths}
-        mine = _find(name, root, selection)
+        path = root / name
+        if not os.path.lexists(path):
+            raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
+        mine = list(_take(path, name, selection, ()))
+        if not mine:
+            raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(selection.left)}")
         asked[name] = [path for path in mine if path not in before]
-    _check_size(selection, limit)
+    sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
+    if limit is None:
+        sizes = {path: size for path, size in sizes.items() if size <= SMALL}
+    most = MOST_SMALL_BYTES if limit is None else limit
+    if (total := sum(sizes.values())) > most:
+        biggest = sorted(sizes, key=lambda path: -sizes[path])[:_NAMED]
+        named = ", ".join(f"{path} ({words.size(sizes[path])})" for path in biggest)
+        many = f"the shipped files are {words.size(total)}, but at most {words.size(most)}"
+        if limit is None:
+            raise CaptureError(f"{many} of small ones can go along: ship an archive of them")
+        raise CaptureError(
+            f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, "
+            "--storage URL, or on a --mount"
+        )
     files = tuple(
         _file(path, source, seen, whole=limit is not None or seen.st_size <= SMALL, hashed=hashed)
         for path, (source, seen) in sorted(selection.paths.items())
     )
     by_path = {file.path: file for file in files}
     ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
-    return Shipped(files, ships, _left(selection.left))
+    what = "hidden files, bytecode and checkpoints"
+    note = f"left out of shipped folders: {_some(selection.left)} ({what} are shipped only by name)"
+    return Shipped(files, ships, (note,) if selection.left else ())
 
 
 def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
     size, known = sum(file.size for file in files), all(file.sha256 for file in files)
     combined = digests.of_contents((file.path, file.sha256) for file in files) if known else ""
     if (root / name).is_dir():
-        return Ship(
-            "./" if name == "." else f"{name}/", words.count(len(files), "file"), size, digest=combined
-        )
+        label = "./" if name == "." else f"{name}/"
+        return Ship(label, words.count(len(files), "file"), size, digest=combined)
     return Ship(name, "file", size, digest=combined)
-
-
-def _find(name: str, root: Path, selection: _Selection) -> list[str]:
-    """Note all files that ``name`` stands for; return their relative paths."""
-    path = root / name
-    if not os.path.lexists(path):
-        raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
-    paths = list(_take(path, name, selection, ()))
-    if not paths:
-        raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(selection.left)}")
-    return paths
 
 
 def _near(name: str, root: Path) -> str:
@@ -122,7 +131,19 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
             raise CaptureError(f"--ship {name:.60}…: there are more than {_DEEPEST} folders in one another")
         if real in above:
             raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
-        yield from _below(path, name, selection, (*above, real))
+        try:
+            # What is in a folder, of a very big one only as much as tells that it is too big
+            with os.scandir(path) as scan:
+                entries = sorted(entry.name for entry in islice(scan, MOST_FILES + 1))
+        except OSError as exc:
+            raise _unreadable(name, exc) from exc
+        _check_count(name, len(entries))
+        for entry in entries:
+            inner = entry if name == "." else f"{name}/{entry}"
+            if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
+                selection.left.append(inner)
+            else:
+                yield from _take(path / entry, inner, selection, (*above, real))
     elif not stat.S_ISREG(seen.st_mode):
         sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
         sort = sorts.get(stat.S_IFMT(seen.st_mode), "a device")
@@ -134,57 +155,14 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
         yield key
 
 
-def _below(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) -> Iterator[str]:
-    try:
-        entries = _entries(path)
-    except OSError as exc:
-        raise _unreadable(name, exc) from exc
-    _check_count(name, len(entries))
-    for entry in entries:
-        inner = entry if name == "." else f"{name}/{entry}"
-        if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
-            selection.left.append(inner)
-        else:
-            yield from _take(path / entry, inner, selection, above)
-
-
 def _check_count(name: str, many: int) -> None:
     if many > MOST_FILES:
         top, said = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
         raise CaptureError(f"--ship {top}: {said}: ship an archive of them, or --mount what they lie in")
 
 
-def _entries(path: Path) -> list[str]:
-    """Return what is in a folder, of a very big one only as much as tells that it is too big."""
-    entries = []
-    with os.scandir(path) as scan:
-        for entry in scan:
-            entries.append(entry.name)
-            if len(entries) > MOST_FILES:
-                break
-    return sorted(entries)
-
-
 def _unreadable(name: str, exc: OSError) -> CaptureError:
     return CaptureError(f"--ship {name}: it can't be read ({exc.strerror})")
-
-
-def _check_size(selection: _Selection, limit: int | None) -> None:
-    sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
-    if limit is None:
-        sizes = {path: size for path, size in sizes.items() if size <= SMALL}
-    most = MOST_SMALL_BYTES if limit is None else limit
-    if (total := sum(sizes.values())) <= most:
-        return
-    biggest = sorted(sizes, key=lambda path: -sizes[path])[:_NAMED]
-    named = ", ".join(f"{path} ({words.size(sizes[path])})" for path in biggest)
-    many = f"the shipped files are {words.size(total)}, but at most {words.size(most)}"
-    if limit is None:
-        raise CaptureError(f"{many} of small ones can go along: ship an archive of them")
-    raise CaptureError(
-        f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, --storage URL, "
-        "or on a --mount"
-    )
 
 
 def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
@@ -230,13 +208,6 @@ def digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
     return _digests[key]
 
 
-def _left(left: Sequence[str]) -> tuple[str, ...]:
-    if not left:
-        return ()
-    what = "hidden files, bytecode and checkpoints"
-    return (f"left out of shipped folders: {_some(left)} ({what} are shipped only by name)",)
-
-
 def data_path(text: str, root: Path) -> Path:
     """Return the folder, or file, that a place beside the notebook names."""
     return root / Path(text).expanduser()
@@ -265,7 +236,22 @@ def collect_data(spec: JobSpec, root: Path) -> tuple[DataFolder, ...]:
 
 
 def _folder(name: str, root: Path) -> DataFolder:
-    files = tuple(_data_file(name, relative, source) for relative, source in sorted(_files_below(name, root)))
+    data_files: list[ShippedFile] = []
+    for relative, source in sorted(_files_below(name, root)):
+        try:
+            seen = source.stat()
+            with open(source, "rb") as file:
+                sha256 = digest(file, seen, str(source))
+                now = os.fstat(file.fileno())
+        except OSError as exc:
+            raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
+        if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
+            raise changed(relative)
+        executable = bool(seen.st_mode & stat.S_IXUSR)
+        data_files.append(
+            ShippedFile(relative, source, seen.st_size, executable, seen.st_mtime_ns, sha256, None)
+        )
+    files = tuple(data_files)
     if not files:
         raise CaptureError(f"--data {name}: there is no file in {root}")
     listed = json.dumps([[file.path, file.size, file.sha256] for file in files]).encode()
@@ -298,20 +284,6 @@ def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:
                     f"--data {name}: there are more than {MOST_FILES:,} files: pack them into archives"
                 )
             yield source.relative_to(root).as_posix(), source
-
-
-def _data_file(name: str, relative: str, source: Path) -> ShippedFile:
-    try:
-        seen = source.stat()
-        with open(source, "rb") as file:
-            sha256 = digest(file, seen, str(source))
-            now = os.fstat(file.fileno())
-    except OSError as exc:
-        raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
-    if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
-        raise changed(relative)
-    executable = bool(seen.st_mode & stat.S_IXUSR)
-    return ShippedFile(relative, source, seen.st_size, executable, seen.st_mtime_ns, sha256, None)
 
 
 def _raise(exc: OSError) -> None:

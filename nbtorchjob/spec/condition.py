@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.errors import SpecError
@@ -91,18 +91,19 @@ class _Parser:
             raise self._error("it is empty")
         if len(text) > _MOST:
             raise self._error(f"it has {len(text):,} characters, at most {_MOST:,}")
-        self._tokens = [*self._scanned()]
-        self._next = 0
-
-    def _scanned(self) -> Iterator[_Token]:
+        scanned: list[_Token] = []
         at, end = 0, len(self._text.rstrip())
         while at < end:
             token = _TOKEN.match(self._text, at)
             assert token is not None
             assert token.lastgroup is not None
-            yield _Token(token.lastgroup, token[token.lastgroup], token.end() - len(token[0].lstrip()))
+            scanned.append(
+                _Token(token.lastgroup, token[token.lastgroup], token.end() - len(token[0].lstrip()))
+            )
             at = token.end()
-        yield _Token("end", "", end)
+        scanned.append(_Token("end", "", end))
+        self._tokens = scanned
+        self._next = 0
 
     def condition(self) -> Condition:
         result = self._or()

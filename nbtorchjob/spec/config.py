@@ -93,7 +93,15 @@ class Elastic:
         one_of("start_method", self.start_method, START_METHODS)
         seconds("monitor_interval", self.monitor_interval)
         whole("max_restarts", self.max_restarts, 0)
-        object.__setattr__(self, "rdzv_configs", _rdzv_configs(self.rdzv_configs))
+        if not isinstance(self.rdzv_configs, Mapping):
+            raise SpecError("rdzv_configs", self.rdzv_configs, "a mapping of names to values")
+        for name, item in self.rdzv_configs.items():
+            # They travel as JSON.
+            if not isinstance(name, str) or not isinstance(item, str | int | float):
+                raise SpecError(
+                    "rdzv_configs", {name: item}, "a mapping of names to texts, numbers, True or False"
+                )
+        object.__setattr__(self, "rdzv_configs", Frozen(self.rdzv_configs))
         _check_common(self.run_policy, self.increase_shared_mem)
 
     @property
@@ -166,7 +174,13 @@ class PyTorch:
         instance(Master, "master", self.master)
         instance(Worker, "worker", self.worker)
         if num_workers is not None:
-            object.__setattr__(self, "worker", _with_num_workers(self.worker, num_workers))
+            whole("num_workers", num_workers, 0)
+            note = "num_workers is deprecated: use PyTorch(worker=Worker(replicas=N))"
+            warnings.warn(note, DeprecationWarning, stacklevel=3)  # the line that makes the config
+            if self.worker.replicas is not None and (self.worker.replicas or num_workers):
+                others = f"with worker.replicas={self.worker.replicas}"
+                raise SpecError("num_workers", num_workers, others, Shape.CONFLICT)
+            object.__setattr__(self, "worker", replace(self.worker, replicas=num_workers))
         if self.worker.replicas is None:
             raise SpecError("replicas", None, "PyTorch(worker=Worker(replicas=N))", Shape.MISSING)
         _check_common(self.run_policy, self.increase_shared_mem)
@@ -209,18 +223,6 @@ def _node_range(value: object) -> tuple[int, int]:
     raise SpecError("nnodes", value, "a whole number, 1 or more, or 'MIN:MAX' with MIN no more than MAX")
 
 
-def _rdzv_configs(value: object) -> Frozen[Any]:
-    if not isinstance(value, Mapping):
-        raise SpecError("rdzv_configs", value, "a mapping of names to values")
-    for name, item in value.items():
-        # They travel as JSON.
-        if not isinstance(name, str) or not isinstance(item, str | int | float):
-            raise SpecError(
-                "rdzv_configs", {name: item}, "a mapping of names to texts, numbers, True or False"
-            )
-    return Frozen(value)
-
-
 def _check_replica(replica: Master | Worker) -> None:
     if replica.image is not None:
         grammars.image("image", replica.image)
@@ -236,24 +238,12 @@ def _check_common(run_policy: object, increase_shared_mem: object) -> None:
         instance(RunPolicy, "run_policy", run_policy)
     if increase_shared_mem is not None:
         instance(bool, "increase_shared_mem", increase_shared_mem)
-        _deprecated(
+        note = (
             "increase_shared_mem is deprecated: use shm on a cluster "
             "(on the local backend all nodes share this machine's memory)"
         )
-
-
-def _with_num_workers(worker: Worker, num_workers: int) -> Worker:
-    whole("num_workers", num_workers, 0)
-    _deprecated("num_workers is deprecated: use PyTorch(worker=Worker(replicas=N))")
-    if worker.replicas is not None and (worker.replicas or num_workers):
-        others = f"with worker.replicas={worker.replicas}"
-        raise SpecError("num_workers", num_workers, others, Shape.CONFLICT)
-    return replace(worker, replicas=num_workers)
-
-
-def _deprecated(text: str) -> None:
-    # Past the check, __post_init__ and __init__: to the line that makes the config.
-    warnings.warn(text, DeprecationWarning, stacklevel=5)
+        # Past this, __post_init__ and __init__: to the line that makes the config.
+        warnings.warn(note, DeprecationWarning, stacklevel=4)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -296,20 +286,18 @@ def places(value: object) -> Frozen[str]:
         if not isinstance(text, str) or not text or not text.isprintable():
             raise SpecError("data", text, _FORMS)
         if "://" in text:
-            _check(text)
+            parts = urlsplit(text)
+            if parts.scheme not in _SCHEMES or not parts.netloc:
+                raise SpecError("data", text, _FORMS)
+            if has_password(text) or parts.password:
+                raise SpecError(
+                    "data", text.replace(parts.password or text, "…"), "a place without a password in it"
+                )
+            words = [*filter(None, (parts.netloc + parts.path).split("/"))]
+            if ".." in words:
+                raise SpecError("data", text, "a place without '..'")
+            if parts.scheme == "pvc" and not _CLAIM.fullmatch(parts.netloc):
+                raise SpecError("data", text, "pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim")
+            if parts.scheme == "hf" and words[0] in ("datasets", "models", "spaces") and len(words) < 2:
+                raise SpecError("data", text, f"hf://{words[0]}/ORG/NAME")
     return Frozen({name: os.fspath(text) for name, text in value.items()})
-
-
-def _check(text: str) -> None:
-    parts = urlsplit(text)
-    if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise SpecError("data", text, _FORMS)
-    if has_password(text) or parts.password:
-        raise SpecError("data", text.replace(parts.password or text, "…"), "a place without a password in it")
-    words = [*filter(None, (parts.netloc + parts.path).split("/"))]
-    if ".." in words:
-        raise SpecError("data", text, "a place without '..'")
-    if parts.scheme == "pvc" and not _CLAIM.fullmatch(parts.netloc):
-        raise SpecError("data", text, "pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim")
-    if parts.scheme == "hf" and words[0] in ("datasets", "models", "spaces") and len(words) < 2:
-        raise SpecError("data", text, f"hf://{words[0]}/ORG/NAME")

@@ -152,7 +152,20 @@ def _row(columns: Mapping[str, Sequence[Any]], number: int, *, zipped: bool) -> 
 def values(name: str, text: str, look_up: LookUp) -> list[Any]:
     """Return the values that a text stands for; raises ``SpecError``."""
     if text.startswith("$") or (text.startswith("{") and text.endswith("}")):
-        return _looked_up(name, text, look_up)
+        expression = text[1:] if text.startswith("$") else text[1:-1]
+        try:
+            column = look_up(expression.strip())
+        except Exception as exc:  # whatever the notebook's code raises
+            raise SpecError(
+                f"--each {name}",
+                text,
+                f"an expression that can be evaluated here ({type(exc).__name__}: {exc})",
+            ) from None
+        if isinstance(column, (str, bytes, Mapping)) or not isinstance(column, Iterable):
+            raise SpecError(
+                f"--each {name}", text, f"a list of values; it is of type {type(column).__name__}"
+            )
+        return [*islice(column, MOST + 1)]
     if ends := _RANGE.fullmatch(text):
         first, end, step = int(ends[1]), int(ends[2]), int(ends[3] or 1)
         if not step:
@@ -172,19 +185,6 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except _NO_LITERAL:
         return text
-
-
-def _looked_up(name: str, text: str, look_up: LookUp) -> list[Any]:
-    expression = text[1:] if text.startswith("$") else text[1:-1]
-    try:
-        column = look_up(expression.strip())
-    except Exception as exc:  # whatever the notebook's code raises
-        raise SpecError(
-            f"--each {name}", text, f"an expression that can be evaluated here ({type(exc).__name__}: {exc})"
-        ) from None
-    if isinstance(column, (str, bytes, Mapping)) or not isinstance(column, Iterable):
-        raise SpecError(f"--each {name}", text, f"a list of values; it is of type {type(column).__name__}")
-    return [*islice(column, MOST + 1)]  # a generator may have no end
 
 
 def kept(line: str, expand: Callable[[str], str]) -> str:

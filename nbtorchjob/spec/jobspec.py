@@ -279,7 +279,16 @@ class JobSpec:
         with warnings.catch_warnings():
             # Whoever wrote the deprecated field was warned then.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return build(cls, {**_moved(record), "launch": build(type_, record["launch"])})
+            # A record with what an earlier version had in another place
+            cluster = record.get("cluster")
+            of_cluster = cluster.get("package") if isinstance(cluster, Mapping) else None
+            return build(
+                cls,
+                {
+                    **({"package": of_cluster, **record} if of_cluster else record),
+                    "launch": build(type_, record["launch"]),
+                },
+            )
 
 
 _HIDDEN = "hidden"  # of a spec, and of no record of one
@@ -304,13 +313,6 @@ def build(type_: type[T], record: Mapping[str, Any]) -> T:
         if values[name] is not None:
             values[name] = build(_NESTED[name], values[name])
     return type_(**values)
-
-
-def _moved(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a record with what an earlier version had in another place."""
-    cluster = record.get("cluster")
-    of_cluster = cluster.get("package") if isinstance(cluster, Mapping) else None
-    return {"package": of_cluster, **record} if of_cluster else record
 
 
 def _plain(value: Any) -> Any:

@@ -294,7 +294,16 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
         else:
             value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))
         if value is not None and any(value != other for other in others):
-            words += _as_words(o, value)
+            if o.takes == "switch":
+                as_words = [_flag(o)] if value else []
+            elif o.takes == "texts":
+                as_words = [word for text in value for word in (_flag(o), text)]
+            elif o.takes == "pairs":
+                pairs = dict(value).items() if isinstance(value, Mapping) else value
+                as_words = [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
+            else:
+                as_words = [_flag(o), str(value.value if isinstance(value, Enum) else value)]
+            words += as_words
     if cell is not None and cell.argv:
         words += ["--", *cell.argv]
     return shlex.join(words)
@@ -302,17 +311,6 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
 
 def _flag(o: Option) -> str:
     return o.flags[-1]
-
-
-def _as_words(o: Option, value: Any) -> list[str]:
-    if o.takes == "switch":
-        return [_flag(o)] if value else []
-    if o.takes == "texts":
-        return [word for text in value for word in (_flag(o), text)]
-    if o.takes == "pairs":
-        pairs = dict(value).items() if isinstance(value, Mapping) else value
-        return [word for name, text in pairs for word in (_flag(o), f"{name}={text}")]
-    return [_flag(o), str(value.value if isinstance(value, Enum) else value)]
 
 
 def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tuple[Option, Any]]:
@@ -344,7 +342,7 @@ def _refuse(word: str) -> NoReturn:
     if not word.startswith("-"):
         allowed = 'options start with "--"; quote values that contain spaces'
         raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
-    flag = word.partition("=")[0]
-    near = flags_near(flag, flags())
+    spelled = word.partition("=")[0]
+    near = flags_near(spelled, flags())
     allowed = f"did you mean {near}?" if near else f"{options_hint()} lists them"
-    raise SpecError("option", flag, allowed, Shape.UNKNOWN)
+    raise SpecError("option", spelled, allowed, Shape.UNKNOWN)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine import processes
-from nbtorchjob.spec.config import Elastic, Launch, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import Option, digits, one_of
@@ -46,31 +46,31 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
         raise SpecError(where(workers[0]), values[workers[0]], others, Shape.CONFLICT)
     parts: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
     for o, value in values.items():
-        parts[o.home][o.name] = _added(value_at(o, base), value) if o.repeated else value
+        if o.repeated:
+            old = value_at(o, base)
+            if isinstance(old, Mapping):
+                parts[o.home][o.name] = {**old, **value} if isinstance(value, Mapping) else value
+            else:
+                # A job without budgets has no such lists. Invalid values are left for the field to refuse.
+                parts[o.home][o.name] = (*(old or ()), *value) if isinstance(value, list | tuple) else value
+        else:
+            parts[o.home][o.name] = value
     with named(values, where):
-        launch, cluster = _launch(base.launch, parts), replace(base.cluster, **parts[CLUSTER])
+        launch = base.launch
+        policy = launch.run_policy
+        if parts[POLICY]:
+            policy = replace(policy or RunPolicy(), **parts[POLICY])
+        if parts[WORKER]:
+            old = launch if isinstance(launch, PyTorch) else PyTorch(worker=Worker(replicas=0))
+            launch = replace(old, worker=replace(old.worker, **parts[WORKER]))
+        if parts[ELASTIC]:
+            launch = replace(launch if isinstance(launch, Elastic) else Elastic(), **parts[ELASTIC])
+        # A config with a deprecated field warns whenever it is made.
+        if policy is not launch.run_policy:
+            launch = replace(launch, run_policy=policy)
+        cluster = replace(base.cluster, **parts[CLUSTER])
         retry = replace(base.retry or Retry(), **parts[RETRY]) if parts[RETRY] else base.retry
         return replace(base, launch=launch, cluster=cluster, retry=retry, **parts[SPEC])
-
-
-def _added(old: Any, new: Any) -> Any:
-    if isinstance(old, Mapping):
-        return {**old, **new} if isinstance(new, Mapping) else new
-    # A job without budgets has no lists of theirs. Invalid values are left for the field to refuse.
-    return (*(old or ()), *new) if isinstance(new, list | tuple) else new
-
-
-def _launch(launch: Launch, parts: Mapping[tuple[str, ...], dict[str, Any]]) -> Launch:
-    policy = launch.run_policy
-    if parts[POLICY]:
-        policy = replace(policy or RunPolicy(), **parts[POLICY])
-    if parts[WORKER]:
-        old = launch if isinstance(launch, PyTorch) else PyTorch(worker=Worker(replicas=0))
-        launch = replace(old, worker=replace(old.worker, **parts[WORKER]))
-    if parts[ELASTIC]:
-        launch = replace(launch if isinstance(launch, Elastic) else Elastic(), **parts[ELASTIC])
-    # A config with a deprecated field warns whenever it is made.
-    return launch if policy is launch.run_policy else replace(launch, run_policy=policy)
 
 
 def value_at(o: Option, spec: JobSpec) -> Any:

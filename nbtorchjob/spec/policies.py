@@ -125,7 +125,18 @@ class Retry:
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, 0)
-        object.__setattr__(self, "preemptions", _preemptions(self.preemptions))
+        preemptions: int | str
+        if isinstance(self.preemptions, str) and self.preemptions.casefold() == UNLIMITED:
+            preemptions = UNLIMITED
+        else:
+            number = digits(self.preemptions) if isinstance(self.preemptions, str) else self.preemptions
+            if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+                preemptions = number
+            else:
+                raise SpecError(
+                    "preemptions", self.preemptions, f"a whole number, 0 or more, or '{UNLIMITED}'"
+                )
+        object.__setattr__(self, "preemptions", preemptions)
         seconds("backoff", self.backoff, zero=True)
         object.__setattr__(self, "retry_on", sequence("retry_on", self.retry_on))
         for name in self.retry_on:
@@ -141,12 +152,3 @@ class Retry:
     def delay(self, attempts: int) -> float:
         """Return the seconds to wait after that many attempts."""
         return min(self.backoff * 2.0 ** min(attempts - 1, 32), max(self.backoff, _LONGEST_BACKOFF_S))
-
-
-def _preemptions(value: object) -> int | str:
-    if isinstance(value, str) and value.casefold() == UNLIMITED:
-        return UNLIMITED
-    number = digits(value) if isinstance(value, str) else value
-    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
-        return number
-    raise SpecError("preemptions", value, f"a whole number, 0 or more, or '{UNLIMITED}'")

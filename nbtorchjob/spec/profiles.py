@@ -92,7 +92,35 @@ class Site:
 
     def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
         """See the function of that name."""
-        filled = self._filled(spec if spec.in_pods else self._podless(spec, environ))
+        if not spec.in_pods:
+            # Remove the site's and the environment's settings for pods from a job that has none
+            sources = [self.base]
+            with suppress(SpecError):  # invalid ones are reported where the environment's values are used
+                ambient_values = {
+                    o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)
+                }
+                sources += [
+                    overlay(JobSpec(), ambient_values, self._default),
+                    overlay(self.base, ambient_values, self._default),
+                ]
+            plain = JobSpec()
+            ambient = [
+                option
+                for option in KEYS.values()
+                if not _counts(option, spec) and value_at(option, spec) != value_at(option, plain)
+                if any(value_at(option, spec) == value_at(option, source) for source in sources)
+            ]
+            cluster = {o.name: value_at(o, plain) for o in ambient if o.home == CLUSTER}
+            none = {option: None for option in ambient if option.home == POLICY}
+            spec = overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
+        open_ = {
+            option: {**value, **value_at(option, spec)} if option.takes == "pairs" else value
+            for option, value in self._defaults.items()
+            # A launch sets all of its fields; the rest of a spec may leave them open, as None.
+            if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
+            if option.repeated or value_at(option, spec) is None
+        }
+        filled = overlay(spec, open_, self._default)
         for option in self._locked:
             value, locked = _asked(option, filled), _asked(option, self.base)
             if value != locked and _counts(option, filled):
@@ -104,38 +132,6 @@ class Site:
             if value is not None and (math.inf if value == UNLIMITED else float(value)) > most:
                 raise SpecError(option.key, value, f"{most} or less: {self._path} limits it")
         return filled
-
-    def _filled(self, spec: JobSpec) -> JobSpec:
-        open_ = {
-            option: {**value, **value_at(option, spec)} if option.takes == "pairs" else value
-            for option, value in self._defaults.items()
-            # A launch sets all of its fields; the rest of a spec may leave them open, as None.
-            if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
-            if option.repeated or value_at(option, spec) is None
-        }
-        return overlay(spec, open_, self._default)
-
-    def _podless(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-        """Remove the site's and the environment's settings for pods from a job that has none."""
-        sources = [self.base]
-        with suppress(SpecError):  # invalid ones are reported where the environment's values are used
-            ambient_values = {
-                o: value for o, value in toml.environment(environ).items() if not _counts(o, spec)
-            }
-            sources += [
-                overlay(JobSpec(), ambient_values, self._default),
-                overlay(self.base, ambient_values, self._default),
-            ]
-        plain = JobSpec()
-        ambient = [
-            option
-            for option in KEYS.values()
-            if not _counts(option, spec) and value_at(option, spec) != value_at(option, plain)
-            if any(value_at(option, spec) == value_at(option, source) for source in sources)
-        ]
-        cluster = {o.name: value_at(o, plain) for o in ambient if o.home == CLUSTER}
-        none = {option: None for option in ambient if option.home == POLICY}
-        return overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
 
     def _default(self, option: Option) -> str:
         return f"{self._path} [defaults] {option.key}"
@@ -210,20 +206,17 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
     files = _files(cwd, environ)
     file = next((file for file in files if name in file.profiles), None)
     if file is None:
-        raise _unknown(name, files, notes(cwd=cwd))
+        refused = notes(cwd=cwd)
+        known = _names(files)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
+        seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
+        looked = "; ".join([f"searched: {seen}", *refused])
+        raise SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
     where = f"{file.path} [profiles.{name}]"
     values = toml.values(file.profiles[name], where)
     spec = overlay(Site.installed(environ).base, values, lambda option: f"{where} {option.key}")
     return _over(spec, environ)
-
-
-def _unknown(name: str, files: list[File], refused: list[str]) -> SpecError:
-    known = _names(files)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
-    seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
-    looked = "; ".join([f"searched: {seen}", *refused])
-    return SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
 
 
 def _over(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
@@ -248,20 +241,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     folder = (cwd or working()).absolute()
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
     path = next((path for path in near(folder) if os.path.isfile(path)), folder / FILE)
-    _write(path, _with(path, name, values))
-    return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return list(value)
-    return value if value is None or isinstance(value, str | bool | int | float) else dict(value)
-
-
-def _with(path: Path, name: str, values: dict[str, Any]) -> str:
-    """Return the file's text with the profile in it."""
+    # The file's text with the profile in it
     with extras.needed("jupyter", "a profile that is saved"):
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
@@ -271,7 +251,16 @@ def _with(path: Path, name: str, values: dict[str, Any]) -> str:
         _update(profiles.setdefault(name, tomlkit.table()), values)
     except (OSError, ValueError, AttributeError, TypeError, TOMLKitError) as exc:
         raise SpecError(str(path), str(exc), "a TOML file of profiles that can be read") from None
-    return tomlkit.dumps(document)
+    _write(path, tomlkit.dumps(document))
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return list(value)
+    return value if value is None or isinstance(value, str | bool | int | float) else dict(value)
 
 
 def _update(table: MutableMapping[str, Any], values: dict[str, Any]) -> None:

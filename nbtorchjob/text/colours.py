@@ -91,33 +91,28 @@ def restyle(style: Style, args: str) -> Style:
         elif code in _SETS:
             style = style._replace(**_SETS[code])
         elif code in (38, 48):
-            colour = _extended(codes)
+            space = next(codes, 0)
+            if space == 5:
+                index = min(255, next(codes, 0))
+                # xterm's palette: 16 colours, a 6x6x6 cube, 24 greys.
+                if index < 16:
+                    colour = _BASE[index]
+                elif index >= 232:
+                    grey = 8 + 10 * (index - 232)
+                    colour = (grey, grey, grey)
+                else:
+                    red, green, blue = (
+                        0 if step == 0 else 55 + 40 * step
+                        for step in ((index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6)
+                    )
+                    colour = (red, green, blue)
+            elif space == 2:
+                red, green, blue = (min(255, next(codes, 0)) for _ in range(3))
+                colour = (red, green, blue)
+            else:
+                colour = None
             style = style._replace(fg=colour) if code == 38 else style._replace(bg=colour)
     return style
-
-
-def _extended(codes: Iterator[int]) -> RGB | None:
-    space = next(codes, 0)
-    if space == 5:
-        return _indexed(min(255, next(codes, 0)))
-    if space == 2:
-        red, green, blue = (min(255, next(codes, 0)) for _ in range(3))
-        return (red, green, blue)
-    return None
-
-
-def _indexed(index: int) -> RGB:
-    # xterm's palette: 16 colours, a 6x6x6 cube, 24 greys.
-    if index < 16:
-        return _BASE[index]
-    if index >= 232:
-        grey = 8 + 10 * (index - 232)
-        return (grey, grey, grey)
-    red, green, blue = (
-        0 if step == 0 else 55 + 40 * step
-        for step in ((index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6)
-    )
-    return (red, green, blue)
 
 
 @lru_cache(maxsize=512)

@@ -73,7 +73,13 @@ class Filter:
             if 0 <= row <= self._lowest:
                 self._row = row
                 return match[0]
-        return _visible(match)
+        text = match[0]
+        if match[1] and not (text.endswith("m") and _CONCEALED in _EXTENDED.sub("", text[2:-1]).split(";")):
+            return text
+        code, rest = ord(text[0]), text[1:]
+        if code < 0x20 or code == 0x7F:
+            return f"^{chr(code ^ 0x40)}{rest}"
+        return f"<U+{code:04X}>"
 
 
 def safe(text: str) -> str:
@@ -95,13 +101,3 @@ def coloured(text: str, stream: TextIO) -> str:
 def shows(stream: TextIO) -> bool:
     """Whether a terminal shows what is written to ``stream``, directly or as the frontend of a kernel."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
-
-
-def _visible(match: re.Match[str]) -> str:
-    text = match[0]
-    if match[1] and not (text.endswith("m") and _CONCEALED in _EXTENDED.sub("", text[2:-1]).split(";")):
-        return text
-    code, rest = ord(text[0]), text[1:]
-    if code < 0x20 or code == 0x7F:
-        return f"^{chr(code ^ 0x40)}{rest}"
-    return f"<U+{code:04X}>"

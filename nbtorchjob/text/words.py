@@ -170,27 +170,23 @@ def short(value: Any) -> str:
 
 def _form(value: Any, depth: int) -> str:
     try:
-        return _described(value, depth)
+        shape = getattr(value, "shape", None)
+        if shape is not None and getattr(value, "dtype", None) is not None and tuple(shape):
+            dtype = str(value.dtype).rpartition(".")[2]
+            return f"{type(value).__name__} {dtype} {tuple(shape)}"
+        if isinstance(value, Mapping):
+            if type(value) is not dict or len(value) > _ITEMS or not depth:
+                return f"{type(value).__name__} of {len(value)}"
+            return "{" + ", ".join(f"{k!r}: {_form(v, depth - 1)}" for k, v in value.items()) + "}"
+        if isinstance(value, (list, tuple, set, frozenset)):
+            if len(value) > _ITEMS or not depth:
+                return f"{type(value).__name__} of {len(value)}"
+            items = [_form(item, depth - 1) for item in value]
+            if isinstance(value, list):
+                return "[" + ", ".join(items) + "]"
+            if isinstance(value, tuple):
+                return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+            return f"{type(value).__name__} of {len(value)}"
+        return line(repr(value), _MOST)
     except Exception as exc:  # a user's __repr__ or property may raise anything
         return f"<{type(value).__name__} whose repr raises {type(exc).__name__}>"
-
-
-def _described(value: Any, depth: int) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is not None and getattr(value, "dtype", None) is not None and tuple(shape):
-        dtype = str(value.dtype).rpartition(".")[2]
-        return f"{type(value).__name__} {dtype} {tuple(shape)}"
-    if isinstance(value, Mapping):
-        if type(value) is not dict or len(value) > _ITEMS or not depth:
-            return f"{type(value).__name__} of {len(value)}"
-        return "{" + ", ".join(f"{k!r}: {_form(v, depth - 1)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        if len(value) > _ITEMS or not depth:
-            return f"{type(value).__name__} of {len(value)}"
-        items = [_form(item, depth - 1) for item in value]
-        if isinstance(value, list):
-            return "[" + ", ".join(items) + "]"
-        if isinstance(value, tuple):
-            return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
-        return f"{type(value).__name__} of {len(value)}"
-    return line(repr(value), _MOST)

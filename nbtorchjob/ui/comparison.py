@@ -8,6 +8,7 @@ import keyword
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from html import escape
 from itertools import accumulate
@@ -103,15 +104,15 @@ def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.
         for state in states
     ]
     known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
-    return {metric: _chart(metric, per_job, names) for metric in known}
-
-
-def _chart(metric: str, per_job: Sequence[Mapping[str, metrics.Curve]], names: Sequence[str]) -> chart.Chart:
-    nothing = metrics.Curve("", ())
-    curves = [curves.get(metric, nothing) for curves in per_job]
-    series = {name: curve.points for name, curve in zip(names, curves, strict=True)}  # each keeps its colour
-    along = next(curve.label for curve in curves if curve.label)
-    return chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
+    nothing, drawn = metrics.Curve("", ()), {}
+    for metric in known:
+        lines = [curves.get(metric, nothing) for curves in per_job]
+        series = {
+            name: curve.points for name, curve in zip(names, lines, strict=True)
+        }  # each keeps its colour
+        along = next(curve.label for curve in lines if curve.label)
+        drawn[metric] = chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
+    return drawn
 
 
 def data(
@@ -170,10 +171,6 @@ def _parts(
             yield Part(aspect.title, aspect.table(names), aspect.said(), wrote)
     if unknown := [aspect.unknown for aspect in respects if aspect.unknown and not aspect.differs]:
         yield Part("Not compared", said=unknown)
-    yield Part("Results", _results(outcomes, names))
-
-
-def _results(outcomes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
     metrics = list(dict.fromkeys(name for result in outcomes for name in result["metrics"]))[:_MOST_METRICS]
     rows = [
         ("state", *(result["phase"].lower() for result in outcomes)),
@@ -184,7 +181,7 @@ def _results(outcomes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
         ("attempts", *(str(result["attempts"]) for result in outcomes)),
         ("restarts", *(str(result["restarts"] or "") for result in outcomes)),
     ]
-    return [("", *names), *(tuple(map(_cell, row)) for row in rows if any(row[1:]))]
+    yield Part("Results", [("", *names), *(tuple(map(_cell, row)) for row in rows if any(row[1:]))])
 
 
 def _number(value: float | None) -> str:
@@ -200,28 +197,36 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
     if unread:
         return replace(made, unknown=f"The spec of {_some(unread)} can't be read.")
-    specs = [state.info.asked for state in states]
-    rows = {o.flags[-1]: tuple(_value(value_at(o, spec)) for spec in specs) for o in KEYS.values()}
-    # A name is different each time.
-    return replace(made, rows={flag: row for flag, row in rows.items() if _differ(row) and flag != "--name"})
+    rows = {}
+    for o in KEYS.values():
+        texts = []
+        for value in (value_at(o, state.info.asked) for state in states):
+            if isinstance(value, Mapping):
+                texts.append(" ".join(f"{name}={item}" for name, item in value.items()))
+            elif isinstance(value, tuple):
+                texts.append(" ".join(map(str, value)))
+            else:
+                texts.append("" if value is None else str(getattr(value, "value", value)))
+        if _differ(texts) and o.flags[-1] != "--name":  # which is different each time
+            rows[o.flags[-1]] = tuple(texts)
+    return replace(made, rows=rows)
 
 
 def _differ(row: Sequence[Any]) -> bool:
     return any(cell != row[0] for cell in row)
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={metric}" for name, metric in value.items())
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return "" if value is None else str(getattr(value, "value", value))
-
-
 def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
+    from nbtorchjob.swapping import code  # late, as it is slow to import
+
     made = Aspect("code", "Code", "what", "Nothing: they ran the same code.")
-    first, *others = [_text(state) for state in states]
-    unknown = [name for name, text in zip(names, (first, *others), strict=True) if not text]
+    texts: list[str] = []  # with what was swapped in
+    for state in states:
+        labels = {label for label, _ in swaps.begun_with(state.info)}
+        own = "\n".join(text for label, text in cells(state) if label not in labels)
+        texts.append(code.as_swapped(own, _made(state)) if own else "")
+    first, *others = texts
+    unknown = [name for name, text in zip(names, texts, strict=True) if not text]
     changes = [
         tuple(difflib.unified_diff(first.splitlines(), source.splitlines(), names[0], name, lineterm=""))
         if first and source
@@ -229,52 +234,38 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         for name, source in zip(names[1:], others, strict=True)
     ]
     calls = tuple(state.info.label for state in states)
+    # What each job has of the names that were swapped in one of them, where that differs
+    jobs = [code.of(state) for state in states]
+    swapped_names = dict.fromkeys(name for job in jobs for name in job.swapped)
+    rows = {name: [job.defined(name) for job in jobs] for name in swapped_names}
+    settings: list[dict[str, str]] = []
+    for state in states:
+        # The values of optimizers that were set, from the comments below a swap's text
+        values: dict[str, str] = {}
+        for text in _made(state):
+            for words in reversed(text.split("\n")):
+                if (match := _SETTING.fullmatch(words)) is None:
+                    break
+                values[match[1]] = match[2]
+        settings.append(values)
+    for path in dict.fromkeys(path for values in settings for path in values):
+        rows[path] = [(values.get(path, ""), values.get(path, code.AS_SUBMITTED)) for values in settings]
+    differ = {name: row for name, row in rows.items() if _differ([text for text, _ in row])}
     return replace(
         made,
-        rows={**({"call": calls} if _differ(calls) else {}), **_swapped(states)},
+        rows={
+            **({"call": calls} if _differ(calls) else {}),
+            **{name: tuple(words for _, words in row) for name, row in differ.items()},
+        },
         changes=tuple(changes),
         unknown=f"The code of {_some(list(dict.fromkeys(unknown)))} isn't known here." if unknown else "",
     )
-
-
-def _text(state: JobState) -> str:
-    """Return a job's code with what was swapped in."""
-    from nbtorchjob.swapping import code  # late, as it is slow to import
-
-    labels = {label for label, _ in swaps.begun_with(state.info)}
-    own = "\n".join(text for label, text in cells(state) if label not in labels)
-    return code.as_swapped(own, _made(state)) if own else ""
 
 
 def _made(state: JobState) -> list[str]:
     """Return the texts of the swaps that a job's code is the outcome of."""
     begun_with = [text for _, text in swaps.begun_with(state.info)]
     return [*begun_with, *(swap.text for swap in swaps.as_swapped(state))]
-
-
-def _swapped(states: Sequence[JobState]) -> dict[str, tuple[str, ...]]:
-    """Return what each job has of the names that were swapped in one of them, where that differs."""
-    from nbtorchjob.swapping import code  # late, as above
-
-    jobs = [code.of(state) for state in states]
-    names = dict.fromkeys(name for job in jobs for name in job.swapped)
-    rows = {name: [job.defined(name) for job in jobs] for name in names}
-    settings = [_settings(state) for state in states]
-    for path in dict.fromkeys(path for values in settings for path in values):
-        rows[path] = [(values.get(path, ""), values.get(path, code.AS_SUBMITTED)) for values in settings]
-    differ = {name: row for name, row in rows.items() if _differ([text for text, _ in row])}
-    return {name: tuple(words for _, words in row) for name, row in differ.items()}
-
-
-def _settings(state: JobState) -> dict[str, str]:
-    """Return the values of optimizers that were set, from the comments below a swap's text."""
-    values: dict[str, str] = {}
-    for text in _made(state):
-        for words in reversed(text.split("\n")):
-            if (match := _SETTING.fullmatch(words)) is None:
-                break
-            values[match[1]] = match[2]
-    return values
 
 
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
@@ -288,7 +279,15 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         values = [record.get(name, ("", "")) for record in kept]
         digests = [digest for _, digest in values]
         if _differ(values):
-            rows[name] = _row(values)
+            # What each job had of it, with digests where only these differ
+            whats = [line(what, _MAX_WHAT) for what, _ in values]
+            if len(set(whats)) == len(whats):
+                rows[name] = tuple(whats)
+            else:
+                rows[name] = tuple(
+                    f"{what} ({digest[:_DIGITS]})" if digest else what
+                    for what, (_, digest) in zip(whats, values, strict=True)
+                )
         elif not all(digests):
             untold.append(name)
         elif digests[0].startswith(SAMPLED):
@@ -298,17 +297,6 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     return replace(made, rows=rows, unknown=" ".join(said))
 
 
-def _row(values: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return what each job had of it, with digests where only these differ."""
-    whats = [line(what, _MAX_WHAT) for what, _ in values]
-    if len(set(whats)) == len(whats):
-        return tuple(whats)
-    return tuple(
-        f"{what} ({digest[:_DIGITS]})" if digest else what
-        for what, (_, digest) in zip(whats, values, strict=True)
-    )
-
-
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -316,7 +304,18 @@ def _some(names: Sequence[str]) -> str:
 
 def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("packages", "Packages", "package", "None: they could import the same.")
-    tables = [_versions(state) for state in states]
+    tables: list[dict[str, str]] = []
+    for fact in (state.importable for state in states):
+        if fact is None:
+            tables.append({})
+            continue
+        versions = {**fact.distributions, **fact.installed}
+        for name in fact.origins.keys() & versions.keys():
+            versions[name] += f" ({line(' '.join(reference(fact.origins[name])).strip(), _MAX_WHAT)})"
+        tables.append({"Python": fact.python, "platform": fact.platform, **versions})
+    for state, table in zip(states, tables, strict=True):
+        if table:
+            table["image"] = state.image
     unknown = [name for name, table in zip(names, tables, strict=True) if not table]
     if unknown:
         return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} could import isn't known.")
@@ -327,19 +326,13 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     return replace(made, rows={name: row for name, row in rows.items() if _differ(row)})
 
 
-def _versions(state: JobState) -> dict[str, str]:
-    fact = state.importable
-    if fact is None:
-        return {}
-    versions = {**fact.distributions, **fact.installed}
-    for name in fact.origins.keys() & versions.keys():
-        versions[name] += f" ({line(' '.join(reference(fact.origins[name])).strip(), _MAX_WHAT)})"
-    return {"image": state.image, "Python": fact.python, "platform": fact.platform, **versions}
-
-
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("hosts", "Hosts", "", "None: their nodes were of the same kinds.")
-    if len({_where(state) for state in states} - {()}) == 1:
+    hosts: set[tuple[str, ...]] = set()
+    for state in states:
+        starts = (life.start for node in state.nodes.values() for life in node.lives.values())
+        hosts.add(tuple(sorted({start.host for start in starts if start is not None})))
+    if len(hosts - {()}) == 1:
         return made
     kinds = [usage.kinds(state) for state in states]
     unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]
@@ -347,11 +340,6 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         return replace(made, unknown=f"On what kind of hosts {_some(unknown)} ran isn't known.")
     row = tuple(" and ".join(hosts) for hosts in kinds)
     return replace(made, rows={"kind": row} if _differ(row) else {})
-
-
-def _where(state: JobState) -> tuple[str, ...]:
-    starts = (life.start for node in state.nodes.values() for life in node.lives.values())
-    return tuple(sorted({start.host for start in starts if start is not None}))
 
 
 # A kind ("keyword", "string", …; "" for plain text), and the text.
@@ -369,29 +357,20 @@ _DIFF = {"+": "added", "-": "removed", "@": "hunk"}
 
 def spans(text: str) -> list[Span]:
     """Return the code in spans, which joined are the text again; what isn't Python is plain."""
-    coloured, at = [], 0
-    for kind, start, end in _tokens(text):
-        if kind and start >= at:
-            coloured += [("", text[at:start]), (kind, text[start:end])]
-            at = end
-    return [span for span in (*coloured, ("", text[at:])) if span[1]]
-
-
-def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each token's kind, and where it starts and ends in the text."""
+    coloured, at, defines = [], 0, False
     lines = [0, *accumulate(len(source_line) + 1 for source_line in text.split("\n"))]
-    defines = False
-    try:
+    with suppress(tokenize.TokenError, SyntaxError):  # a magic, a line for the shell
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            (row, start), (last, end) = token.start, token.end
+            (row, column), (last, last_column) = token.start, token.end
             kind = _KINDS.get(token.type, "")
             if token.type == tokenize.NAME:
                 kind = "def" if defines else "keyword" if keyword.iskeyword(token.string) else ""
                 defines = token.string in ("def", "class")
-            if last <= len(lines):
-                yield kind, lines[row - 1] + start, lines[last - 1] + end
-    except (tokenize.TokenError, SyntaxError):  # a magic, a line for the shell
-        return
+            if kind and last <= len(lines) and lines[row - 1] + column >= at:
+                start, end = lines[row - 1] + column, lines[last - 1] + last_column
+                coloured += [("", text[at:start]), (kind, text[start:end])]
+                at = end
+    return [span for span in (*coloured, ("", text[at:])) if span[1]]
 
 
 def changes(lines: Iterable[str]) -> list[Span]:

@@ -177,19 +177,16 @@ def finding_lines(findings: Iterable[Finding]) -> str:
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    yield _wrapped("ok  " if finding.good else "!!  ", finding.text)
-    if finding.remedy:
-        # At the margin, so that it can be pasted: in YAML an indented "---" ends no document.
-        yield finding.remedy
-
-
-def _wrapped(mark: str, said: str) -> str:
+    mark = "ok  " if finding.good else "!!  "
     # A name or an address that is split can't be copied.
-    return textwrap.fill(
-        said,
+    yield textwrap.fill(
+        finding.text,
         _WIDTH,
         initial_indent=mark,
         subsequent_indent=" " * len(mark),
         break_long_words=False,
         break_on_hyphens=False,
     )
+    if finding.remedy:
+        # At the margin, so that it can be pasted: in YAML an indented "---" ends no document.
+        yield finding.remedy

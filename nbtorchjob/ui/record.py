@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.state import Attempt, JobState, Phase, turns
-from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, facts, usage
@@ -103,53 +102,43 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
     digest of what was taken along, by name.
     """
     error = state.failure.error if state.failure else None
+    swaps: list[Record] = []
+    for swap in state.swapped:
+        shown = asdict(swap)
+        kept = ("number", "time", "by", "names", "point", "call", "diff", "back")
+        swaps.append({**{name: shown[name] for name in kept}, "step": swap.metrics.get("step")})
+    environment: Record | None = None
+    if (importable := state.importable) is not None:
+        environment = {
+            "image": state.image,
+            "python": importable.python,
+            "platform": importable.platform,
+            "distributions": {**importable.distributions, **importable.installed},
+            "installed": [*importable.installed],
+            "origins": dict(importable.origins),
+        }
+    checkout: Record | None = None
+    if (git := state.checkout) is not None:
+        checkout = {
+            "commit": git.commit,
+            "branch": git.branch,
+            "dirty": len(git.changed) + git.more > 0,
+            "changed": [*git.changed],
+            "more": git.more,
+        }
     return {
         **record(state, now),
         "ships": state.info.ships,
         "captured": {name: [*pair] for name, pair in (state.info.captured or {}).items()},
-        "environment": _environment(state),
-        "checkout": _checkout(state),
+        "environment": environment,
+        "checkout": checkout,
         "spec": dict(state.info.spec),
         "enforced": dict(enforced),
         "tended": asdict(tended) if tended is not None else None,
         "history": [_attempt(attempt) for attempt in state.attempts],
         "told": attempts.lines(state),
         "error": error.to_json() if error else None,
-        "swaps": [_swap(swap) for swap in state.swapped],
-    }
-
-
-def _swap(swap: Swapped) -> Record:
-    shown = asdict(swap)
-    kept = ("number", "time", "by", "names", "point", "call", "diff", "back")
-    return {**{name: shown[name] for name in kept}, "step": swap.metrics.get("step")}
-
-
-def _environment(state: JobState) -> Record | None:
-    fact = state.importable
-    if fact is None:
-        return None
-    return {
-        "image": state.image,
-        "python": fact.python,
-        "platform": fact.platform,
-        "distributions": {**fact.distributions, **fact.installed},
-        "installed": [*fact.installed],
-        "origins": dict(fact.origins),
-    }
-
-
-def _checkout(state: JobState) -> Record | None:
-    fact = state.checkout
-    if fact is None:
-        return None
-    changed = len(fact.changed) + fact.more
-    return {
-        "commit": fact.commit,
-        "branch": fact.branch,
-        "dirty": changed > 0,
-        "changed": [*fact.changed],
-        "more": fact.more,
+        "swaps": swaps,
     }
 
 
@@ -201,8 +190,8 @@ def _lab(state: JobState) -> dict[str, Any] | None:
 def _artifacts(state: JobState) -> int | None:
     if state.info.cluster and not state.artifacts:
         return None  # logs may have told of some
-    newest = max((number for number, _ in state.artifacts), default=1)
-    return sum(sent.files for (number, _), sent in state.artifacts.items() if number == newest)
+    last = max((number for number, _ in state.artifacts), default=1)
+    return sum(sent.files for (number, _), sent in state.artifacts.items() if number == last)
 
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
@@ -276,14 +265,6 @@ def jobs_html(jobs: Sequence[Record]) -> str:
     return grid([_HEAD, *_rows(jobs)], MAX_LABEL)
 
 
-def _doing(job: Record) -> str:
-    """Return what a lab does, and for how long nobody has used it; "" of another job."""
-    lab = job["lab"]
-    if lab is None or lab["since"] is None:
-        return "" if lab is None else str(lab["doing"])
-    return f"{lab['doing']} {words.about(max(0.0, job['created'] + job['elapsed'] - lab['since']))}"
-
-
 def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each job, and for all runs of a group one, where its first one stands."""
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -293,10 +274,10 @@ def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         yield _row(runs[0]) if not runs[0]["group"] else _folded(runs)
 
 
-def _folded(jobs: Sequence[Record]) -> tuple[str, ...]:
+def _folded(runs: Sequence[Record]) -> tuple[str, ...]:
     # Of a run that was retried the newest job counts.
-    newest = {job["run"]: job for job in sorted(jobs, key=lambda job: float(job["created"]))}
-    runs, first = [*newest.values()], jobs[0]
+    newest = {job["run"]: job for job in sorted(runs, key=lambda job: float(job["created"]))}
+    runs, first = [*newest.values()], runs[0]
     counts = [STOPPED if job["status"] == STOPPED else job["phase"] for job in runs]
     took = max(job["created"] + job["elapsed"] for job in runs) - first["created"]
     name, call, _ = first["label"].partition("(")
@@ -318,9 +299,15 @@ def _size(job: Record) -> str:
 def _row(job: Record) -> tuple[str, ...]:
     waited = None if job["started"] is None else job["started"] - job["created"]
     elapsed, tried = facts.ran(job["elapsed"], waited), job["attempts"]
+    # What a lab does, and for how long nobody has used it; "" of another job
+    lab = job["lab"]
+    if lab is None or lab["since"] is None:
+        doing = "" if lab is None else str(lab["doing"])
+    else:
+        doing = f"{lab['doing']} {words.about(max(0.0, job['created'] + job['elapsed'] - lab['since']))}"
     return (
         job["name"],
-        DOT.join(filter(None, (job["status"].lower(), _doing(job)))),
+        DOT.join(filter(None, (job["status"].lower(), doing))),
         f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
         _size(job),
         job["where"],

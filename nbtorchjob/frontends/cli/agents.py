@@ -52,7 +52,14 @@ class Tool(FrozenDataclass):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the arguments."""
         words, needed = _words(self.verb)
-        properties = {**words, **{key: _property(o) for key, o in self.options.items()}}
+        properties = dict(words)
+        for key, o in self.options.items():
+            about = o.help if not o.metavar else f"{o.help} ({o.metavar})"
+            if o.repeated:
+                properties[key] = {"type": "array", "items": {"type": "string"}, "description": about}
+            else:
+                choices = {"enum": [*o.choices]} if o.choices else {}
+                properties[key] = {"type": _TYPES[o.takes], "description": about, **choices}
         return {
             "type": "object",
             "properties": properties,
@@ -70,7 +77,16 @@ class Tool(FrozenDataclass):
             raise LineError(f"{self.name} needs the argument {missing[0]!r}")
         line = [self.verb.name]
         for key, option in self.options.items():
-            line += _flags(option, arguments.get(key))
+            value = arguments.get(key)
+            flag = option.flags[-1]
+            if value is None or value is False:
+                flags = []
+            elif option.takes == "switch":
+                flags = [flag]
+            else:
+                values: Sequence[Any] = value if option.repeated and not isinstance(value, str) else [value]
+                flags = [f"{flag}={item}" for item in values]
+            line += flags
         if self.verb.name == "logs" and "tail" not in arguments:
             line.append(f"--tail={_TAIL}")
         line += ["--detach"] if self.verb.name == "run" else []
@@ -124,24 +140,6 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
     if verb.words == "[NAME]":
         return {"name": {**job, "description": "a job's name or id; the newest job by default"}}, []
     return {}, []
-
-
-def _property(option: Option) -> dict[str, Any]:
-    about = option.help if not option.metavar else f"{option.help} ({option.metavar})"
-    if option.repeated:
-        return {"type": "array", "items": {"type": "string"}, "description": about}
-    choices = {"enum": [*option.choices]} if option.choices else {}
-    return {"type": _TYPES[option.takes], "description": about, **choices}
-
-
-def _flags(option: Option, value: Any) -> list[str]:
-    flag = option.flags[-1]
-    if value is None or value is False:
-        return []
-    if option.takes == "switch":
-        return [flag]
-    values: Sequence[Any] = value if option.repeated and not isinstance(value, str) else [value]
-    return [f"{flag}={item}" for item in values]
 
 
 def server() -> Server[Any]:

@@ -42,45 +42,38 @@ def main(words: Sequence[str] | None = None) -> int:
     if words is None:
         processes.raise_open_files()
     with hints.worded(_COMMAND):
-        return _answered(list(sys.argv[1:] if words is None else words))
+        words = list(sys.argv[1:] if words is None else words)
+        try:
+            output.encodable()
+            name, *rest = words or [""]
+            if name in ("help", *HELP):
+                output.answer(help_of(command(rest[0])) if rest else overview())
+            elif name == "--version":
+                from importlib import metadata  # slow to import, and seldom needed
 
-
-def _answered(words: list[str]) -> int:
-    try:
-        output.encodable()
-        return _do(words)
-    except KeyboardInterrupt as exc:
-        Terminal().say(str(exc) or "Interrupted.")
-        return _INTERRUPTED
-    except NBTorchJobError as exc:  # first: a job's may be of any type that its rank raised
-        output.error(exc)
-        return next(code for type_, code in _CODES.items() if isinstance(exc, type_))
-    except BrokenPipeError:
-        output.nowhere(sys.stdout)
-        return _BROKEN_PIPE
-    except OSError as exc:
-        output.beside(f"nbtorchjob: {exc}")
-        return _REFUSED
-    finally:
-        output.settle()
-
-
-def _do(words: list[str]) -> int:
-    name, *rest = words or [""]
-    if name in ("help", *HELP):
-        output.answer(help_of(command(rest[0])) if rest else overview())
-    elif name == "--version":
-        from importlib import metadata  # slow to import, and seldom needed
-
-        output.answer(metadata.version("nbtorchjob"))
-    elif not name:
-        output.beside(overview())
-        return 2
-    elif name == commands.ASKED:
-        output.answer("\n".join(commands.candidates(rest)))
-    else:
-        return _verb(name, rest)
-    return 0
+                output.answer(metadata.version("nbtorchjob"))
+            elif not name:
+                output.beside(overview())
+                return 2
+            elif name == commands.ASKED:
+                output.answer("\n".join(commands.candidates(rest)))
+            else:
+                return _verb(name, rest)
+            return 0
+        except KeyboardInterrupt as exc:
+            Terminal().say(str(exc) or "Interrupted.")
+            return _INTERRUPTED
+        except NBTorchJobError as exc:  # first: a job's may be of any type that its rank raised
+            output.error(exc)
+            return next(code for type_, code in _CODES.items() if isinstance(exc, type_))
+        except BrokenPipeError:
+            output.nowhere(sys.stdout)
+            return _BROKEN_PIPE
+        except OSError as exc:
+            output.beside(f"nbtorchjob: {exc}")
+            return _REFUSED
+        finally:
+            output.settle()
 
 
 def _verb(name: str, words: list[str]) -> int:

@@ -59,7 +59,11 @@ def arguments(
     while left:
         word = left.popleft()
         if not word.startswith("--"):
-            args.append(_value(word, _at(len(args), taken)))
+            # The parameter that takes the positional argument of that index, if there is one
+            index = len(args)
+            named = [parameter for parameter in taken.values() if parameter.kind in _POSITIONAL]
+            others = [parameter for parameter in taken.values() if parameter.kind is parameter.VAR_POSITIONAL]
+            args.append(_value(word, (named[index:] or others)[:1]))
             continue
         flag, equals, text = word[2:].partition("=")
         name = flag.replace("-", "_")
@@ -72,13 +76,6 @@ def arguments(
     except TypeError as exc:
         raise LineError(f"{name_}{signature}: {exc}") from None
     return args, kwargs
-
-
-def _at(index: int, taken: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameter that takes the positional argument of that index, if there is one."""
-    named = [parameter for parameter in taken.values() if parameter.kind in _POSITIONAL]
-    others = [parameter for parameter in taken.values() if parameter.kind is parameter.VAR_POSITIONAL]
-    return (named[index:] or others)[:1]
 
 
 def _value(text: str, parameter: Sequence[inspect.Parameter]) -> Any:
@@ -140,7 +137,17 @@ def load(path: Path) -> ModuleType:
     """Run a script's definitions as ``__main__``, and return the module. Raises ``CaptureError``."""
     module = ModuleType("__main__")
     module.__file__ = str(path)
-    code = _compiled(path)
+    try:
+        with tokenize.open(path) as file:  # obeys a coding comment, as Python does
+            text = file.read()
+        tree = _Imported().visit(ast.parse(text, str(path)))
+        code = compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as exc:
+        raise CaptureError("".join(traceback.format_exception_only(exc)).strip()) from None
+    except (OSError, ValueError) as exc:
+        raise CaptureError(f"{path} can't be read: {exc}") from None
+    # The text travels along, as a notebook's cells do: a pod has no such file to draw a traceback from.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
     sys.modules["__main__"] = module
     sys.path.insert(0, str(path.parent))
     try:
@@ -155,21 +162,6 @@ def load(path: Path) -> ModuleType:
         drawn = "".join(traceback.format_exception(type(exc), exc, users_traceback)).rstrip()
         raise CaptureError(f"{path.name} can't be loaded, and nothing was submitted:\n{drawn}") from exc
     return module
-
-
-def _compiled(path: Path) -> Any:
-    try:
-        with tokenize.open(path) as file:  # obeys a coding comment, as Python does
-            text = file.read()
-        tree = _Imported().visit(ast.parse(text, str(path)))
-        code = compile(tree, str(path), "exec", dont_inherit=True)
-    except SyntaxError as exc:
-        raise CaptureError("".join(traceback.format_exception_only(exc)).strip()) from None
-    except (OSError, ValueError) as exc:
-        raise CaptureError(f"{path} can't be read: {exc}") from None
-    # The text travels along, as a notebook's cells do: a pod has no such file to draw a traceback from.
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
-    return code
 
 
 class _Imported(ast.NodeTransformer):

@@ -34,7 +34,17 @@ def tend(options: Mapping[str, Any]) -> None:
             output.answer(manifests)
         return
     processes.raise_open_files()  # here, too: a tender's pod has no other part of the command
-    listen = _address(options.get("listen"))
+    # Where it says how it is; raises ``LineError`` for what more than this machine could ask
+    listen = options.get("listen")
+    if listen is None:
+        listen = str(state_dir() / f"tend-{os.getpid()}.sock")
+    else:
+        host, _, port = listen.rpartition(":")
+        if port.isdigit() and host not in ("127.0.0.1", "localhost", "[::1]"):
+            raise LineError(
+                f"nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, got {listen!r}"
+            )
+        listen = listen.replace("[::1]", "::1")
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -83,15 +93,3 @@ def _write_base(folder: Path, manifests: str) -> None:
     except OSError as exc:
         raise LineError(f"nbtorchjob tend: --kustomize can't write {folder}: {exc.strerror}") from exc
     output.answer(f"{base} and {len(files)} objects; kubectl apply --server-side -k {folder}")
-
-
-def _address(listen: str | None) -> str:
-    """Return where it says how it is; raises ``LineError`` for what more than this machine could ask."""
-    if listen is None:
-        return str(state_dir() / f"tend-{os.getpid()}.sock")
-    host, _, port = listen.rpartition(":")
-    if port.isdigit() and host not in ("127.0.0.1", "localhost", "[::1]"):
-        raise LineError(
-            f"nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, got {listen!r}"
-        )
-    return listen.replace("[::1]", "::1")

@@ -50,7 +50,15 @@ class Extension:
         # The magic itself expands {name}: after `run`, braces are Python.
         silenced = getattr(magic, "output_can_be_silenced", lambda function: function)  # IPython 8.3
         shell.register_magic_function(magic.no_var_expand(silenced(LateMagic(shell))), "line_cell", _NAME)
-        self._matcher = _matcher if hasattr(completer, "CompletionContext") else _first_matcher(shell)
+        self._matcher: Any = _matcher
+        if not hasattr(completer, "CompletionContext"):
+
+            def matcher(text: str) -> list[str]:
+                from nbtorchjob.commands import completion
+
+                return completion.of_line(shell.Completer.text_until_cursor)
+
+            self._matcher = matcher
         shell.Completer.custom_matchers.append(self._matcher)
         formatter = shell.display_formatter.mimebundle_formatter
         formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)
@@ -100,15 +108,6 @@ def _matcher(context: Any) -> Any:
 # IPython's second matcher API: a plain function would be taken for the first, which gets only the text.
 _matcher.matcher_api_version = 2  # type: ignore[attr-defined]
 _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
-
-
-def _first_matcher(shell: Any) -> Any:
-    def matcher(text: str) -> list[str]:
-        from nbtorchjob.commands import completion
-
-        return completion.of_line(shell.Completer.text_until_cursor)
-
-    return matcher  # IPython's first matcher API, before 8.6: its completer knows the line
 
 
 def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:

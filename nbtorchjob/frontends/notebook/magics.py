@@ -53,11 +53,6 @@ def _help() -> str:
     return f"{rows}\n\nWithout NAME, the newest job of this session is used.\n\n{options.help_text()}"
 
 
-def _cell_help() -> str:
-    verbs = "`%torchjob help` lists the commands that act on jobs."
-    return f"{_CELL}\n\n  {_RUNS_CELL}\n\n{options.help_text()}\n\n{verbs} The cell wasn't run."
-
-
 class TorchJobMagics:
     """The magics of one shell."""
 
@@ -78,7 +73,15 @@ class TorchJobMagics:
                 return None
             verb = table.named(word)
             if verb.name == "run":  # its call is Python, in which nothing is expanded
-                options, call = _parted(rest.strip())
+                # The options before a call, and the call; raises ``LineError``
+                tail = rest.strip()
+                run_line = table.RUN.fullmatch(tail)
+                if run_line is None and _asks_help(tail.split()):
+                    options, call = table.HELP[0], ""
+                else:
+                    if run_line is None:
+                        raise LineError(f"%torchjob run {tail}: expected one call, such as f(x, lr=0.1)")
+                    options, call = run_line["options"], run_line["call"]
                 words = [grid.kept(options, lambda text: self._expand(text, 6)), call]
             else:
                 words = split(self._expand(rest), f"%torchjob {verb.name}")
@@ -118,7 +121,10 @@ class TorchJobMagics:
 
     def _cell(self, line: str, cell: str) -> Any:
         if _asks_help(split(line, "%%torchjob")):
-            view.say(_cell_help())
+            cell_verbs = "`%torchjob help` lists the commands that act on jobs."
+            view.say(
+                f"{_CELL}\n\n  {_RUNS_CELL}\n\n{options.help_text()}\n\n{cell_verbs} The cell wasn't run."
+            )
             return None
         spec, cell_options = verbs.parse(line, view.say)
         filename = f"<torchjob cell {self._count}>"
@@ -152,18 +158,18 @@ class TorchJobMagics:
             return running.submit(request, self)
         except NameTakenError as exc:
             if exc.running:
-                self._ask(exc.running, Edited(call.text, filename, self), line, spec.name or "")
+                # Show what can be done with a cell whose name is that of a job that still runs something
+                # else.
+                edited = Edited(call.text, filename, self)
+                name = spec.name or ""
+                earlier = api.attach(exc.running)
+                named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
+                other = f"--name {naming.beside(name, earlier.name)}"
+                again = named.sub(other, line) if named.search(line) else f"{other} {line}"
+                answer = swapping.choice(earlier, edited, again.strip())
+                if self._page:  # elsewhere the error says as much
+                    self.show(answer)
             raise
-
-    def _ask(self, address: str, edited: Edited, line: str, name: str) -> None:
-        """Show what can be done with a cell whose name is that of a job that still runs something else."""
-        earlier = api.attach(address)
-        named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
-        other = f"--name {naming.beside(name, earlier.name)}"
-        again = named.sub(other, line) if named.search(line) else f"{other} {line}"
-        answer = swapping.choice(earlier, edited, again.strip())
-        if self._page:  # elsewhere the error says as much
-            self.show(answer)
 
     def namespace(self) -> dict[str, Any]:
         """Return the notebook's variables."""
@@ -303,16 +309,6 @@ class TorchJobMagics:
 
 
 TorchJobMagics.torchjob.__doc__ = f"Run a cell as a distributed torch job, and act on jobs.\n\n{_help()}"
-
-
-def _parted(rest: str) -> tuple[str, str]:
-    """Return the options before a call, and the call; raises ``LineError``."""
-    run_line = table.RUN.fullmatch(rest)
-    if run_line is None and _asks_help(rest.split()):
-        return table.HELP[0], ""
-    if run_line is None:
-        raise LineError(f"%torchjob run {rest}: expected one call, such as f(x, lr=0.1)")
-    return run_line["options"], run_line["call"]
 
 
 def _asks_help(words: Sequence[str]) -> bool:

@@ -138,22 +138,15 @@ class _Card:
 def _last_function(namespace: Mapping[str, Any]) -> str:
     """Return the name of the function that a cell defined last, and that is still a function."""
     for cell in reversed(namespace.get("In") or ()):
-        for name in reversed(_defined(cell)):
-            if callable(namespace.get(name)):
-                return name
+        try:
+            statements = ast.parse(cell).body
+        except SyntaxError:
+            continue
+        functions = [node for node in statements if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for function in reversed(functions):
+            if callable(namespace.get(function.name)):
+                return function.name
     raise CaptureError("no cell has defined a function yet: define one, or enter a call such as train()")
-
-
-def _defined(cell: str) -> list[str]:
-    try:
-        statements = ast.parse(cell).body
-    except SyntaxError:
-        return []
-    return [
-        statement.name
-        for statement in statements
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
 
 
 T = TypeVar("T")

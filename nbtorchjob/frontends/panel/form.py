@@ -140,8 +140,34 @@ def judge(
     Of ``base`` only what no option can express counts (``rdzv_configs``, a master's own image). ``check``
     returns cautions, and raises ``SpecError`` for what the backend can't honour.
     """
-    values, errors = _given(held)
-    blank = JobSpec(_blank(base.launch, str(held[LAUNCH])))
+    values: dict[Option, Any] = {}
+    errors: dict[str, str] = {}
+    for key, option in ENTRY_KEYS.items():
+        if held[key] and shows(option, held):
+            try:
+                entry = held[key]
+                if isinstance(entry, str):
+                    values[option] = read(option, entry.strip(), option.key)
+                elif isinstance(entry, bool):
+                    values[option] = entry
+                else:
+                    rows = [row for row in entry if row]
+                    values[option] = (
+                        dict(pair(row, option.key) for row in rows)
+                        if option.takes == "pairs"
+                        else tuple(rows)
+                    )
+            except SpecError as exc:
+                errors[key] = _message(exc)
+    # The part of the launch config that no option can express, all else at its default
+    launch = base.launch
+    if held[LAUNCH] == Elastic.__name__:
+        kept: Launch = Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
+    elif isinstance(launch, Elastic):
+        kept = PyTorch(worker=Worker(replicas=0))
+    else:
+        kept = PyTorch(launch.master, launch.worker)
+    blank = JobSpec(kept)
     while True:
         try:
             spec = overlay(blank, values, lambda o: o.key)
@@ -156,36 +182,6 @@ def judge(
                 return Verdict(None, errors)
         else:
             return Verdict(None, errors) if errors else Verdict(spec, {}, notes)
-
-
-def _given(held: Entries) -> tuple[dict[Option, Any], dict[str, str]]:
-    values: dict[Option, Any] = {}
-    errors: dict[str, str] = {}
-    for key, o in ENTRY_KEYS.items():
-        if held[key] and shows(o, held):
-            try:
-                values[o] = _value(o, held[key])
-            except SpecError as exc:
-                errors[key] = _message(exc)
-    return values, errors
-
-
-def _value(o: Option, held: Entry) -> Any:
-    if isinstance(held, str):
-        return read(o, held.strip(), o.key)
-    if isinstance(held, bool):
-        return held
-    rows = [row for row in held if row]
-    return dict(pair(row, o.key) for row in rows) if o.takes == "pairs" else tuple(rows)
-
-
-def _blank(launch: Launch, kind: str) -> Launch:
-    """Return the part of a launch config that no option can express, all else at its default."""
-    if kind == Elastic.__name__:
-        return Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
-    if isinstance(launch, Elastic):
-        return PyTorch(worker=Worker(replicas=0))
-    return PyTorch(launch.master, launch.worker)
 
 
 def _message(error: SpecError, *, named: bool = False) -> str:

@@ -128,7 +128,19 @@ class Window:
         self._image = widgets.HTML().add_class("nbtorchjob-image")
         self._imports = Fold("This notebook's imports in the image", self._first_imports)
         self._starts = Fold("Manifests, or local processes", self._first_manifests)
-        self.box = self._box()
+        parts = [
+            style(),
+            self.profiles.box,
+            widgets.Box(self._build(form.common())).add_class("nbtorchjob-body"),
+            self._advanced.box,
+            self._status,
+            self.line.widget,
+            Fold("Python", lambda: [self.python.widget], opened=True).box,
+            self._imports.box,
+            self._starts.box,
+            self.actions.box,
+        ]
+        self.box = widgets.VBox(parts).add_class("nbtorchjob-panel")
         self.put(spec)
 
     def put(self, spec: JobSpec) -> None:
@@ -154,41 +166,12 @@ class Window:
         self._judge_fields()
         return [field.box for field in made.values()]
 
-    def _box(self) -> Any:
-        parts = [
-            style(),
-            self.profiles.box,
-            widgets.Box(self._build(form.common())).add_class("nbtorchjob-body"),
-            self._advanced.box,
-            self._status,
-            self.line.widget,
-            Fold("Python", lambda: [self.python.widget], opened=True).box,
-            self._imports.box,
-            self._starts.box,
-            self.actions.box,
-        ]
-        return widgets.VBox(parts).add_class("nbtorchjob-panel")
-
     def _changed(self) -> None:
         if self._filling:
             return
         self._held |= {key: field.control.entry for key, field in self._fields.items()}
         self.verdict = form.judge(self._held, self._base)
         self._judge_fields()
-        self._note_sections()
-        self._status.value = _status(self.verdict)
-        self.actions.enable(enabled=self.verdict.spec is not None)
-        if self.verdict.spec is not None:
-            front.use(self.verdict.spec)
-            self._preview(self.verdict.spec)
-        self._look_up()
-
-    def _judge_fields(self) -> None:
-        for key, field in self._fields.items():
-            field.judge(self.verdict.errors.get(key, ""))
-            show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
-
-    def _note_sections(self) -> None:
         usual = form.entries(JobSpec())
         all_wrong = all_filled = 0
         for section, fold in self._sections:
@@ -200,15 +183,33 @@ class Window:
             show(fold.box, shown=bool(shown) or section.launches)
             all_wrong, all_filled = all_wrong + wrong, all_filled + filled
         self._advanced.note(_noted(all_wrong, all_filled))
+        self._status.value = _status(self.verdict)
+        self.actions.enable(enabled=self.verdict.spec is not None)
+        if self.verdict.spec is not None:
+            front.use(self.verdict.spec)
+            spec = self.verdict.spec
+            base = self.profiles.default
+            self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), form.unsaid(spec, base))
+            self.python.show(form.python(spec))
+            if self._starts.body.children:
+                self._preview_manifests()
+            if self._imports.body.children:
+                self._preview_imports()
+        # Ask the cluster for choices, once for each context and namespace
+        target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
+        wrong_place = {"context", "namespace"} & self.verdict.errors.keys()
+        # A half-typed name leads nowhere.
+        known = ("", *(choice.value for choice in self._offered.get("context", ())))
+        if not PLACES[target[0]].has_pods or target == self._asked or wrong_place or target[1] not in known:
+            return
+        self._asked = target
+        where = Cluster(context=target[1] or None, namespace=target[2] or None)
+        self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
-    def _preview(self, spec: JobSpec) -> None:
-        base = self.profiles.default
-        self.line.show(f"%%torchjob {magic_line(spec, base=base)}".rstrip(), form.unsaid(spec, base))
-        self.python.show(form.python(spec))
-        if self._starts.body.children:
-            self._preview_manifests()
-        if self._imports.body.children:
-            self._preview_imports()
+    def _judge_fields(self) -> None:
+        for key, field in self._fields.items():
+            field.judge(self.verdict.errors.get(key, ""))
+            show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
 
     def _first_imports(self) -> list[Any]:
         self._preview_imports()
@@ -227,18 +228,6 @@ class Window:
         spec = self.verdict.spec
         if spec is not None:
             self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)
-
-    def _look_up(self) -> None:
-        """Ask the cluster for choices, once for each context and namespace."""
-        target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
-        wrong = {"context", "namespace"} & self.verdict.errors.keys()
-        # A half-typed name leads nowhere.
-        known = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if not PLACES[target[0]].has_pods or target == self._asked or wrong or target[1] not in known:
-            return
-        self._asked = target
-        where = Cluster(context=target[1] or None, namespace=target[2] or None)
-        self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
     def _offer(self, choices: Mapping[str, Sequence[Choice]]) -> None:
         with self._offering:

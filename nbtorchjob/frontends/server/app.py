@@ -103,7 +103,12 @@ class TorchJobApp(ExtensionApp):
         server = cast("Any", self.serverapp)
         server.event_logger.register_event_schema(SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
-        self.roots = _roots(server.contents_manager)
+        # The served folder, by each of its names; nothing where notebooks aren't files
+        if not isinstance(server.contents_manager, FileContentsManager):
+            self.roots = ()
+        else:
+            root = os.path.abspath(server.contents_manager.root_dir)
+            self.roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
         every = {name: self.clusters_s if PLACES[name].remote else self.here_s for name in ROWS}
         self.watch = Watch(self.lanes, every, self._tell, self.roots)
         self.document = table.document(ROUTES, server.base_url)
@@ -123,11 +128,3 @@ class TorchJobApp(ExtensionApp):
     def initialize_handlers(self) -> None:
         """Register the routes."""
         self.handlers.extend(route.rule for route in ROUTES)
-
-
-def _roots(contents: object) -> Sequence[str]:
-    """Return the served folder, by each of its names; nothing where notebooks aren't files."""
-    if not isinstance(contents, FileContentsManager):
-        return ()
-    root = os.path.abspath(contents.root_dir)
-    return tuple(dict.fromkeys((root, os.path.realpath(root))))

@@ -285,18 +285,16 @@ class Watch:
         for scope in scopes - self._watched.keys():
             self._begin(scope)
         for scope in [known for known in self._watched if known.backend == name and known not in scopes]:
-            await self._end(self._watched.pop(scope))
+            watched = self._watched.pop(scope)
+            await watched.poller.stop()
+            self._notes.pop(watched.scope.lane, None)
+            self._announce(Changes(removed=[*watched.look.records]))
 
     def _begin(self, scope: BackendScope) -> None:
         self._notes[scope.lane] = f"jobs in {scope} aren't listed yet: it hasn't answered"
         poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
         watched = self._watched[scope] = _Watched(scope, poller, Look())
         poller.begin()
-
-    async def _end(self, watched: _Watched) -> None:
-        await watched.poller.stop()
-        self._notes.pop(watched.scope.lane, None)
-        self._announce(Changes(removed=[*watched.look.records]))
 
     async def _look(self, watched: _Watched) -> None:
         scope, before = watched.scope, watched.look

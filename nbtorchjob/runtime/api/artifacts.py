@@ -96,7 +96,26 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
     left: List[str] = []
     over: List[str] = []
     limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
-    taken = _pack(_sizes(folder, left), folder, packed, limit, over, left)
+    sizes = {}
+
+    def refused(exc: OSError) -> None:
+        left.append("%s (%s)" % (os.path.relpath(exc.filename, folder), exc.strerror))
+
+    for at, folders, files in os.walk(folder, onerror=refused):
+        for path in (os.path.join(at, name) for name in (*folders, *files)):
+            try:
+                seen, name = os.lstat(path), os.path.relpath(path, folder)
+            except OSError as exc:
+                refused(exc)
+                continue
+            if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
+                sizes[name] = seen.st_size
+            elif stat.S_ISLNK(seen.st_mode):
+                if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+                    left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
+            elif not stat.S_ISDIR(seen.st_mode):
+                left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
+    taken = _pack(sizes, folder, packed, limit, over, left)
     if left or over:
         names = [*over, *sorted(left)]
         text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
@@ -165,30 +184,6 @@ def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
                 break
             size -= len(piece)
             target.write(piece)
-
-
-def _sizes(folder: str, left: List[str]) -> Dict[str, int]:
-    """Return the sizes of the files below ``folder`` by name; of a link to one of them nothing is lost."""
-    sizes = {}
-
-    def refused(exc: OSError) -> None:
-        left.append("%s (%s)" % (os.path.relpath(exc.filename, folder), exc.strerror))
-
-    for at, folders, files in os.walk(folder, onerror=refused):
-        for path in (os.path.join(at, name) for name in (*folders, *files)):
-            try:
-                seen, name = os.lstat(path), os.path.relpath(path, folder)
-            except OSError as exc:
-                refused(exc)
-                continue
-            if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
-                sizes[name] = seen.st_size
-            elif stat.S_ISLNK(seen.st_mode):
-                if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-                    left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
-            elif not stat.S_ISDIR(seen.st_mode):
-                left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
-    return sizes
 
 
 DATA = "NBTORCHJOB_DATA"  # JSON: paths by name, set by the node once all of them are complete

@@ -162,7 +162,13 @@ def sender(target: str, every_s: float = EVERY_S) -> Saved:
     if not target:
         return Saved()
     try:
-        mirror = _opened(target)
+        if _is_url(target):
+            mirror = _mirror(target, _folder())
+        else:
+            os.makedirs(target, exist_ok=True)
+            if not os.access(target, os.W_OK):
+                raise PermissionError("not writable for user %d" % os.getuid())
+            mirror = None
     except (OSError, ImportError, ValueError) as exc:
         raise PayloadError(
             "checkpoints can't be saved at --checkpoints %s from this image: %s" % (target, exc)
@@ -193,15 +199,6 @@ def unstopped() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             os.kill(os.getpid(), came[0])
-
-
-def _opened(target: str) -> "Mirror | None":
-    if _is_url(target):
-        return _mirror(target, _folder())
-    os.makedirs(target, exist_ok=True)
-    if not os.access(target, os.W_OK):
-        raise PermissionError("not writable for user %d" % os.getuid())
-    return None
 
 
 class _Sender(threading.Thread, Saved):

@@ -146,7 +146,18 @@ class Checkpoints:
         self.finish()  # its thread and this one would meet each other's ranks in one group
         self._choose_to_send()
         if others:
-            state = {**state, "others": self._packed(others)}
+            # A state with sharded tensors stays as it is: DCP loads it with any number of ranks.
+            packed = {name: state if is_sharded(state) else _bytes(state) for name, state in others.items()}
+            own = {name: value for name, value in packed.items() if isinstance(value, bytes)}
+            digests = self._gathered({name: hashlib.sha256(value).digest() for name, value in own.items()})
+            if any(other.keys() != own.keys() for other in digests):
+                raise ValueError(
+                    "ranks have different others=: %s" % sorted({key for d in digests for key in d})
+                )
+            differ = [name for name in own if any(other[name] != digests[0][name] for other in digests)]
+            ranks = self._gathered({name: own[name] for name in differ}) if differ else []
+            lists = {name: [rank[name] for rank in ranks] if name in differ else [own[name]] for name in own}
+            state = {**state, "others": {**packed, **lists}}
         again = sum(_step(name) == step and name.endswith(self._life) for name in self._whole)
         name = "step-%09d%s-%s" % (step, ".%d" % again if again else "", self._life)
         path = os.path.join(self._folder, name)
@@ -173,21 +184,6 @@ class Checkpoints:
             text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
             self._report(text % (_step(name), newest, free, _reason(failure)))
         self._remove_others(name)
-
-    def _packed(self, states: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return each state as a list of the ranks' own in bytes, or of a single one where all have the same.
-
-        A state with sharded tensors stays as it is: DCP loads it with any number of ranks.
-        """
-        packed = {name: state if is_sharded(state) else _bytes(state) for name, state in states.items()}
-        own = {name: value for name, value in packed.items() if isinstance(value, bytes)}
-        digests = self._gathered({name: hashlib.sha256(value).digest() for name, value in own.items()})
-        if any(other.keys() != own.keys() for other in digests):
-            raise ValueError("ranks have different others=: %s" % sorted({key for d in digests for key in d}))
-        differ = [name for name in own if any(other[name] != digests[0][name] for other in digests)]
-        ranks = self._gathered({name: own[name] for name in differ}) if differ else []
-        lists = {name: [rank[name] for rank in ranks] if name in differ else [own[name]] for name in own}
-        return {**packed, **lists}
 
     def blank(self, others: Mapping[str, Any]) -> Dict[str, Any]:
         """Return what :meth:`load` loads the states of others into, for :meth:`unpacked`."""

@@ -173,7 +173,11 @@ class Mirror:
     def _put(self, name: str, file: BinaryIO, stamp: _Stamp, *, ended: bool) -> bool:
         """Put a file beside its place in the store, if it is whole; return whether that is so."""
         target = self._there(name)
-        if not _is_whole(file, stamp, 0.0 if ended else self._quiet_s):
+        quiet_s = 0.0 if ended else self._quiet_s
+        time.sleep(max(0.0, _TICK_S - _age(stamp)))
+        written = _is_written(file)
+        quiet = _age(stamp) >= quiet_s if written is None else not written
+        if not (quiet and _is_as_before(file, stamp)):
             return False
         if target.startswith("/"):  # else it is a bucket's name: s3fs makes one that is misspelt (2026.9)
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -227,14 +231,6 @@ def _is_as_before(file: BinaryIO, stamp: _Stamp) -> bool:
     now, removed = _stamp(file.fileno()), os.fstat(file.fileno()).st_nlink == 0
     # That it was removed counts as a change, but not of what is in it.
     return now is not None and (now == stamp or (removed and (now[0], now[2:]) == (stamp[0], stamp[2:])))
-
-
-def _is_whole(file: BinaryIO, stamp: _Stamp, quiet_s: float) -> bool:
-    """Whether the file has no writer, and any that comes shows in its stamp."""
-    time.sleep(max(0.0, _TICK_S - _age(stamp)))
-    written = _is_written(file)
-    quiet = _age(stamp) >= quiet_s if written is None else not written
-    return quiet and _is_as_before(file, stamp)
 
 
 def _age(stamp: _Stamp) -> float:

@@ -90,7 +90,14 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         self._seeds_samples = False
 
     def __iter__(self) -> Iterator[List[Any]]:
-        order = self._order()
+        import torch
+
+        if not self.shuffle:
+            order = torch.arange(self._total)
+        else:
+            generator = torch.Generator()
+            generator.manual_seed(_mixed(self.seed, self.epoch, "order"))
+            order = torch.randperm(self._total, generator=generator)
         for share in self.shares():
             places = range(share.begin, share.begin + share.size)
             indices = order[share.begin : share.begin + share.size]
@@ -154,15 +161,6 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     def _fixed(self) -> Dict[str, Any]:
         names = ("batch_size", "microbatch_size", "seed", "shuffle", "drop_last")
         return {"samples": self._total, **{name: getattr(self, name) for name in names}}
-
-    def _order(self) -> Any:
-        import torch
-
-        if not self.shuffle:
-            return torch.arange(self._total)
-        generator = torch.Generator()
-        generator.manual_seed(_mixed(self.seed, self.epoch, "order"))
-        return torch.randperm(self._total, generator=generator)
 
     def _derived(self, place: int) -> int:
         return _mixed(self.seed, self.epoch, place)

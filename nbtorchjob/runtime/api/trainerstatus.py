@@ -51,7 +51,31 @@ class Poster(threading.Thread):
             self._metrics, self._zero = {}, False
             self._counts.clear()
         self._metrics = {**self._metrics, **record["metrics"]}
-        self._status = self._status_at(record["time"])
+        now = record["time"]
+        status: Dict[str, Any] = {
+            "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+            "metrics": [
+                {"name": name, "value": str(value)}
+                for name, value in self._metrics.items()
+                if 0 < len(name) <= _LONGEST and len(str(value)) <= _LONGEST
+            ][:_MOST],
+        }
+        for unit, totals in TOTALS.items():
+            total = next((self._metrics[name] for name in totals if name in self._metrics), 0)
+            if unit in self._metrics and 0 < total < math.inf and math.isfinite(self._metrics[unit]):
+                # Code that counts from 0 has done one more step than it reports.
+                count = self._metrics[unit]
+                self._zero = self._zero or (not self._counts and count == 0)
+                done = count + self._zero
+                self._counts.append((now, done))
+                (since, before), left = self._counts[0], max(0.0, total - done)
+                far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
+                if done > before:
+                    seconds = (now - since) / (done - before) * left
+                    far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
+                status.update(far)
+                break
+        self._status = status
         self._news.set()
 
     def finish(self) -> None:
@@ -85,32 +109,6 @@ class Poster(threading.Thread):
             if ended:
                 return
             self._ended.wait(min(_EVERY_S * 2**failed, _SLOWEST_S))
-
-    def _status_at(self, now: float) -> Dict[str, Any]:
-        status: Dict[str, Any] = {
-            "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
-            "metrics": [
-                {"name": name, "value": str(value)}
-                for name, value in self._metrics.items()
-                if 0 < len(name) <= _LONGEST and len(str(value)) <= _LONGEST
-            ][:_MOST],
-        }
-        for unit, totals in TOTALS.items():
-            total = next((self._metrics[name] for name in totals if name in self._metrics), 0)
-            if unit in self._metrics and 0 < total < math.inf and math.isfinite(self._metrics[unit]):
-                # Code that counts from 0 has done one more step than it reports.
-                count = self._metrics[unit]
-                self._zero = self._zero or (not self._counts and count == 0)
-                done = count + self._zero
-                self._counts.append((now, done))
-                (since, before), left = self._counts[0], max(0.0, total - done)
-                far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
-                if done > before:
-                    seconds = (now - since) / (done - before) * left
-                    far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
-                status.update(far)
-                break
-        return status
 
 
 def _post(body: Dict[str, Any]) -> str:

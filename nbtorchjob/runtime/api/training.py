@@ -103,7 +103,18 @@ class ResumableTraining:
         self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
         for each in self._optimizers:
             _notice_steps(each, self)
-        self._checkpoints = _opened(folder, keep)
+        ranks, _ = group()
+        if folder is None and ROUND not in os.environ:
+            self._checkpoints = None  # in a notebook
+        else:
+            from torch import distributed
+
+            from nbtorchjob.runtime.api.dcp import Checkpoints
+
+            path = checkpoint_dir() / _FOLDER if folder is None else folder
+            # Whatever the training's own backend is: threads of ranks meet in this group.
+            own = distributed.new_group(backend="gloo") if ranks > 1 else None
+            self._checkpoints = Checkpoints(os.fspath(path), keep, own)
         if self._checkpoints is not None:
             newest = self._checkpoints.newest()
             if newest is not None:
@@ -171,7 +182,21 @@ class ResumableTraining:
             self._where = outside
             self._count(share)
             if share.last:
-                self._end_step()
+                if not self._weighs:
+                    raise RuntimeError(
+                        "training.weight wasn't used, and isn't 1 for every batch: multiply each batch's "
+                        "mean loss by it, or choose a batch_size that the number of ranks divides, "
+                        "drop_last=True and no microbatch_size"
+                    )
+                leaves = bool(leaving())
+                if leaves or self._saves_next:
+                    self._save_now()
+                if leaves:
+                    raise Leaving
+                if self._every is not None and self.step % self._every == 0:
+                    self._begin_to_save()
+                elif self._checkpoints is not None:
+                    self._checkpoints.finish(wait=False)
 
     def save(self) -> None:
         """Save the state, unless it is saved already, and wait for it.
@@ -201,23 +226,6 @@ class ResumableTraining:
         if share.last:
             self._sampler.advance()
             self.step += 1
-
-    def _end_step(self) -> None:
-        if not self._weighs:
-            raise RuntimeError(
-                "training.weight wasn't used, and isn't 1 for every batch: multiply each batch's mean loss "
-                "by it, or choose a batch_size that the number of ranks divides, drop_last=True and no "
-                "microbatch_size"
-            )
-        leaves = bool(leaving())
-        if leaves or self._saves_next:
-            self._save_now()
-        if leaves:
-            raise Leaving
-        if self._every is not None and self.step % self._every == 0:
-            self._begin_to_save()
-        elif self._checkpoints is not None:
-            self._checkpoints.finish(wait=False)
 
     def _begin_to_save(self) -> None:
         now = self._progress([])
@@ -313,17 +321,3 @@ def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
 
 
 ResumableTraining.__module__ = "nbtorchjob"  # so it comes from there with the cell, too
-
-
-def _opened(folder: "Optional[str | os.PathLike[str]]", keep: int) -> "Optional[Checkpoints]":
-    ranks, _ = group()
-    if folder is None and ROUND not in os.environ:
-        return None  # a notebook
-    from torch import distributed
-
-    from nbtorchjob.runtime.api.dcp import Checkpoints
-
-    path = checkpoint_dir() / _FOLDER if folder is None else folder
-    # Whatever the training's own backend is: threads of ranks meet in this group.
-    own = distributed.new_group(backend="gloo") if ranks > 1 else None
-    return Checkpoints(os.fspath(path), keep, own)

@@ -46,14 +46,8 @@ def main(seconds: int) -> None:
     node = next(_nodes(), None)
     if node is None:
         sys.exit(NO_NODE)
-    _relay(node, seconds)
-
-
-def _relay(node: socket.socket, seconds: int) -> None:
-    """Pass bytes on in both directions, of which neither waits for the other.
-
-    A node that writes reads nothing meanwhile: who waits for it to read would wait for good.
-    """
+    # Pass bytes on in both directions, of which neither waits for the other.
+    # A node that writes reads nothing meanwhile: who waits for it to read would wait for good.
     for fd in (0, 1):
         os.set_blocking(fd, False)
     node.setblocking(False)

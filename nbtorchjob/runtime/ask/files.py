@@ -134,7 +134,11 @@ def _within(root: str, rest: str) -> str:
 
 def _read(question: Question, request: Dict[str, Any]) -> Iterator[Answer]:
     path = str(request["read"])
-    file = _opened(path)
+    word, _, rest = path.partition("/")
+    root = _roots().get(word)
+    if root is None:
+        raise RefusedPath("no rank of this node has written below %s/" % ascii(word)[1:-1])
+    file = opened(root, rest)
     with file:
         before = os.fstat(file.fileno())
         digest, begin = hashlib.sha256(), 0
@@ -160,14 +164,6 @@ def _read(question: Question, request: Dict[str, Any]) -> Iterator[Answer]:
         after = os.fstat(file.fileno())
         changed = (after.st_mtime_ns, after.st_size) != (before.st_mtime_ns, before.st_size)
         yield {"sha256": digest.hexdigest(), "changed": changed or not os.path.exists(file.name)}
-
-
-def _opened(path: str) -> BinaryIO:
-    word, _, rest = path.partition("/")
-    root = _roots().get(word)
-    if root is None:
-        raise RefusedPath("no rank of this node has written below %s/" % ascii(word)[1:-1])
-    return opened(root, rest)
 
 
 def opened(root: str, rest: str) -> BinaryIO:

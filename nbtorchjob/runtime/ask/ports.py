@@ -116,7 +116,16 @@ class Channels:
         """Take what the other side says; an empty message is a sign of life."""
         if isinstance(message, bytes):
             if len(message) >= _NUMBER.size:
-                self._take(_NUMBER.unpack_from(message)[0], message[_NUMBER.size :])
+                number = _NUMBER.unpack_from(message)[0]
+                data = message[_NUMBER.size :]
+                channel = self._channels.get(number)
+                # it was dropped here meanwhile
+                if channel is not None:
+                    channel.out += data
+                    if len(channel.out) > WINDOW:
+                        self._drop(number)
+                    else:
+                        self._write(number)
             return
         number = next((message[key] for key in ("room", "close", "drop") if key in message), None)
         channel = self._channels.get(number) if isinstance(number, int) else None
@@ -130,16 +139,6 @@ class Channels:
             self._write(number)
         else:
             self._forget(number)
-
-    def _take(self, number: int, data: bytes) -> None:
-        channel = self._channels.get(number)
-        if channel is None:  # it was dropped here meanwhile
-            return
-        channel.out += data
-        if len(channel.out) > WINDOW:
-            self._drop(number)
-        else:
-            self._write(number)
 
     def act(self, seconds: float) -> List[Any]:
         """Wait for something to do, and do it; return the data of other files that are ready."""

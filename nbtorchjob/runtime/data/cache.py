@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import IO, Callable, Iterator, List, NamedTuple, Optional
 
 UNUSED_S = 30 * 24 * 3600.0  # after which data goes
 SHARE = 0.5  # of its disk that a cache takes at most
@@ -134,21 +134,18 @@ def entries(cache: str) -> List[Entry]:
         with suppress(OSError):  # somebody removes it meanwhile
             with open(path + _LOCK) as file:
                 used = os.fstat(file.fileno()).st_mtime
-                where, size = _described(file.read())
+                text = file.read()
+                try:
+                    record = json.loads(text)
+                    where, size = str(record["where"]), int(record["size"])
+                except (ValueError, KeyError, TypeError):  # cut off, or somebody else's
+                    where, size = "", 0
             if os.path.isdir(partial(path)):
                 size = folder_size(partial(path))
             with suppress(FileNotFoundError):
                 used = max(used, os.stat(path + _USED).st_mtime)
             entries.append(Entry(path, where, size, used))
     return sorted(entries, key=lambda entry: entry.used)
-
-
-def _described(text: str) -> Tuple[str, int]:
-    try:
-        record = json.loads(text)
-        return str(record["where"]), int(record["size"])
-    except (ValueError, KeyError, TypeError):  # cut off, or somebody else's
-        return "", 0
 
 
 def is_idle(entry: Entry) -> bool:
@@ -162,7 +159,17 @@ def remove(entry: Entry) -> bool:
 
     def do() -> None:
         for folder in (entry.path, partial(entry.path)):
-            _remove_folder(folder)
+            # Remove a folder whose parts can't be written to
+            if os.path.isdir(folder):
+                # It isn't complete any more.
+                doomed = folder if folder.endswith(_PARTIAL) else partial(folder)
+                if doomed != folder:
+                    os.chmod(folder, 0o755)
+                    os.rename(folder, doomed)
+                for at, _, _ in os.walk(doomed):
+                    with suppress(OSError):
+                        os.chmod(at, 0o755)
+                shutil.rmtree(doomed)
         for end in (_USED, _LOCK):
             os.unlink(entry.path + end)
 
@@ -204,20 +211,6 @@ def trim(cache: str, needs: int, now: float) -> List[Entry]:
             total -= entry.size
             gone.append(entry)
     return gone
-
-
-def _remove_folder(path: str) -> None:
-    """Remove a folder whose parts can't be written to."""
-    if not os.path.isdir(path):
-        return
-    doomed = path if path.endswith(_PARTIAL) else partial(path)  # it isn't complete any more
-    if doomed != path:
-        os.chmod(path, 0o755)
-        os.rename(path, doomed)
-    for at, _, _ in os.walk(doomed):
-        with suppress(OSError):
-            os.chmod(at, 0o755)
-    shutil.rmtree(doomed)
 
 
 def folder_size(folder: str) -> int:

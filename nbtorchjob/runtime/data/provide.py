@@ -45,28 +45,25 @@ def provide(header: Dict[str, Any], folder: str, node: int) -> float:
     for entry in header["entries"]:
         name = str(entry["name"])
         if "path" in entry:
-            places[name] = _there(name, str(entry["path"]), folder)
+            path = str(entry["path"])
+            if not os.path.exists(path):
+                raise DataError("--data %s: there is no %s on this node" % (name, path))
+            if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+                raise DataError("--data %s: user %d may not read %s" % (name, os.getuid(), path))
+            if os.path.isdir(path):
+                places[name] = path
+            else:
+                alone = os.path.join(folder, "data-of-" + name)
+                shutil.rmtree(alone, ignore_errors=True)  # an earlier attempt's
+                os.makedirs(alone)
+                os.symlink(path, os.path.join(alone, os.path.basename(path)))
+                places[name] = alone
         else:
             fetch = _Fetch(entry, kept_in, str(header["place"]), node)
             places[name] = fetch.run()
             others_s += _UNKNOWN_S if fetch.size is None else fetch.size / _SLOW
     os.environ[DATA] = json.dumps(places)
     return min(others_s, _MOST_S)
-
-
-def _there(name: str, path: str, folder: str) -> str:
-    """Return the folder that lies on this node already; of a single file one that has nothing but it."""
-    if not os.path.exists(path):
-        raise DataError("--data %s: there is no %s on this node" % (name, path))
-    if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-        raise DataError("--data %s: user %d may not read %s" % (name, os.getuid(), path))
-    if os.path.isdir(path):
-        return path
-    alone = os.path.join(folder, "data-of-" + name)
-    shutil.rmtree(alone, ignore_errors=True)  # an earlier attempt's
-    os.makedirs(alone)
-    os.symlink(path, os.path.join(alone, os.path.basename(path)))
-    return alone
 
 
 def is_complete(own: str, look: Look) -> bool:
@@ -134,7 +131,17 @@ class _Fetch:
         self._began, self._had = time.time(), sum(here.values())
         left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
         cache.describe(lock, self._where, 0)
-        self._make_room(look, self._had)
+        # Remove what others have left in the cache, as far as this needs it; raise if that isn't enough.
+        gone = cache.trim(self._cache, (look.size or 0) - self._had, time.time())
+        if gone:
+            text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
+            size = sum(entry.size for entry in gone) // _MIB
+            emit("Notice", text=text % (size, self._cache, self._place, self._name))
+        free = shutil.disk_usage(self._cache).free
+        if look.size is not None and look.size - self._had > free:
+            text = "it needs %d MiB in %s (%s), where %d MiB are free"
+            needs = (look.size - self._had + _MIB - 1) // _MIB
+            raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
         with self._telling(look.size, partial):
             _each(self._source, left, partial)
         if self._source.notes and not any(file.name.startswith(self._source.notes) for file in look.files):
@@ -148,22 +155,6 @@ class _Fetch:
                 os.chmod(os.path.join(at, file), 0o444)  # but whoever owns the cache may remove them
         if partial != own:
             os.rename(partial, own)
-
-    def _make_room(self, look: Look, here: int) -> None:
-        """Remove what others have left in the cache, as far as this needs it; raise if that isn't enough."""
-        gone = cache.trim(self._cache, (look.size or 0) - here, time.time())
-        if gone:
-            text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
-            size = sum(entry.size for entry in gone) // _MIB
-            emit("Notice", text=text % (size, self._cache, self._place, self._name))
-        self._check_room(look, here)
-
-    def _check_room(self, look: Look, here: int) -> None:
-        free = shutil.disk_usage(self._cache).free
-        if look.size is not None and look.size - here > free:
-            text = "it needs %d MiB in %s (%s), where %d MiB are free"
-            needs = (look.size - here + _MIB - 1) // _MIB
-            raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
 
     def _unwritable(self, exc: OSError) -> DataError:
         if exc.errno in sources.FULL:

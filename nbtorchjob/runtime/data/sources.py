@@ -170,6 +170,10 @@ class Filtered(NamedTuple):
 _RANGE, _RANGES = 8 << 20, 4
 
 
+# What changes with an object's content, as its store says it
+_MARKS = ("ETag", "etag", "md5Hash", "content_settings", "LastModified", "updated", "last_modified", "mtime")
+
+
 class Store(Source):
     """An object, or all below a prefix, in a store that fsspec knows."""
 
@@ -199,7 +203,11 @@ class Store(Source):
                 infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
         files = [File(name, info.get("size")) for name, info in infos.items() if name]
         kept = self._filtered.kept(files, url)
-        marks = [[name, _mark(infos[name])] for name, _ in kept]
+        marks = []
+        for name, _ in kept:
+            info = infos[name]
+            mark = next((info[key] for key in _MARKS if info.get(key)), "")
+            marks.append([name, "%s %s" % (info.get("size"), mark)])
         return Look(hashlib.sha256(json.dumps(marks).encode()).hexdigest(), kept)
 
     def fetch(self, file: File, folder: str) -> None:
@@ -229,21 +237,6 @@ class Store(Source):
                 out.write(piece)
             if out.tell() < ends[-1]:
                 raise DataError("%s changed while it was fetched" % url, exits.RECOVERABLE_ERROR)
-
-
-def _mark(info: Dict[str, Any]) -> str:
-    """Return what changes with an object's content, as its store says it."""
-    known = (
-        "ETag",
-        "etag",
-        "md5Hash",
-        "content_settings",
-        "LastModified",
-        "updated",
-        "last_modified",
-        "mtime",
-    )
-    return "%s %s" % (info.get("size"), next((info[key] for key in known if info.get(key)), ""))
 
 
 class _store_errors:

@@ -157,22 +157,17 @@ def refused(where: str, status: int, headers: Any, credentials: str) -> DataErro
         error.hidden = True
         return error
     if status in _LATER or status > 499:
-        return DataError.later(text, _wait(headers))
+        reason = str((headers or {}).get("Retry-After") or "0")
+        try:
+            seconds = (
+                float(reason)
+                if reason.isdigit()
+                else email.utils.parsedate_to_datetime(reason).timestamp() - time.time()
+            )
+        except (TypeError, ValueError):  # the one before Python 3.10
+            seconds = 0.0
+        return DataError.later(text, min(max(seconds, 0.0), _LONGEST_S))
     return DataError(text)
-
-
-def _wait(headers: Any) -> float:
-    """Return how many seconds a server asks to wait: a number, or until a date (RFC 9110, 10.2.3)."""
-    text = str((headers or {}).get("Retry-After") or "0")
-    try:
-        seconds = (
-            float(text)
-            if text.isdigit()
-            else email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        )
-    except (TypeError, ValueError):  # the one before Python 3.10
-        seconds = 0.0
-    return min(max(seconds, 0.0), _LONGEST_S)
 
 
 _HUB = "https://huggingface.co"

@@ -136,7 +136,16 @@ class Debugger:
             return
         pdb = self._made()
         pdb.holds = True
-        with self.stopped(_place(traceback), FAILURE):
+        libraries: List[Tuple[str, int, str]] = []
+        own: List[Tuple[str, int, str]] = []
+        entry: Optional[TracebackType] = traceback
+        while entry is not None:
+            code = entry.tb_frame.f_code
+            libraries.append((code.co_filename, entry.tb_lineno, code.co_name))
+            if not sampler.is_library(code.co_filename):
+                own.append(libraries[-1])
+            entry = entry.tb_next
+        with self.stopped((own or libraries)[-1], FAILURE):
             while not self._line.released:
                 pdb.reset()
                 pdb.interaction(None, traceback)
@@ -190,20 +199,6 @@ class Debugger:
         return self._wait
 
 
-def _place(traceback: TracebackType) -> Tuple[str, int, str]:
-    """Return the innermost place of a traceback that is no library's; of several libraries' the last."""
-    libraries: List[Tuple[str, int, str]] = []
-    own: List[Tuple[str, int, str]] = []
-    entry: Optional[TracebackType] = traceback
-    while entry is not None:
-        code = entry.tb_frame.f_code
-        libraries.append((code.co_filename, entry.tb_lineno, code.co_name))
-        if not sampler.is_library(code.co_filename):
-            own.append(libraries[-1])
-        entry = entry.tb_next
-    return (own or libraries)[-1]
-
-
 class _Line:
     """The socket of a stopped rank: who is attached, and what is said."""
 
@@ -239,7 +234,14 @@ class _Line:
         fresh = bool(text)
         while True:
             if self._peer is None:
-                self._wait_for_somebody()
+                listener = self.listen()
+                while self._peer is None and not self.released:
+                    seconds = self.until - time.monotonic()
+                    if seconds <= 0:
+                        raise TimeoutError
+                    ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
+                    if ready:
+                        self._accept(listener)
                 if self.released:
                     return ""
                 if not fresh:
@@ -251,7 +253,23 @@ class _Line:
             text = ""
             said = self._heard()
             while said is not None and "complete" in said:
-                self.say({"words": _words(pdb, said)})
+                # What pdb completes a line to
+                try:
+                    line, begin, end = str(said["complete"]), int(said["begin"]), int(said["end"])
+                    typed = line[begin:end]
+                    command = pdb.parseline(line)[0] if begin else None
+                    if command is None:
+                        names = [
+                            *pdb.completenames(typed, line, begin, end),
+                            *pdb._complete_expression(typed, line, begin, end),
+                        ]
+                    else:
+                        complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
+                        names = complete(typed, line, begin, end)
+                    words = sorted({str(name) for name in names if str(name).startswith(typed)})[:_MOST_WORDS]
+                except Exception:  # of the user's objects
+                    words = []
+                self.say({"words": words})
                 said = self._heard()
             if said is not None:
                 return str(said.get("line", ""))
@@ -313,16 +331,6 @@ class _Line:
             listener.listen(8)
             self._listener = listener
         return self._listener
-
-    def _wait_for_somebody(self) -> None:
-        listener = self.listen()
-        while self._peer is None and not self.released:
-            seconds = self.until - time.monotonic()
-            if seconds <= 0:
-                raise TimeoutError
-            ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
-            if ready:
-                self._accept(listener)
 
     def _accept(self, listener: socket.socket) -> None:
         peer, _ = listener.accept()
@@ -388,33 +396,6 @@ def _pieces(record: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         yield {"out": text[begin : begin + _MOST_HELD]}
 
 
-def _users(files: List[str]) -> int:
-    """Return where the user's frames begin, by the files of all of a rank's."""
-    first = max((at + 1 for at, name in enumerate(files) if name == HERE + "rank/worker.py"), default=0)
-    while first < len(files) and files[first].startswith(HERE):
-        first += 1
-    return first if first < len(files) else 0
-
-
-def _words(pdb: Any, asked: Dict[str, Any]) -> List[str]:
-    """Return what pdb completes a line to."""
-    try:
-        line, begin, end = str(asked["complete"]), int(asked["begin"]), int(asked["end"])
-        text = line[begin:end]
-        command = pdb.parseline(line)[0] if begin else None
-        if command is None:
-            names = [
-                *pdb.completenames(text, line, begin, end),
-                *pdb._complete_expression(text, line, begin, end),
-            ]
-        else:
-            complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
-            names = complete(text, line, begin, end)
-        return sorted({str(name) for name in names if str(name).startswith(text)})[:_MOST_WORDS]
-    except Exception:  # of the user's objects
-        return []
-
-
 def _made(debugger: Debugger) -> Any:
     """Return a debugger: IPython's, where there is one that works here."""
     try:
@@ -450,7 +431,13 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
         def get_stack(self, *args: Any) -> Any:
             stack, at = super().get_stack(*args)
             names = [frame.f_code.co_filename for frame, _ in stack]
-            first = _users(names)
+            # Where the user's frames begin, by the files of all of a rank's
+            first = max(
+                (at + 1 for at, name in enumerate(names) if name == HERE + "rank/worker.py"), default=0
+            )
+            while first < len(names) and names[first].startswith(HERE):
+                first += 1
+            first = first if first < len(names) else 0
             return stack[first:], max(0, at - first)
 
         def onecmd(self, text: str) -> Any:

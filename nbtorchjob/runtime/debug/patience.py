@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.errors import HERE
@@ -68,7 +68,17 @@ class Patience:
         meet = torch_versions.MEET.get()
         if meet is not None:
             torch_versions.MEET.replace(self._finds(meet))
-        c10d.Work.wait = self._waits(c10d.Work.wait)
+        inner = c10d.Work.wait
+
+        @functools.wraps(inner)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs or not self._limits:
+                return inner(work, *args, **kwargs)
+            # Of which group it is nobody says.
+            with self._within("operation", timedelta(seconds=max(self._limits.values()))):
+                return inner(work)
+
+        c10d.Work.wait = wait
         threading.Thread(target=self._watch, daemon=True, name="patience").start()
 
     def _finds(self, inner: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
@@ -117,17 +127,6 @@ class Patience:
 
     def _limit(self, group: str, asked: timedelta) -> None:
         self._limits[group] = recorder.LIMITS[group, _NEVER.total_seconds()] = asked.total_seconds()
-
-    def _waits(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs or not self._limits:
-                return inner(work, *args, **kwargs)
-            # Of which group it is nobody says.
-            with self._within("operation", timedelta(seconds=max(self._limits.values()))):
-                return inner(work)
-
-        return wait
 
     @contextmanager
     def _within(self, name: str, limit: timedelta) -> Iterator[None]:
@@ -195,23 +194,21 @@ class Patience:
 
     def _late(self) -> Optional[_Wait]:
         now = time.monotonic()
-        waits = [*self._pending(), *list(self._inside.values())]
-        late = (wait for wait in waits if now >= max(wait[1], self._since) + wait[2])
-        return next(late, None)
-
-    def _pending(self) -> List[_Wait]:
         if all(called == done for called, done in recorder.counts().values()):
             self._begun = {}
-            return []
-        now = time.monotonic()
-        calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
-        # torch says by the wall clock when they began, and that may be set while they wait.
-        known = [(call.op, call.seq, call.since) for call in calls]
-        self._begun = {call: self._begun.get(call, now) for call in known}
-        return [
-            ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
-            for key, call in zip(known, calls)
-        ]
+            pending = []
+        else:
+            calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
+            # torch says by the wall clock when they began, and that may be set while they wait.
+            known = [(call.op, call.seq, call.since) for call in calls]
+            self._begun = {call: self._begun.get(call, now) for call in known}
+            pending = [
+                ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
+                for key, call in zip(known, calls)
+            ]
+        waits = [*pending, *list(self._inside.values())]
+        late = (wait for wait in waits if now >= max(wait[1], self._since) + wait[2])
+        return next(late, None)
 
     def _put_off(self, late: _Wait) -> bool:
         """Whether a rank is stopped, or was at some time since the last look."""

@@ -174,24 +174,16 @@ def _is(program: bytes, pid: int) -> bool:
 
 def children() -> List[int]:
     """Return the ids of this process's children, orphans that it was given included (Linux)."""
-    return _listed() or _searched()
-
-
-def _listed() -> List[int]:
-    """Return them as the kernel lists them, in 0.1 ms; it may know no such list (CONFIG_PROC_CHILDREN)."""
     pids: List[int] = []
     try:
+        # The kernel lists them in 0.1 ms; it may know no such list (CONFIG_PROC_CHILDREN).
         for thread in os.listdir("/proc/self/task"):
             with open("/proc/self/task/%s/children" % thread) as file:
                 pids += map(int, file.read().split())
     except OSError:  # that, or a thread that ended meanwhile
-        return []
-    return pids
-
-
-def _searched() -> List[int]:
-    """Return them by a look at all processes of the machine."""
-    pids: List[int] = []
+        pids = []
+    if pids:
+        return pids
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:

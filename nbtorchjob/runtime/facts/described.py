@@ -201,16 +201,47 @@ def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
     """Describe what torch, numpy or pandas made, if they are loaded."""
     bases = _mro(type_)
     if _made(bases, "torch", "Tensor"):
-        return _tensor(value, type_, depth)
+        # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
+        # collective that hangs. Subclasses may run anything to give out a number.
+        torch = sys.modules["torch"]
+        without = torch_versions.WITHOUT_SUBCLASSES.get()
+        if without is None:
+            return "a tensor"
+        with without():
+            dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
+            layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
+            grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
+            own = type_ in (torch.Tensor, torch.nn.Parameter)
+            plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
+            numbers = _numbers(torch, value, depth) if plain else ""
+        kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
+        laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
+        what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
+        return what + laid + numbers + grad
     if _made(bases, "torch.nn", "Module"):
-        return _torch_module(value, type_)
+        torch = sys.modules["torch"]
+        seen: Set[int] = set()
+        many, open_ = 0, [value]
+        while open_ and len(seen) < _MODULES:
+            own = object.__getattribute__(open_.pop(), "__dict__")
+            if id(own) in seen:
+                continue
+            seen.add(id(own))
+            open_ += [child for child in dict.values(own.get("_modules", {})) if child is not None]
+            for parameter in dict.values(own.get("_parameters", {})):
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    many += torch.Tensor.numel(parameter)
+        training = object.__getattribute__(value, "__dict__").get("training")
+        mode = ", in eval mode" if training is False else ""
+        return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
     if _made(bases, "numpy", "ndarray"):
         array = sys.modules["numpy"].ndarray
         return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
-    for name in ("DataFrame", "Series"):
-        if _made(bases, "pandas", name):
-            shape = getattr(sys.modules["pandas"], name).shape.__get__(value)
-            return "%s of %s" % (name, " × ".join(format(size, ",") for size in shape))
+    for kind_name in ("DataFrame", "Series"):
+        if _made(bases, "pandas", kind_name):
+            shape = getattr(sys.modules["pandas"], kind_name).shape.__get__(value)
+            return "%s of %s" % (kind_name, " × ".join(format(size, ",") for size in shape))
     return None
 
 
@@ -221,49 +252,6 @@ def _made(bases: Tuple[type, ...], module: str, name: str) -> bool:
 
 def _shape(shape: Any) -> str:
     return "[%s]" % ", ".join(str(int(size)) for size in shape)
-
-
-def _torch_module(value: Any, type_: type) -> str:
-    """Return a module's class and how many numbers its parameters have, each counted once."""
-    torch = sys.modules["torch"]
-    seen: Set[int] = set()
-    many, open_ = 0, [value]
-    while open_ and len(seen) < _MODULES:
-        own = object.__getattribute__(open_.pop(), "__dict__")
-        if id(own) in seen:
-            continue
-        seen.add(id(own))
-        open_ += [child for child in dict.values(own.get("_modules", {})) if child is not None]
-        for parameter in dict.values(own.get("_parameters", {})):
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                many += torch.Tensor.numel(parameter)
-    training = object.__getattribute__(value, "__dict__").get("training")
-    mode = ", in eval mode" if training is False else ""
-    return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
-
-
-def _tensor(value: Any, type_: type, depth: int) -> str:
-    """Return a tensor's dtype, shape and device, and what its numbers are like, if they lie in this memory.
-
-    A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a collective that
-    hangs. Subclasses may run anything to give out a number.
-    """
-    torch = sys.modules["torch"]
-    without = torch_versions.WITHOUT_SUBCLASSES.get()
-    if without is None:
-        return "a tensor"
-    with without():
-        dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
-        layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
-        grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
-        own = type_ in (torch.Tensor, torch.nn.Parameter)
-        plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
-        numbers = _numbers(torch, value, depth) if plain else ""
-    kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
-    laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
-    what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
-    return what + laid + numbers + grad
 
 
 def _numbers(torch: Any, value: Any, depth: int) -> str:
@@ -285,7 +273,15 @@ def _numbers(torch: Any, value: Any, depth: int) -> str:
         numbers = flat.double()
         finite = torch.isfinite(numbers)
         good = int(finite.sum())
-        odd = _odd(torch, numbers, good) or "finite" if value.dtype.is_floating_point else ""
+        if value.dtype.is_floating_point:
+            nan = int(torch.isnan(numbers).sum())
+            inf = int(numbers.numel()) - good - nan
+            odd = (
+                ", ".join("%s %s" % (format(n, ","), word) for n, word in ((nan, "NaN"), (inf, "Inf")) if n)
+                or "finite"
+            )
+        else:
+            odd = ""
         if depth:  # in a container there is room for little
             return odd and ", " + odd
         text = ", " + odd + (": " if odd and good else "")
@@ -295,12 +291,6 @@ def _numbers(torch: Any, value: Any, depth: int) -> str:
             low, high = (_short(number, whole) for number in (kept.min().item(), kept.max().item()))
             text += "min %s, max %s, mean %s" % (low, high, _short(kept.mean().item()))
     return text + (" (of 1 number in %d)" % -(-many // _VALUES) if many > _VALUES else "")
-
-
-def _odd(torch: Any, numbers: Any, good: int) -> str:
-    nan = int(torch.isnan(numbers).sum())
-    inf = int(numbers.numel()) - good - nan
-    return ", ".join("%s %s" % (format(n, ","), word) for n, word in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
 def _short(value: float, whole: bool = False) -> str:
@@ -384,8 +374,15 @@ def _variables(exc: BaseException) -> Iterator[_Variable]:
         frames = [*enumerate(traced(error))]
         for number, (_, frame) in reversed(frames):
             if frame is not None and _is_users(frame.f_code.co_filename):
-                names = _frame_names(frame)[:_MOST_VARIABLES]
-                yield from (_Variable((depth, number), name, value) for name, value in names)
+                held, top = frame.f_locals, frame.f_locals is frame.f_globals
+                if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is not dict:
+                    # somebody's own mapping, as of a class that is being made
+                    names = []
+                else:
+                    names = _named(frame.f_code) if top else list(held)
+                shown = (name for name in names if name in held and _is_shown(name, held[name], top=top))
+                for name in islice(shown, _MOST_VARIABLES):
+                    yield _Variable((depth, number), name, held[name])
         cause = behind(error)
         if cause is None or depth == 8:
             return
@@ -400,15 +397,6 @@ def _is_users(filename: str) -> bool:
     parts = filename.replace("\\", "/").split("/")
     libraries = not {"site-packages", "dist-packages"}.isdisjoint(parts)
     return not libraries and not filename.startswith(installed)
-
-
-def _frame_names(frame: types.FrameType) -> List[Tuple[str, Any]]:
-    """Return a frame's variables: of a module's those that its code names, but for functions and classes."""
-    held, top = frame.f_locals, frame.f_locals is frame.f_globals
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is not dict:
-        return []  # somebody's own mapping, as of a class that is being made
-    names = _named(frame.f_code) if top else list(held)
-    return [(name, held[name]) for name in names if name in held and _is_shown(name, held[name], top=top)]
 
 
 def _is_shown(name: str, value: Any, *, top: bool) -> bool:

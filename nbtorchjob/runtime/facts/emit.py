@@ -45,7 +45,15 @@ def append(path: str, record: Dict[str, Any]) -> None:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
     _torn.add(path)
-    _append_on_a_full_disk(path, line)
+    # The last words of a job on a full disk still fit: a file beside holds room for that.
+    try:
+        os.unlink(os.path.join(os.path.dirname(path), "ballast"))
+    except FileNotFoundError:
+        pass
+    # A write into the file's last page may have left half a line: start on a fresh one.
+    line = b"\n" + line
+    if os.write(_fds[path], line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     _torn.discard(path)
 
 
@@ -63,15 +71,3 @@ def renew() -> None:
         except OSError:
             pass
         del _fds[path]
-
-
-def _append_on_a_full_disk(path: str, line: bytes) -> None:
-    # The last words of a job on a full disk still fit: a file beside holds room for that.
-    try:
-        os.unlink(os.path.join(os.path.dirname(path), "ballast"))
-    except FileNotFoundError:
-        pass
-    # A write into the file's last page may have left half a line: start on a fresh one.
-    line = b"\n" + line
-    if os.write(_fds[path], line) < len(line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)

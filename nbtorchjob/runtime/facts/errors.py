@@ -118,14 +118,21 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
 
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
+    try:
+        message = _bounded(str(exc))
+    except (Exception, SystemExit) as broken:  # a user's __str__ may raise; the failure must still be told
+        message = "<%s while printing the exception>" % type(broken).__name__
+    notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
+    if not isinstance(notes, (list, tuple)):
+        notes = ()
     cause = behind(exc)
     type_ = type(exc)
     plain = type_.__module__ in ("builtins", "__main__")
     return Error(
         type=type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__,
-        message=_message(exc),
+        message=message,
         frames=tuple(frame for frame, _ in traced(exc)),
-        notes=_notes(exc),
+        notes=tuple(_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str)),
         cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
         direct=exc.__cause__ is not None,
         recoverable=isinstance(exc, RecoverableError) or named(exc, retry_on),
@@ -138,26 +145,16 @@ def behind(exc: BaseException) -> Optional[BaseException]:
 
 
 def named(exc: BaseException, names: Sequence[str]) -> bool:
-    """Whether one of ``names`` is that of the exception's type or of one of its bases."""
-    return any(_is_a(exc, name) for name in names)
-
-
-def _is_a(exc: BaseException, name: str) -> bool:
-    """Whether ``name`` is that of the exception's type or of one of its bases, with or without its module."""
-    module, _, attribute = name.rpartition(".")
-    # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
-    exported = getattr(sys.modules.get(module), attribute, None)
-    return any(
-        type_ is exported or name in (type_.__name__, "%s.%s" % (type_.__module__, type_.__qualname__))
-        for type_ in type(exc).__mro__
-    )
-
-
-def _notes(exc: BaseException) -> Tuple[str, ...]:
-    notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
-    if not isinstance(notes, (list, tuple)):
-        return ()
-    return tuple(_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str))
+    """Whether one of ``names`` is that of the exception's type or of one of its bases, module or not."""
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
+        exported = getattr(sys.modules.get(module), attribute, None)
+        for type_ in type(exc).__mro__:
+            own = (type_.__name__, "%s.%s" % (type_.__module__, type_.__qualname__))
+            if type_ is exported or name in own:
+                return True
+    return False
 
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
@@ -179,14 +176,6 @@ def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     while last < len(frames) and frames[last].filename.startswith((HERE, _ASYNCIO)):
         last += 1
     return tuple(frames[last:] or frames[first:] or frames)
-
-
-def _message(exc: BaseException) -> str:
-    try:
-        text = str(exc)
-    except (Exception, SystemExit) as broken:  # a user's __str__ may raise; the failure must still be told
-        return "<%s while printing the exception>" % type(broken).__name__
-    return _bounded(text)
 
 
 def _bounded(text: str) -> str:

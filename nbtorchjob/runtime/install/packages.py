@@ -89,7 +89,14 @@ def provide(
         )
         began = time.monotonic()
         emit("Installing", node=node)
-        wheels = _wheels(payload, wanted["wheels"], os.path.join(folder, "wheels"))
+        # Write the wheels that came along
+        into = os.path.join(folder, "wheels")
+        wheels: List[str] = []
+        for name in wanted["wheels"]:
+            os.makedirs(into, exist_ok=True)
+            wheels.append(os.path.join(into, os.path.basename(name)))
+            with open(wheels[-1], "wb") as file:
+                file.write(payload.read(WHEELS + name))
         if wanted["kept"]:
             target, by = _kept(wanted, wheels, node)
         else:
@@ -122,17 +129,6 @@ def shadows(folder: str) -> bool:
     loaded = (sys.modules.get(name) for name in tops)
     files = (getattr(module, "__file__", None) for module in loaded if module is not None)
     return any(not (file or "").startswith(folder + os.sep) for file in files)
-
-
-def _wheels(payload: Payload, names: Iterable[str], folder: str) -> List[str]:
-    """Write the wheels that came along; return their paths."""
-    paths: List[str] = []
-    for name in names:
-        os.makedirs(folder, exist_ok=True)
-        paths.append(os.path.join(folder, os.path.basename(name)))
-        with open(paths[-1], "wb") as file:
-            file.write(payload.read(WHEELS + name))
-    return paths
 
 
 def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
@@ -217,7 +213,14 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
         asked = [*wheels, *wanted["requirements"]]
         missing = tool.missing(asked) if asked else []
         missing += _beside(wanted, wheels, there, {item.name for item in missing})
-        _refuse_torch(missing, there)
+        for item in missing:
+            if of_torch(item.name):
+                has = there.get(item.name)
+                raise InstallError(
+                    "%s would be installed %s, but it belongs to the image: ask for versions that go with "
+                    "what the image has, or use an image with %s"
+                    % (item.title, "in place of " + has if has else "beside the image's torch", item.title)
+                )
         if missing:
             emit("Installing", node=node, packages=[item.title for item in missing])
             tool.run("--no-deps", "--target", target, "--", *(item.line for item in missing))
@@ -256,17 +259,6 @@ def _beside(
     for name in asked.intersection(wanted["broken"]) - besides:
         if name in there:
             yield _Missing(name, there[name].partition("+")[0])
-
-
-def _refuse_torch(missing: Sequence[_Missing], there: Dict[str, str]) -> None:
-    for item in missing:
-        if of_torch(item.name):
-            has = there.get(item.name)
-            raise InstallError(
-                "%s would be installed %s, but it belongs to the image: ask for versions that go with "
-                "what the image has, or use an image with %s"
-                % (item.title, "in place of " + has if has else "beside the image's torch", item.title)
-            )
 
 
 class _Installer:
@@ -310,44 +302,39 @@ class _Installer:
             start_new_session=True,  # so that it ends with all that it started
         ) as process:
             try:
-                said = self._read(process)
+                assert process.stdout is not None
+                fd, output_bytes = process.stdout.fileno(), b""
+                while True:
+                    left = self._until - time.monotonic()
+                    if left <= 0 or not select.select([fd], [], [], left)[0]:
+                        output = output_bytes.decode(errors="replace")
+                        last_words = _SECRET.sub("//", " ".join(_last(output)))
+                        last = "; it said last: %s" % last_words if output.strip() else ""
+                        raise InstallError(
+                            "%s didn't install %s within %g s (--env %s=S allows more)%s"
+                            % (self.name, self._what, self._within, WITHIN, last),
+                            again=True,
+                        )
+                    chunk = os.read(fd, 1 << 16)
+                    if not chunk:
+                        said = _COLOURS.sub("", output_bytes.decode(errors="replace"))
+                        break
+                    os.write(1, chunk)
+                    output_bytes = (output_bytes + chunk)[-_MOST:]
                 if process.wait():
-                    raise self._failed(said)
+                    words = list(dict.fromkeys(self.words(said))) or _last(said)
+                    if any(map(_FOR_OTHERS, words)):
+                        has = environment.description()
+                        words.append("this node has Python %(python)s on %(platform)s" % has)
+                    text = _SECRET.sub("//", "\n".join(words))
+                    raise InstallError(
+                        "%s couldn't install %s: %s" % (self.name, self._what, text),
+                        again=bool(_TROUBLES(text)),
+                    )
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
         return said
-
-    def _read(self, process: "subprocess.Popen[bytes]") -> str:
-        assert process.stdout is not None
-        fd, said = process.stdout.fileno(), b""
-        while True:
-            left = self._until - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                raise self._late(said.decode(errors="replace"))
-            chunk = os.read(fd, 1 << 16)
-            if not chunk:
-                return _COLOURS.sub("", said.decode(errors="replace"))
-            os.write(1, chunk)
-            said = (said + chunk)[-_MOST:]
-
-    def _failed(self, said: str) -> InstallError:
-        words = list(dict.fromkeys(self.words(said))) or _last(said)
-        if any(map(_FOR_OTHERS, words)):
-            has = environment.description()
-            words.append("this node has Python %(python)s on %(platform)s" % has)
-        text = _SECRET.sub("//", "\n".join(words))
-        return InstallError(
-            "%s couldn't install %s: %s" % (self.name, self._what, text), again=bool(_TROUBLES(text))
-        )
-
-    def _late(self, said: str) -> InstallError:
-        last = "; it said last: %s" % _SECRET.sub("//", " ".join(_last(said))) if said.strip() else ""
-        return InstallError(
-            "%s didn't install %s within %g s (--env %s=S allows more)%s"
-            % (self.name, self._what, self._within, WITHIN, last),
-            again=True,
-        )
 
 
 def _last(said: str) -> List[str]:
@@ -366,21 +353,31 @@ class _Pip(_Installer):
         report = self._path("report")
         self.run("--dry-run", "--report", report, "-c", self._path(_BOUNDS), "--", *asked)
         with open(report, encoding="utf-8") as file:
-            return [self._decided(item) for item in json.load(file)["install"]]
-
-    def _decided(self, item: Dict[str, Any]) -> _Missing:
-        # pip's installation report, version 1.
-        meta, source = item["metadata"], item["download_info"]
-        version = source.get("vcs_info")
-        at = "%s+%s@%s" % (version["vcs"], source["url"], version["commit_id"]) if version else source["url"]
-        return _Missing(meta["name"], meta["version"], at if item["is_direct"] else "")
+            decided: List[_Missing] = []
+            for item in json.load(file)["install"]:
+                # pip's installation report, version 1.
+                meta, source = item["metadata"], item["download_info"]
+                vcs = source.get("vcs_info")
+                at = "%s+%s@%s" % (vcs["vcs"], source["url"], vcs["commit_id"]) if vcs else source["url"]
+                decided.append(_Missing(meta["name"], meta["version"], at if item["is_direct"] else ""))
+            return decided
 
     def words(self, said: str) -> Iterator[str]:
         # Why nothing was found, or a build failed, only its log says.
         lines: List[str] = []
         with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
             lines += file
-        yield from _for_others(said, lines)
+        # Say for what there are wheels of what pip found none of, if there are some for others
+        match = _NO_MATCH(said)
+        name, version = (match.group(1), match.group(2) or "") if match else ("", "")
+        tags = [
+            wheel.group(1)
+            for wheel in map(_PASSED_OVER, lines)
+            if wheel and environment.normalised(wheel.group(2)) == environment.normalised(name)
+            if wheel.group(3).startswith(version)
+        ]
+        if tags:
+            yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
         if "conflicting dependencies" not in said:
             reasons = [(match.group(1) or match.group(2)) for match in map(_IN_LOG, lines) if match]
             yield from (line.replace(" - skipping", "")[:_LONGEST] for line in reasons[-1:])
@@ -394,20 +391,6 @@ class _Pip(_Installer):
                 yield line[2:]
             elif conflict and line.strip():
                 yield line.strip()
-
-
-def _for_others(said: str, log: Iterable[str]) -> Iterator[str]:
-    """Say for what there are wheels of what pip found none of, if there are some for others."""
-    match = _NO_MATCH(said)
-    name, version = (match.group(1), match.group(2) or "") if match else ("", "")
-    tags = [
-        wheel.group(1)
-        for wheel in map(_PASSED_OVER, log)
-        if wheel and environment.normalised(wheel.group(2)) == environment.normalised(name)
-        if wheel.group(3).startswith(version)
-    ]
-    if tags:
-        yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
 
 
 class _Uv(_Installer):
@@ -443,7 +426,18 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
     if pip and (told_pip or _unseen()):
         return _Pip
-    command = _uv(wanted, folder)
+    # How the image's uv is run, or else the one in the job's store; [] where there is none
+    own = shutil.which("uv")
+    if own:
+        command = [own]
+    elif find_spec("uv"):
+        command = [sys.executable, "-m", "uv"]
+    elif not wanted["uv"]:
+        command = []
+    else:
+        from nbtorchjob.runtime.install import stock  # late: it travels to jobs with a store alone
+
+        command = stock.uv(wanted["uv"], folder)
     if command:
         _Uv.command = (*command, "pip", "install", "--no-progress")
         return _Uv
@@ -455,20 +449,6 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
         else "install uv beside the notebook and set --storage: jobs bring it along"
     )
     raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
-
-
-def _uv(wanted: Dict[str, Any], folder: str) -> List[str]:
-    """Return how the image's uv is run, or else the one in the job's store; [] where there is none."""
-    own = shutil.which("uv")
-    if own:
-        return [own]
-    if find_spec("uv"):
-        return [sys.executable, "-m", "uv"]
-    if not wanted["uv"]:
-        return []
-    from nbtorchjob.runtime.install import stock  # late: it travels to jobs with a store alone
-
-    return stock.uv(wanted["uv"], folder)
 
 
 def _unseen() -> bool:

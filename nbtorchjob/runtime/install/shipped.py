@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.injected import node_index
@@ -45,7 +45,18 @@ def lay(payload: Payload, folder: str) -> str:
     Raises ``PayloadError`` where that can't be done.
     """
     files = [_File(*row) for row in json.loads(payload.read(SHIPPED).decode())]
-    tree, content, here = _tree(files), memoryview(payload.read(CONTENT)), os.getcwd()
+    # The files by their names, folder by folder; of one that would lie elsewhere raise
+    tree: Dict[str, Any] = {}
+    for file in files:
+        *folders, name = file.path.split("/")
+        inner: Optional[Dict[str, Any]] = tree
+        for part in folders:
+            inner = None if inner is None else inner.setdefault(part, {})
+        wrong = any(part in ("", ".", "..") or "\0" in part for part in (*folders, name))
+        if wrong or inner is None or name in inner:
+            raise PayloadError("the payload is damaged: no file can be laid at %r" % file.path)
+        inner[name] = None
+    content, here = memoryview(payload.read(CONTENT)), os.getcwd()
     try:
         why = _lay_here(files, content, here)
     except OSError as exc:  # whatever its file system has against it
@@ -65,21 +76,6 @@ def lay(payload: Payload, folder: str) -> str:
     return into
 
 
-def _tree(files: List[_File]) -> Dict[str, Any]:
-    """Return the files by their names, folder by folder; of one that would lie elsewhere raise."""
-    tree: Dict[str, Any] = {}
-    for file in files:
-        *folders, name = file.path.split("/")
-        inner: Optional[Dict[str, Any]] = tree
-        for part in folders:
-            inner = None if inner is None else inner.setdefault(part, {})
-        wrong = any(part in ("", ".", "..") or "\0" in part for part in (*folders, name))
-        if wrong or inner is None or name in inner:
-            raise PayloadError("the payload is damaged: no file can be laid at %r" % file.path)
-        inner[name] = None
-    return tree
-
-
 def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
     """Lay what isn't there already, or none of it and return why that can't be."""
     left: List[_File] = []
@@ -93,7 +89,17 @@ def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
         else:
             above = os.path.dirname(path)
             if above not in closed:
-                closed[above] = _closed(above)
+                folder = above
+                while not os.path.lexists(folder):
+                    folder = os.path.dirname(folder)
+                if os.path.realpath(folder) != folder:
+                    closed[above] = "%s is a link" % folder
+                elif not os.path.isdir(folder):
+                    closed[above] = "%s is a file" % folder
+                else:
+                    closed[above] = (
+                        "" if os.access(folder, os.W_OK | os.X_OK) else "%s can't be written to" % folder
+                    )
             why = closed[above]
             left.append(file)
         if why:
@@ -132,17 +138,6 @@ def _same(file: _File, path: str) -> bool:
     return digest.hexdigest() == file.sha256
 
 
-def _closed(folder: str) -> str:
-    """Return why no file can be made in a folder that is there, or would have to be made first."""
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    if os.path.realpath(folder) != folder:
-        return "%s is a link" % folder
-    if not os.path.isdir(folder):
-        return "%s is a file" % folder
-    return "" if os.access(folder, os.W_OK | os.X_OK) else "%s can't be written to" % folder
-
-
 def _mirror(folder: str, into: str, tree: Dict[str, Any]) -> None:
     """Make a folder that has links to all in another one, but for what files of ours lie in the place of."""
     os.makedirs(into)
@@ -171,19 +166,17 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
             if isinstance(file.at, int):
                 written.write(content[file.at : file.at + file.size])
             else:
-                _fetch(file, written)
+                try:
+                    sha256 = store.digest(file.at, written, file.size)
+                except Exception as exc:  # whatever a store's library raises
+                    why = "%s: %s" % (type(exc).__name__, exc)
+                    raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
+                if sha256 != file.sha256:
+                    raise PayloadError(
+                        "%s at %s isn't what was shipped: remove it there" % (file.path, file.at)
+                    )
         os.chmod(partial, 0o555 if file.executable else 0o444)
         os.replace(partial, target)
     except BaseException:
         os.unlink(partial)
         raise
-
-
-def _fetch(file: _File, target: BinaryIO) -> None:
-    try:
-        sha256 = store.digest(file.at, target, file.size)
-    except Exception as exc:  # whatever a store's library raises
-        why = "%s: %s" % (type(exc).__name__, exc)
-        raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
-    if sha256 != file.sha256:
-        raise PayloadError("%s at %s isn't what was shipped: remove it there" % (file.path, file.at))

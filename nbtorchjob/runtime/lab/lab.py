@@ -537,22 +537,21 @@ class Lab:
     def _due(self) -> Optional[float]:
         """Do what is due; return in how many seconds to look again."""
         self._tell_all()
-        idle = self._end_idle()
-        return idle if not self._unwritten else min(_ROOM_S, idle or _ROOM_S)
-
-    def _end_idle(self) -> Optional[float]:
-        """End a lab that has been idle for as long as it may; return in how many seconds to look again."""
+        # End a lab that has been idle for as long as it may
         limit = float(self._settings["idle"] or 0)
         busy = self._running or self._line or self._coming or self._why
         if busy or not limit or self._base is None:
-            return None
-        left = self._since + limit - time.monotonic()
-        if left > 0:
-            return left
-        self._why = _ENDS
-        self._tell("LabEnds", node=self._node, why="idle")
-        self._let_all_go()
-        return None
+            idle = None
+        else:
+            left = self._since + limit - time.monotonic()
+            if left > 0:
+                idle = left
+            else:
+                self._why = _ENDS
+                self._tell("LabEnds", node=self._node, why="idle")
+                self._let_all_go()
+                idle = None
+        return idle if not self._unwritten else min(_ROOM_S, idle or _ROOM_S)
 
     def _let_all_go(self) -> None:
         self._say({"end": True})

@@ -139,15 +139,12 @@ class Lead(_Waits):
             self._said += 1
             self._log.set("say/%d" % self._said, json.dumps(message))
             if self._said % _TIDY == 0:
-                self._tidy()
-
-    def _tidy(self) -> None:
-        keys = ["at/%d" % node for node in self.others]
-        if self._log.check(keys):
-            least = min(map(int, self._log.multi_get(keys)))
-            for number in range(self._deleted + 1, least + 1):
-                self._log.delete_key("say/%d" % number)
-            self._deleted = max(least, self._deleted)
+                keys = ["at/%d" % node for node in self.others]
+                if self._log.check(keys):
+                    least = min(map(int, self._log.multi_get(keys)))
+                    for number in range(self._deleted + 1, least + 1):
+                        self._log.delete_key("say/%d" % number)
+                    self._deleted = max(least, self._deleted)
 
     def all_have(self, number: int, name: str) -> None:
         """Return once all nodes have the payload of a turn; raises ``Refused``."""

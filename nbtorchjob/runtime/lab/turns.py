@@ -31,7 +31,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, Optional, Tuple
 
 from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.facts import emit
@@ -157,31 +157,36 @@ class _Turns:
         emit.emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
-            order = self._wait()
+            self._of.sampler.note = WAITS
+            self._output.rest()
+            while True:
+                try:
+                    order = self._line.hear()
+                    break
+                except OSError:  # the node's end is gone
+                    raise
+                except Exception:  # a handler's of the code's, such as for an alarm that it has left
+                    traceback.print_exc()
             if "end" in order:
                 return
-            self._line.say({"done": order["round"], **self._outcome(order), **self._news()})
-
-    def _wait(self) -> Dict[str, Any]:
-        self._of.sampler.note = WAITS
-        self._output.rest()
-        while True:
+            outcome: Dict[str, Any]
             try:
-                return self._line.hear()
-            except OSError:  # the node's end is gone
-                raise
-            except Exception:  # a handler's of the code's, such as for an alarm that it has left
-                traceback.print_exc()
-
-    def _outcome(self, order: Dict[str, Any]) -> Dict[str, Any]:
-        """Run a turn; return how it went, with what couldn't be told of it as a disk is full."""
-        try:
-            return {"failed": self._turn(order)}
-        except OSError as exc:
-            if shortage.number_of(exc) not in shortage.FULL:
-                raise
-            exc.filename = exc.filename or self._home
-            return {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
+                outcome = {"failed": self._turn(order)}
+            except OSError as exc:
+                if shortage.number_of(exc) not in shortage.FULL:
+                    raise
+                exc.filename = exc.filename or self._home
+                outcome = {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
+            # The names in ``__main__``, if they are others than before
+            names = frozenset(
+                name for name in list(self._namespace) if type(name) is str and name.isidentifier()
+            )
+            if names == self._names:
+                news = {}
+            else:
+                self._names = names
+                news = {"names": sorted(names)}
+            self._line.say({"done": order["round"], **outcome, **news})
 
     def _turn(self, order: Dict[str, Any]) -> bool:
         """Run a turn, and tell of it; return whether it failed."""
@@ -198,7 +203,17 @@ class _Turns:
         here = os.getpid()
         value, exc = self._interrupts.guarded(round_, partial(self._run, order))
         if os.getpid() != here:
-            _end_child(exc)
+            # End a process that the code has forked, and that came to the end of the code
+            code = 0
+            if isinstance(exc, SystemExit):
+                code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            elif exc is not None:
+                traceback.print_exception(type(exc), exc, users_traceback(exc))
+                code = 1
+            try:
+                streams.flush()
+            finally:
+                os._exit(code & 0xFF)
         worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()
@@ -223,41 +238,38 @@ class _Turns:
         payload = Payload(order["path"])
         if order["files"]:
             importlib.invalidate_caches()
-        self._show(payload)
-        names = Names(self._namespace, payload.header.get("push", ()))
-        content = names.load(payload)
-        del payload
-        if order["round"] != self._base:
-            emit.emit("RankBegan", rank=self._rank, round=order["round"])
-            self._keep(content, order, names)
-        else:
-            sys.argv = list(content["argv"])
-        return call.act(content, self._namespace)
-
-    def _show(self, payload: Payload) -> None:
-        names = payload.sources()
+        sources = payload.sources()
         payload.show_sources()
-        for name in names:
+        for name in sources:
             if name in self._shown:
                 self._shown.remove(name)
             self._shown.append(name)
         while len(self._shown) > _SHOWN:
             linecache.cache.pop(self._shown.popleft(), None)
-
-    def _keep(self, content: Dict[str, Any], order: Dict[str, Any], names: Names) -> None:
-        """Have processes that the code starts with "spawn" know what came along, and what a cell defines."""
-        path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
-        os.environ[CELLS] = path
-        size = os.path.getsize(order["path"])
-        with open(path, "a") as file:
-            if names.laid and self._kept + size <= _KEPT_PAYLOADS:
-                kept = "%s-%d" % (path, order["round"])
-                with suppress(OSError):  # a file system without links
-                    os.link(order["path"], kept)
-                    self._kept += size
-                    file.write(json.dumps({"payload": kept, "push": names.push}) + "\n")
-            if "cell" in content and file.tell() < _KEPT:
-                file.write(json.dumps({name: content[name] for name in ("cell", "filename", "flags")}) + "\n")
+        names = Names(self._namespace, payload.header.get("push", ()))
+        content = names.load(payload)
+        del payload
+        if order["round"] != self._base:
+            emit.emit("RankBegan", rank=self._rank, round=order["round"])
+            # Have processes that the code starts with "spawn" know what came along, and what a cell
+            # defines.
+            path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
+            os.environ[CELLS] = path
+            size = os.path.getsize(order["path"])
+            with open(path, "a") as file:
+                if names.laid and self._kept + size <= _KEPT_PAYLOADS:
+                    kept = "%s-%d" % (path, order["round"])
+                    with suppress(OSError):  # a file system without links
+                        os.link(order["path"], kept)
+                        self._kept += size
+                        file.write(json.dumps({"payload": kept, "push": names.push}) + "\n")
+                if "cell" in content and file.tell() < _KEPT:
+                    file.write(
+                        json.dumps({name: content[name] for name in ("cell", "filename", "flags")}) + "\n"
+                    )
+        else:
+            sys.argv = list(content["argv"])
+        return call.act(content, self._namespace)
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
         # The traceback ends where the user's code was interrupted.
@@ -279,28 +291,6 @@ class _Turns:
         if variables:
             more = partial(worker.tell_variables, exc, error, said, self._rank, round_, stays=True)
             self._interrupts.guarded(round_, more)
-
-    def _news(self) -> Dict[str, List[str]]:
-        """Return the names in ``__main__``, if they are others than before."""
-        names = frozenset(name for name in list(self._namespace) if type(name) is str and name.isidentifier())
-        if names == self._names:
-            return {}
-        self._names = names
-        return {"names": sorted(names)}
-
-
-def _end_child(exc: Optional[BaseException]) -> None:
-    """End a process that the code has forked, and that came to the end of the code."""
-    code = 0
-    if isinstance(exc, SystemExit):
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    elif exc is not None:
-        traceback.print_exception(type(exc), exc, users_traceback(exc))
-        code = 1
-    try:
-        streams.flush()
-    finally:
-        os._exit(code & 0xFF)
 
 
 def later(space: Dict[str, Any]) -> Iterator[str]:

@@ -95,26 +95,23 @@ class _Line:
             data = self._connection.recv(1 << 16)
             *lines, self._held = (self._held + data).split(b"\n")
             for line in lines:
-                self._take(line)
+                if not line.startswith(b"{"):
+                    self.text += line.decode(errors="replace") + "\n"
+                else:
+                    record = json.loads(line.decode())
+                    if "inode" in record:
+                        self.hello = {name: int(value) for name, value in record.items()}
+                    self.at = record.get("at", self.at)
+                    self.place = record.get("place", self.place)
+                    self.last = dict(record.get("last", self.last))
+                    if record.get("of") == self.asked:
+                        self.answer = record
         except BlockingIOError:
             return
         except (OSError, ValueError, TypeError, AttributeError):  # the user's code closed it, or wrote to it
             data = b""
         self.heard = time.monotonic()
         self.broken = not data or len(self._held) + len(self.text) > LONGEST_FACT
-
-    def _take(self, line: bytes) -> None:
-        if not line.startswith(b"{"):
-            self.text += line.decode(errors="replace") + "\n"
-            return
-        record = json.loads(line.decode())
-        if "inode" in record:
-            self.hello = {name: int(value) for name, value in record.items()}
-        self.at = record.get("at", self.at)
-        self.place = record.get("place", self.place)
-        self.last = dict(record.get("last", self.last))
-        if record.get("of") == self.asked:
-            self.answer = record
 
 
 class Inquiry:
@@ -273,7 +270,29 @@ def _answer_of(
     """Return what is known of a rank: by itself, or from outside; ``before`` is what it has said by then."""
     sample = line.answer.get("sample") if line is not None else None
     if not isinstance(sample, dict):
-        sample = _from_outside(rank, pid, line, code)
+        if code is not None or outside.is_gone(pid):
+            how = "" if code is None else "exit code %d" % code if code >= 0 else "signal %d" % -code
+            sample = RankSample(rank, ENDED, pid, note=how).to_json()
+        elif outside.is_stopped(pid):
+            sample = RankSample(rank, STOPPED, pid).to_json()
+        elif line is None or not (line.hello or line.broken):
+            sample = RankSample(rank, BEGINS, pid).to_json()
+        else:
+            threads = outside.stacks(line.text, line.hello.get("main", 0), line.hello.get("own", 0))
+            threads = tuple(
+                thread for thread in threads if thread.name == "main" or sampler.does_work(thread.frames)
+            )
+            if threads:
+                sample = sampler.bounded(RankSample(rank, BUSY, pid, threads)).to_json()
+            else:
+                trouble = (
+                    "its code has closed the connection"
+                    if line.broken
+                    else str(line.answer.get("trouble", ""))
+                )
+                sample = RankSample(
+                    rank, UNKNOWN, pid, note=trouble or "it hasn't answered for %d s" % _LIMIT_S
+                ).to_json()
         if sample["state"] == STOPPED:
             sample = {**sample, "threads": [asdict(thread) for thread in _last_seen(before)]}
     if before is not None and before.last:  # it ends, if it hasn't
@@ -292,19 +311,3 @@ def _last_seen(line: Optional[_Line]) -> "tuple[Thread, ...]":
     except (TypeError, ValueError, AttributeError):  # the user's code wrote that
         return ()
     return (Thread("main", (place,)),) if place is not None and place.filename else ()
-
-
-def _from_outside(rank: int, pid: int, line: Optional[_Line], code: Optional[int]) -> Dict[str, Any]:
-    if code is not None or outside.is_gone(pid):
-        how = "" if code is None else "exit code %d" % code if code >= 0 else "signal %d" % -code
-        return RankSample(rank, ENDED, pid, note=how).to_json()
-    if outside.is_stopped(pid):
-        return RankSample(rank, STOPPED, pid).to_json()
-    if line is None or not (line.hello or line.broken):
-        return RankSample(rank, BEGINS, pid).to_json()
-    threads = outside.stacks(line.text, line.hello.get("main", 0), line.hello.get("own", 0))
-    threads = tuple(thread for thread in threads if thread.name == "main" or sampler.does_work(thread.frames))
-    if threads:
-        return sampler.bounded(RankSample(rank, BUSY, pid, threads)).to_json()
-    trouble = "its code has closed the connection" if line.broken else str(line.answer.get("trouble", ""))
-    return RankSample(rank, UNKNOWN, pid, note=trouble or "it hasn't answered for %d s" % _LIMIT_S).to_json()

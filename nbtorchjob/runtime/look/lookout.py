@@ -145,7 +145,8 @@ class Lookout:
             end = time.time()
             samples = self._inquiry.samples()
             fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": end}
-            if why == TIMEOUT or _is_news(samples):
+            # When all have ended, as a job's do that is cancelled, what was seen before that says more.
+            if why == TIMEOUT or any(sample["state"] != ENDED for sample in samples):
                 emit("Sampled", **fields)
             self._newest = {"event": "Sampled", **fields}
             return self._newest
@@ -204,11 +205,6 @@ class Lookout:
         return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
 
 
-def _is_news(samples: "list[dict[str, Any]]") -> bool:
-    # When all have ended, as a job's do that is cancelled, what was seen before that says more.
-    return any(sample["state"] != ENDED for sample in samples)
-
-
 class _Stall:
     """What is known of how the ranks of one round move: since when nothing does, and what they wait in."""
 
@@ -231,7 +227,13 @@ class _Stall:
 
     def look(self, pulses: "dict[int, dict[str, Any]]") -> None:
         """Take in what ranks have printed and what they say; one that can't say it does what it did."""
-        sizes = [_size(log) for log in self._logs]
+        sizes: List[int] = []
+        for log in self._logs:
+            try:
+                size = os.stat(log).st_size
+            except OSError:
+                size = 0
+            sizes.append(size)
         counts = {rank: (pulse["counts"], pulse["reports"]) for rank, pulse in pulses.items()}
         if sizes != self._sizes or any(counts[rank] != self._counts.get(rank) for rank in counts):
             self.since = time.monotonic()
@@ -263,10 +265,3 @@ class _Stall:
         elif hang_after and self._waits and not self._told and now >= self.since + hang_after:
             self._told = True
             yield QUIET
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

@@ -100,25 +100,30 @@ def have_written(pid: int, thread: int, fd: int, inode: int) -> bool:
     The user's code may have closed the file, or have taken the signal back, which then would end the process.
     """
     try:
-        if os.stat("/proc/%d/fd/%d" % (pid, fd)).st_ino != inode or not _catches(pid):
+        if os.stat("/proc/%d/fd/%d" % (pid, fd)).st_ino != inode:
             return False
+        with open("/proc/%d/status" % pid, errors="replace") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
     except OSError:
+        return False
+    if not int(caught, 16) >> (SIGNAL - 1) & 1:
         return False
     # To that thread, so that no system call of another one is interrupted. Python has no door to it.
     tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     return tgkill is not None and tgkill(pid, thread, int(SIGNAL)) == 0
 
 
-def _catches(pid: int) -> bool:
-    with open("/proc/%d/status" % pid, errors="replace") as file:
-        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
-
-
 def children(pid: int) -> str:
     """Return in words how the processes do that a process has started; "" if it has none."""
     counts: Dict[Tuple[str, str], int] = {}
-    for child in _child_ids(pid)[:_MAX_CHILDREN]:
+    pids: List[int] = []
+    for thread in _tasks(pid):
+        try:
+            with open("/proc/%d/task/%d/children" % (pid, thread)) as file:
+                pids += map(int, file.read().split())
+        except OSError:  # a kernel without it, or the thread has ended
+            continue
+    for child in pids[:_MAX_CHILDREN]:
         try:
             with open("/proc/%d/comm" % child, errors="replace") as file:
                 name = file.read().strip()
@@ -128,17 +133,6 @@ def children(pid: int) -> str:
         counts[name, word] = counts.get((name, word), 0) + 1
     texts = ["%d %s %s" % (number, name, word) for (name, word), number in counts.items()]
     return "child processes: %s" % ", ".join(texts) if texts else ""
-
-
-def _child_ids(pid: int) -> List[int]:
-    pids: List[int] = []
-    for thread in _tasks(pid):
-        try:
-            with open("/proc/%d/task/%d/children" % (pid, thread)) as file:
-                pids += map(int, file.read().split())
-        except OSError:  # a kernel without it, or the thread has ended
-            continue
-    return pids
 
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x([0-9a-f]+) (?:\[(.*)\] )?\(most recent call first\):$")

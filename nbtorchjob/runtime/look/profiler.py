@@ -102,8 +102,17 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
 
 
 def _take_turn(_: Any) -> int:
-    if _turns and not _within_torch():
-        _turns.popleft().take()
+    if _turns:
+        libc, symbol = ctypes.CDLL(None), _Symbol()
+        addresses = (ctypes.c_void_p * _DEEPEST)()
+        depth = libc.backtrace(addresses, _DEEPEST)
+        frames = []
+        for address in addresses[:depth]:
+            known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+            frames.append((os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b""))
+        calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
+        if not (bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)):
+            _turns.popleft().take()
     return 0
 
 
@@ -119,19 +128,6 @@ class _Symbol(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     )
-
-
-def _within_torch() -> bool:
-    """Return whether this thread is in a call of torch's own code, which no frame of Python's tells."""
-    libc, symbol = ctypes.CDLL(None), _Symbol()
-    addresses = (ctypes.c_void_p * _DEEPEST)()
-    depth = libc.backtrace(addresses, _DEEPEST)
-    frames = []
-    for address in addresses[:depth]:
-        known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
-        frames.append((os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b""))
-    calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
-    return bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)
 
 
 def _asks_first(call: Iterable[Tuple[bytes, bytes]]) -> bool:
@@ -214,30 +210,27 @@ class Profiler:
 
     def _time(self, path: str, seconds: float) -> Dict[str, Any]:
         with _Ranges(sys.modules["torch"].autograd.profiler.record_function) as ranges:
-            return self._timed(path, seconds, ranges)
-
-    def _timed(self, path: str, seconds: float, ranges: "_Ranges") -> Dict[str, Any]:
-        self._begin()
-        time.sleep(min(_TRIAL_S, seconds))
-        events = len(self._end().events())
-        most = max(_SHORTEST_S, _EVENTS * min(_TRIAL_S, seconds) / max(1, events))
-        began = self._begin()
-        gloos = recorder.GloosCalls()
-        looks, stacks = self._watched(min(seconds, most), gloos)
-        ended = time.time_ns()
-        self._end().save(path)
-        pid, devices = os.getpid(), sys.modules["torch"].cuda.is_initialized()
-        return {
-            "pid": pid,
-            "began": began,
-            "ended": ended,
-            "asked": seconds,
-            "looks": looks,
-            "stacks": stacks,
-            "ranges": ranges.since(began),
-            "collectives": gloos.seen(),
-            "devices": devices,
-        }
+            self._begin()
+            time.sleep(min(_TRIAL_S, seconds))
+            events = len(self._end().events())
+            most = max(_SHORTEST_S, _EVENTS * min(_TRIAL_S, seconds) / max(1, events))
+            began = self._begin()
+            gloos = recorder.GloosCalls()
+            looks, stacks = self._watched(min(seconds, most), gloos)
+            ended = time.time_ns()
+            self._end().save(path)
+            pid, devices = os.getpid(), sys.modules["torch"].cuda.is_initialized()
+            return {
+                "pid": pid,
+                "began": began,
+                "ended": ended,
+                "asked": seconds,
+                "looks": looks,
+                "stacks": stacks,
+                "ranges": ranges.since(began),
+                "collectives": gloos.seen(),
+                "devices": devices,
+            }
 
     def _begin(self) -> int:
         """Have the main thread start torch's profiler; return when."""

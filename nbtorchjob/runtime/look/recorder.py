@@ -47,7 +47,16 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
     for entry in _entries():
         entries.setdefault(entry["process_group"][0], []).append(entry)
     described = []
-    known = list(_known())
+    known: List[tuple[str, str, str, tuple[int, ...]]] = []
+    world = torch_versions.WORLD.get()
+    for group, ranks in list(world.pg_group_ranks.items()) if world is not None else ():
+        name = world.pg_names.get(group)
+        if name is not None:
+            backend = str((world.pg_map.get(group) or ("",))[0])
+            label = str(getattr(group, "group_desc", ""))
+            in_order = sorted(ranks.items(), key=lambda pair: pair[1])
+            label = "" if label == "undefined" else label
+            known.append((str(name), label, backend, tuple(rank for rank, _ in in_order)))
     if left:
         names = {item[0] for item in known}
         gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
@@ -135,27 +144,23 @@ class GloosCalls:
 
     def seen(self) -> "list[tuple[str, int, int]]":
         """Return the newest that a look saw: their names, from when and until when, in ns."""
-        calls = [
-            (str(entry["profiling_name"]), int(entry["time_created_ns"]), self._over(entry))
-            for entry in _gloos()
-        ]
+        calls = []
+        for entry in _gloos():
+            # When a look first saw that a call is done; 0 where all saw that
+            group, number = entry["process_group"][0], entry["collective_seq_id"]
+            first = bisect_left(self._looks, (entry["time_created_ns"],))
+            over = 0
+            for at, done in self._looks[first:]:
+                over = at
+                if done.get(group, number) >= number:
+                    break
+            calls.append((str(entry["profiling_name"]), int(entry["time_created_ns"]), over))
         return [(name, began, over) for name, began, over in calls if over > began]
 
     @staticmethod
     def any_before(at: int) -> bool:
         """Return whether one that was called before ``at`` is still under way; it takes some 10 ms."""
         return any(not entry["retired"] and entry["time_created_ns"] <= at for entry in _gloos())
-
-    def _over(self, entry: Dict[str, Any]) -> int:
-        """Return when a look first saw that a call is done; 0 where all saw that."""
-        group, number = entry["process_group"][0], entry["collective_seq_id"]
-        first = bisect_left(self._looks, (entry["time_created_ns"],))
-        over = 0
-        for at, done in self._looks[first:]:
-            over = at
-            if done.get(group, number) >= number:
-                break
-        return over
 
 
 def _gloos() -> "list[dict[str, Any]]":
@@ -197,20 +202,3 @@ def _collective(entry: Dict[str, Any]) -> Collective:
         timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),
         p2p=p2p,
     )
-
-
-def _known() -> "Iterator[tuple[str, str, str, tuple[int, ...]]]":
-    """Yield each group's name, its label, its backend, and its ranks of the whole job, in their order."""
-    world = torch_versions.WORLD.get()
-    for group, ranks in list(world.pg_group_ranks.items()) if world is not None else ():
-        name = world.pg_names.get(group)
-        if name is not None:
-            backend = str((world.pg_map.get(group) or ("",))[0])
-            label = str(getattr(group, "group_desc", ""))
-            in_order = sorted(ranks.items(), key=lambda pair: pair[1])
-            yield (
-                str(name),
-                "" if label == "undefined" else label,
-                backend,
-                tuple(rank for rank, _ in in_order),
-            )

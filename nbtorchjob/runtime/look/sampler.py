@@ -140,9 +140,30 @@ class Sampler:
             self._say(node, {**here, "main": threading.main_thread().ident, "own": threading.get_ident()})
             while self._is_there(node):
                 asked = node.recv(_ASK)
-                question, number = asked.split(b"\n")[-2].split()
+                question, number = asked.split(b"\n")[-2].decode().split()
                 self._say(node, {"at": int(number)})
-                self._say(node, {"of": int(number), **self._answer(question.decode())})
+                answer: Dict[str, Any]
+                try:
+                    name, _, most = question.partition("-")
+                    if name == "pulse":
+                        before = self._counts
+                        self._counts = {**recorder.counts(), **recorder.sequence_numbers()}
+                        moved = not self._counts or before != self._counts
+                        pending = [] if moved or self._returned else recorder.pending()
+                        waits = bool(self._counts) and not moved and not self._returned and _waits()
+                        # Where the main thread is in the user's code, for whoever finds this process stopped
+                        stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
+                        own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+                        place = asdict(_with_line(next(own, Frame("", 0, ""))))
+                        answer = {"counts": self._counts, "reports": report.sent, "place": place}
+                        answer.update(pending=pending, waits=waits)
+                    elif name in ("profile", "memory"):
+                        answer = {"trouble": self._profile(name, *map(float, most.split("-")))}
+                    else:
+                        answer = {"sample": bounded(self._sample(), int(most)).to_json()}
+                except Exception as exc:
+                    answer = {"trouble": "%s: %s" % (type(exc).__name__, exc)}
+                self._say(node, {"of": int(number), **answer})
         except BaseException:  # whatever goes wrong here is nothing to the job
             pass
         finally:
@@ -153,29 +174,6 @@ class Sampler:
             if self._is_there(node):
                 # The user's code may have asked for SIGPIPE.
                 node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
-
-    def _answer(self, question: str) -> Dict[str, Any]:
-        try:
-            name, _, most = question.partition("-")
-            if name == "pulse":
-                return self._pulse()
-            if name in ("profile", "memory"):
-                return {"trouble": self._profile(name, *map(float, most.split("-")))}
-            return {"sample": bounded(self._sample(), int(most)).to_json()}
-        except Exception as exc:
-            return {"trouble": "%s: %s" % (type(exc).__name__, exc)}
-
-    def _pulse(self) -> Dict[str, Any]:
-        """Tell what has been done, and, where that is what it was, which calls are pending."""
-        before, self._counts = self._counts, {**recorder.counts(), **recorder.sequence_numbers()}
-        moved = not self._counts or before != self._counts
-        pending = [] if moved or self._returned else recorder.pending()
-        waits = bool(self._counts) and not moved and not self._returned and _waits()
-        pulse = {"counts": self._counts, "reports": report.sent, "pending": pending, "waits": waits}
-        # Where the main thread is in the user's code, for whoever finds this process stopped later
-        stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
-        own = (frame for frame in reversed(stack) if not is_library(frame.filename))
-        return {**pulse, "place": asdict(_with_line(next(own, Frame("", 0, ""))))}
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
         """Begin a profile; return why not, else nothing."""

@@ -325,7 +325,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
-            pause = _SHORTEST if self._swap(codes) else pause
+            # See to swaps of the ranks' code
+            departure = self._departure
+            if self.swaps is None or departure is None or not self.swaps.busy:
+                swap = False
+            else:
+                gone = {
+                    worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes
+                }
+                leaves = departure.own or self._peers.leaves is not None
+                swap = bool(self.swaps.look(gone | self._returned(), leaves))
+            pause = _SHORTEST if swap else pause
             if self._leave(codes):
                 self._wait_for_an_end(pause)
                 continue
@@ -339,8 +349,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
-            if time.monotonic() >= until and self._saves_for_a_new_node():
-                continue
+            if time.monotonic() >= until:
+                departure = self._departure
+                if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
+                    saves_for_a_new_node = False
+                else:
+                    saves_for_a_new_node = departure.join()
+                if saves_for_a_new_node:
+                    continue
             if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
@@ -360,15 +376,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         for process in self._processes:
             process.kill()
         self._pcontext = None  # there is nothing left of it to close
-
-    def _swap(self, codes: Dict[int, int]) -> bool:
-        """See to swaps of the ranks' code; return whether there is more to do about them at once."""
-        departure = self._departure
-        if self.swaps is None or departure is None or not self.swaps.busy:
-            return False
-        gone = {worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes}
-        leaves = departure.own or self._peers.leaves is not None
-        return bool(self.swaps.look(gone | self._returned(), leaves))
 
     def _end_swaps(self) -> None:
         if self.swaps is not None:
@@ -415,13 +422,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._peers.lose_peer()  # as after a loss, all meet again, even if the new node is gone by now
         return not self._peers.peer_lost
 
-    def _saves_for_a_new_node(self) -> bool:
-        """Whether ranks save because a node waits to join: torch would end them wherever they are."""
-        departure = self._departure
-        if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
-            return False
-        return departure.join()
-
     def _hold(self) -> None:
         self.saved.held = True
 
@@ -438,16 +438,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _wait_for_an_end(self, seconds: float) -> bool:
         """Wait for so long, or until one more rank has ended, or returned; return whether it was woken."""
-        connection.wait([*self._ends(), self._woken], seconds)
+        # What can be waited for
+        ends = [process.sentinel for process in self._processes if process.exitcode is None]
+        returned, queues = self._values
+        readers = [queue._reader for rank, queue in queues.items() if rank not in returned]
+        connection.wait([*ends, *readers, self._woken], seconds)
         with suppress(BlockingIOError):
             return bool(os.read(self._woken, 4096))
         return False
-
-    def _ends(self) -> "list[Any]":
-        """Return what can be waited for."""
-        ends = [process.sentinel for process in self._processes if process.exitcode is None]
-        returned, queues = self._values
-        return ends + [queue._reader for rank, queue in queues.items() if rank not in returned]
 
     @property
     def _processes(self) -> Sequence[Any]:

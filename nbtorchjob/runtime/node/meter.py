@@ -155,29 +155,26 @@ class Meter:
                 due = now - self._told >= (self.every if self._seq else _FIRST)
                 least = _SMALL_RISE if used > _FULL * limit else _RISE
                 if due or used - self._last > least * limit:
-                    self._tell(used, limit, now)
-
-    def _tell(self, memory: int, limit: int, now: float) -> None:
-        uses = [*self._uses(_WORKED * (now - self._told))]
-        if not uses:
-            return
-        shm, shm_limit = _filled(self._roots.shm)
-        emit(
-            "Used",
-            node=self._node,
-            round=self._round,
-            seq=self._seq,
-            cores=cores(self._roots),
-            model=cpu(self._roots),
-            memory=memory,
-            limit=limit,
-            shm=shm,
-            shm_limit=shm_limit,
-            uses=[asdict(use) for use in uses],
-            gpus=[asdict(use) for use in self._gpus.uses],
-        )
-        self._told, self._last = now, memory
-        self._seq += 1
+                    uses = [*self._uses(_WORKED * (now - self._told))]
+                    if not uses:
+                        return
+                    shm, shm_limit = _filled(self._roots.shm)
+                    emit(
+                        "Used",
+                        node=self._node,
+                        round=self._round,
+                        seq=self._seq,
+                        cores=cores(self._roots),
+                        model=cpu(self._roots),
+                        memory=used,
+                        limit=limit,
+                        shm=shm,
+                        shm_limit=shm_limit,
+                        uses=[asdict(use) for use in uses],
+                        gpus=[asdict(use) for use in self._gpus.uses],
+                    )
+                    self._told, self._last = now, used
+                    self._seq += 1
 
     def _uses(self, least: float) -> Iterator[RankUse]:
         for rank, pid in self._ranks.items():
@@ -237,7 +234,10 @@ class Memory:
         for folder in self._folders:
             limit = self._limit_of(folder)
             if limit:
-                pairs.append((self._used(folder), limit))
+                # As the kubelet counts: pages of files that were read long ago go before a process is killed.
+                stat = dict(line.split() for line in _read(os.path.join(folder, "memory.stat")).splitlines())
+                used = int(_read(os.path.join(folder, self._current))) - int(stat.get(self._inactive, 0))
+                pairs.append((max(0, used), limit))
         return min(pairs, key=lambda pair: pair[1] - pair[0])
 
     def _limit_of(self, folder: str) -> int:
@@ -247,11 +247,6 @@ class Memory:
         except (OSError, ValueError):  # "max"
             return 0
         return limit if limit < self._total else 0
-
-    def _used(self, folder: str) -> int:
-        # As the kubelet counts: what was read from files long ago is given up before anything is killed.
-        stat = dict(line.split() for line in _read(os.path.join(folder, "memory.stat")).splitlines())
-        return max(0, int(_read(os.path.join(folder, self._current))) - int(stat.get(self._inactive, 0)))
 
     def _machine(self) -> Tuple[int, int]:
         lines = (line.split() for line in _read(os.path.join(self._proc, "meminfo")).splitlines())
@@ -339,11 +334,13 @@ class Gpus:
         with suppress(Exception):
             library = self._library()
             while library is not None:
-                self._uses = {reading.gpu: self._added(reading) for reading in library.read()}
+                uses = {}
+                for reading in library.read():
+                    known = self._uses.get(reading.gpu)
+                    busy, watched = (known.busy, known.watched) if known is not None else (0.0, 0.0)
+                    busy += self._every * reading.percent / 100
+                    uses[reading.gpu] = GpuUse(
+                        reading.gpu, busy, watched + self._every, reading.used, reading.total, reading.model
+                    )
+                self._uses = uses
                 time.sleep(self._every)
-
-    def _added(self, reading: Reading) -> GpuUse:
-        known = self._uses.get(reading.gpu)
-        busy, watched = (known.busy, known.watched) if known is not None else (0.0, 0.0)
-        busy += self._every * reading.percent / 100
-        return GpuUse(reading.gpu, busy, watched + self._every, reading.used, reading.total, reading.model)

@@ -187,7 +187,22 @@ def start_template(folder: str) -> bool:
     fresh.use_threads()
     pid = os.fork()
     if pid == 0:
-        _serve(listener, alive_r, alive_w)
+        code = errno.EIO
+        try:
+            # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
+            die_with_parent()
+            os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
+            for fd in (listener.fileno(), alive_r):
+                os.set_inheritable(fd, True)
+            forkserver.main(listener.detach(), alive_r, [])
+            code = 0
+        except SystemExit as exc:
+            code = exc.code if isinstance(exc.code, int) else 0
+        except OSError as exc:
+            code = exc.errno or code
+            raise
+        finally:
+            os._exit(code)
     os.close(alive_r)
     listener.close()
     for name, value in zip(names, (address, alive_w, pid)):
@@ -234,22 +249,3 @@ def _end_of_template() -> Optional[OSError]:
                 return OSError(number, "%s, as a rank was started" % os.strerror(number))
             time.sleep(0.005)
     return None
-
-
-def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> None:
-    code = errno.EIO
-    try:
-        # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
-        die_with_parent()
-        os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
-        for fd in (listener.fileno(), alive_r):
-            os.set_inheritable(fd, True)
-        forkserver.main(listener.detach(), alive_r, [])
-        code = 0
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else 0
-    except OSError as exc:
-        code = exc.errno or code
-        raise
-    finally:
-        os._exit(code)

@@ -76,9 +76,25 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
                 os.path.join(roots.proc, "sys", "fs/file-max")
             )
         if number == errno.EAGAIN:
-            return "no more processes or threads may be started: " + "; ".join(_processes(roots))
+            processes: List[str] = []
+            own = _limit("RLIMIT_NPROC")
+            processes.append("this user may have %s" % (own or "any number of them"))
+            processes += _addresses()  # where a thread's stack doesn't fit
+            for folder in cgroups(roots, "pids")[1]:
+                with suppress(OSError, ValueError):  # no such file; "max"
+                    most = int(_read(os.path.join(folder, "pids.max")))
+                    processes.append(
+                        "its cgroup has %s of %d (pids.max)"
+                        % (_read(os.path.join(folder, "pids.current")), most)
+                    )
+            return "no more processes or threads may be started: " + "; ".join(processes)
         if number == errno.ENOMEM:
-            return "there is no memory for it: " + "; ".join(_memory(roots))
+            memory: List[str] = []
+            memory += _addresses()
+            with suppress(OSError, KeyError, ValueError):
+                used, most = Memory(roots).read()
+                memory.append("%s of %s are used" % (_size(used), _size(most)))
+            return "there is no memory for it: " + "; ".join(memory)
         if number in FULL:
             path = _path(exc) or _fullest()
             folder = path
@@ -102,23 +118,6 @@ def _limit(name: str) -> str:
     if soft == resource.RLIM_INFINITY:
         return ""
     return "%d (%s, hard limit %s)" % (soft, name, "none" if hard == resource.RLIM_INFINITY else hard)
-
-
-def _processes(roots: Roots) -> Iterator[str]:
-    own = _limit("RLIMIT_NPROC")
-    yield "this user may have %s" % (own or "any number of them")
-    yield from _addresses()  # where a thread's stack doesn't fit
-    for folder in cgroups(roots, "pids")[1]:
-        with suppress(OSError, ValueError):  # no such file; "max"
-            most = int(_read(os.path.join(folder, "pids.max")))
-            yield "its cgroup has %s of %d (pids.max)" % (_read(os.path.join(folder, "pids.current")), most)
-
-
-def _memory(roots: Roots) -> Iterator[str]:
-    yield from _addresses()
-    with suppress(OSError, KeyError, ValueError):
-        used, most = Memory(roots).read()
-        yield "%s of %s are used" % (_size(used), _size(most))
 
 
 def _addresses() -> Iterator[str]:

@@ -240,35 +240,32 @@ class Swaps:
         says that a node is about to end.
         """
         with self._lock:
-            return self._ranks is not None and self._look(self._ranks, gone, leaves)
-
-    def _look(self, ranks: Ranks, gone: Set[int], leaves: bool) -> bool:
-        if self._unsettled:
-            settled = self._unsettled * STEP + SETTLED
-            if all(ranks.page.ready(rank) >= settled for rank in ranks.numbers if rank not in gone):
-                self._unsettled = 0
-                ranks.page.watch(False)
-        if self._try is None and self._requests:
-            self._try, self._next = _Try(self._next, self._agree), self._next + 1
-        current = self._try
-        if current is None:
-            return False
-        if not current.verdict:
-            self._follow(current, ranks.peers.heard(self._word(current, "verdict")))
-        if not current.verdict:
-            self._give_up(current, gone, leaves)
-        current.phase(current, ranks, gone)
-        return True
-
-    def _give_up(self, current: _Try, gone: Set[int], leaves: bool) -> None:
-        assert self._ranks is not None
-        request, now = current.request, time.monotonic()
-        if leaves:
-            self._decide(current, LEAVES)
-        elif gone.intersection(self._ranks.numbers):
-            self._decide(current, OVER)
-        elif request is not None and now > current.began + float(request.words["within"]):
-            self._decide(current, LATE)
+            if self._ranks is None:
+                return False
+            ranks = self._ranks
+            if self._unsettled:
+                settled = self._unsettled * STEP + SETTLED
+                if all(ranks.page.ready(rank) >= settled for rank in ranks.numbers if rank not in gone):
+                    self._unsettled = 0
+                    ranks.page.watch(False)
+            if self._try is None and self._requests:
+                self._try, self._next = _Try(self._next, self._agree), self._next + 1
+            current = self._try
+            if current is None:
+                return False
+            if not current.verdict:
+                self._follow(current, ranks.peers.heard(self._word(current, "verdict")))
+            if not current.verdict:
+                assert self._ranks is not None
+                request, now = current.request, time.monotonic()
+                if leaves:
+                    self._decide(current, LEAVES)
+                elif gone.intersection(self._ranks.numbers):
+                    self._decide(current, OVER)
+                elif request is not None and now > current.began + float(request.words["within"]):
+                    self._decide(current, LATE)
+            current.phase(current, ranks, gone)
+            return True
 
     def _word(self, current: _Try, word: str) -> str:
         assert self._ranks is not None
@@ -324,7 +321,11 @@ class Swaps:
             differing = swapped.differing(payload, self._files)
             current.files = [file for file, there in differing.items() if not there]
             lay(payload, self._files, current.files)
-            self._link(request.path, payload_of(ranks.folder, current.number))
+            to = payload_of(ranks.folder, current.number)
+            try:
+                os.link(request.path, to)
+            except OSError:  # a file system without links
+                shutil.copyfile(request.path, to)
         except _UNFIT as exc:
             self._refuse(current, exc)
             return
@@ -340,22 +341,6 @@ class Swaps:
         assert self._ranks is not None
         calls = self._ranks.page.calls(kind)
         return [calls[rank] for rank in self._ranks.numbers]
-
-    def _link(self, path: str, to: str) -> None:
-        try:
-            os.link(path, to)
-        except OSError:  # a file system without links
-            shutil.copyfile(path, to)
-
-    def _keep(self, request: _Request) -> None:
-        try:
-            self.kept.keep()
-            payload = Payload(request.path)
-            # What is there in another version no rank has imported, or it would have refused this one.
-            lay(payload, self._files, swapped.differing(payload, self._files))
-        except _UNFIT as exc:
-            text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
-            emit("Notice", text=text % (self._node, self.kept.made, exc))
 
     def _forget(self, current: _Try) -> None:
         self.kept.unstage()
@@ -407,7 +392,12 @@ class Swaps:
         calls, call = ranks.page.calls(meeting.kind), ranks.page[AT + SWAP]
         well = all(not or_back or state == WENT_WELL or calls[rank] > call for rank, state in states.items())
         if RAISED in states.values():
-            outcome = ranks.peers.decide(word, _BACK + _why(_errors(self._outcomes(current, ranks))))
+            why = "a rank failed"
+            for failed in _errors(self._outcomes(current, ranks)):
+                error = failed["error"]
+                why = ("rank %d: %s: %s" % (failed["rank"], error["type"], error["message"]))[:_MOST_WHY]
+                break
+            outcome = ranks.peers.decide(word, _BACK + why)
         elif changed and (late or (well and self._say(current, "well", "1") is not None)):
             outcome = ranks.peers.decide(word, "stays")
         else:
@@ -418,7 +408,14 @@ class Swaps:
         if back:
             self._forget(current)
         else:
-            self._keep(request)
+            try:
+                self.kept.keep()
+                payload = Payload(request.path)
+                # What is there in another version no rank has imported, or it would have refused this one.
+                lay(payload, self._files, swapped.differing(payload, self._files))
+            except _UNFIT as exc:
+                text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
+                emit("Notice", text=text % (self._node, self.kept.made, exc))
         self._record(current, ranks, request, outcome[len(_BACK) :] if back else "")
         self._unsettled = current.number
         ranks.page.watch(True)
@@ -427,7 +424,29 @@ class Swaps:
 
     def _end(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
         """End a try, with an answer to whoever asked for it."""
-        self._reply(current, ranks, record)
+        request = current.request or self._requests.get(current.id)
+        if request is not None:
+            outcomes, states = self._outcomes(current, ranks), self._states(current, set())
+            meeting = current.meeting
+            late = [number for rank, number in ranks.numbers.items() if not states[rank]]
+            lacks = {name for outcome in outcomes.values() for name in outcome.get("lacks", ())}
+            made = zip(ranks.numbers.values(), *map(self._calls, points.KINDS))
+            request.answers.put(
+                {
+                    **record,
+                    "point": points.NAMES[meeting.kind] if meeting is not None else "",
+                    "call": ranks.page[AT + SWAP] if meeting is not None else 0,
+                    "names": merged(outcome.get("names", {}) for outcome in outcomes.values()),
+                    "errors": _errors(outcomes)[:1],
+                    "troubles": [current.trouble] if current.trouble else [],
+                    "lacks": sorted(lacks),
+                    "compiled": any(outcome.get("compiled") for outcome in outcomes.values()),
+                    "late": late if record.get("why") == LATE else [],
+                    "silent": [number for number, *calls in made if not any(calls)],
+                    "metrics": outcomes.get(0, {}).get("metrics", {}),
+                }
+            )
+            self._requests.pop(request.id, None)
         if current.meeting is not None:
             ranks.page.release(SWAP)
             with suppress(OSError):
@@ -442,7 +461,7 @@ class Swaps:
                 outcomes[number] = json.load(file)
         return outcomes
 
-    def _record(self, current: _Try, ranks: Ranks, request: _Request, back: str) -> None:
+    def _record(self, current: _Try, ranks: Ranks, request: _Request, why_back: str) -> None:
         assert current.meeting is not None
         outcomes = self._outcomes(current, ranks)
         emit(
@@ -458,8 +477,8 @@ class Swaps:
             point=points.NAMES[current.meeting.kind],
             call=ranks.page[AT + SWAP],
             metrics=outcomes.get(0, {}).get("metrics", {}),
-            back=back,
-            payload="" if back or not self.kept.place else self._sealed(request.path),
+            back=why_back,
+            payload="" if why_back or not self.kept.place else self._sealed(request.path),
         )
 
     def _sealed(self, path: str) -> str:
@@ -470,40 +489,7 @@ class Swaps:
                 return base64.b64encode(sealed(payload, derived(self._key, "swap"))).decode()
         return ""
 
-    def _reply(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
-        request = current.request or self._requests.get(current.id)
-        if request is None:
-            return
-        outcomes, states = self._outcomes(current, ranks), self._states(current, set())
-        meeting = current.meeting
-        late = [number for rank, number in ranks.numbers.items() if not states[rank]]
-        lacks = {name for outcome in outcomes.values() for name in outcome.get("lacks", ())}
-        made = zip(ranks.numbers.values(), *map(self._calls, points.KINDS))
-        request.answers.put(
-            {
-                **record,
-                "point": points.NAMES[meeting.kind] if meeting is not None else "",
-                "call": ranks.page[AT + SWAP] if meeting is not None else 0,
-                "names": merged(outcome.get("names", {}) for outcome in outcomes.values()),
-                "errors": _errors(outcomes)[:1],
-                "troubles": [current.trouble] if current.trouble else [],
-                "lacks": sorted(lacks),
-                "compiled": any(outcome.get("compiled") for outcome in outcomes.values()),
-                "late": late if record.get("why") == LATE else [],
-                "silent": [number for number, *calls in made if not any(calls)],
-                "metrics": outcomes.get(0, {}).get("metrics", {}),
-            }
-        )
-        self._requests.pop(request.id, None)
-
 
 def _errors(outcomes: Dict[int, Dict[str, Any]]) -> List[Dict[str, Any]]:
     pairs = sorted(outcomes.items())
     return [{"rank": rank, "error": outcome["error"]} for rank, outcome in pairs if "error" in outcome]
-
-
-def _why(errors: List[Dict[str, Any]]) -> str:
-    for failed in errors:
-        error = failed["error"]
-        return ("rank %d: %s: %s" % (failed["rank"], error["type"], error["message"]))[:_MOST_WHY]
-    return "a rank failed"  # with no room to write down how

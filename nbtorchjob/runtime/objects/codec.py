@@ -50,7 +50,14 @@ class Encoder:
         """Return a tree that ``json.dumps`` takes; raises what pickling the value as a whole raises."""
         try:
             tree = self._tree(value)
-            if not self._overlap():
+            last = 0
+            overlap = False
+            for start, end in sorted(self._spans):
+                if start < last:
+                    overlap = True
+                    break
+                last = end
+            if not overlap:
                 return tree
         except (_NotPlainError, RecursionError):
             pass
@@ -67,14 +74,6 @@ class Encoder:
             except RecursionError:
                 pass
             raise
-
-    def _overlap(self) -> bool:
-        last = 0
-        for start, end in sorted(self._spans):
-            if start < last:
-                return True
-            last = end
-        return False
 
     def _pickle(self, value: Any) -> Any:
         oob: List[pickle.PickleBuffer] = []
@@ -175,7 +174,18 @@ class Encoder:
             return self._other(value)
         start = value.data_ptr()  # of GPUs, too, no two of which have the same
         self._spans.append((start, start + value.numel() * value.element_size()))
-        at = self._buffer(_bytes_of(value))
+        # A view of the tensor's bytes, which it keeps alive; needs no numpy and takes every dtype
+        plain = value.detach().cpu().contiguous()
+        size = plain.numel() * plain.element_size()
+        if not size:
+            bytes_of = memoryview(b"")
+        else:
+            import ctypes  # late: who lists jobs reads no tensors
+
+            raw = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
+            raw._tensor = plain  # the memory lives as long as this view
+            bytes_of = memoryview(raw).cast("B")
+        at = self._buffer(bytes_of)
         return {
             _TAG: "tensor",
             "dtype": str(value.dtype).rpartition(".")[2],
@@ -294,7 +304,12 @@ class _Decoder:
         if not isinstance(dtype, torch.dtype):
             raise ValueError("torch has no dtype %s" % tree["dtype"])
         with torch.inference_mode(bool(tree.get("inference"))):
-            data = _tensor_of(self._buffer(tree["buffer"]), dtype, tree["shape"], False)
+            # Over the buffer's own memory, without a copy
+            view = memoryview(self._buffer(tree["buffer"]))
+            if view.readonly and view.nbytes:
+                view = memoryview(bytearray(view))
+            data = torch.frombuffer(view, dtype=dtype) if view.nbytes else torch.empty(0, dtype=dtype)
+            data = data.reshape(tuple(tree["shape"])).requires_grad_(False)
             if tree["parameter"]:
                 return torch.nn.Parameter(data, requires_grad=tree["grad"])
             return data.requires_grad_(tree["grad"])
@@ -338,28 +353,3 @@ def _dense(tensor: Any) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
-
-
-def _bytes_of(tensor: Any) -> memoryview:
-    """A view of the tensor's bytes, which it keeps alive; needs no numpy and takes every dtype."""
-    plain = tensor.detach().cpu().contiguous()
-    size = plain.numel() * plain.element_size()
-    if not size:
-        return memoryview(b"")
-    import ctypes  # late: who lists jobs reads no tensors
-
-    raw = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
-    raw._tensor = plain  # the memory lives as long as this view
-    return memoryview(raw).cast("B")
-
-
-def _tensor_of(data: Any, dtype: Any, shape: Sequence[int], requires_grad: bool) -> Any:
-    """Make a tensor over the memory of ``data``, without a copy."""
-    import torch
-
-    view = memoryview(data)
-    if not view.nbytes:
-        return torch.empty(0, dtype=dtype).reshape(tuple(shape)).requires_grad_(requires_grad)
-    if view.readonly:
-        view = memoryview(bytearray(view))
-    return torch.frombuffer(view, dtype=dtype).reshape(tuple(shape)).requires_grad_(requires_grad)

@@ -18,7 +18,7 @@ import operator
 import sys
 import types
 import typing
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
 
 from nbtorchjob.runtime.objects.sources import SourceError, stands_in
 
@@ -61,9 +61,42 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
             type.__delattr__(cls, name)
     absent = [name for name, value in attributes.items() if stands_in(_function(value))]
     if attributes.get("_is_protocol"):
-        _renew_protocol(cls, attributes, absent)
+        for name in absent:
+            if name in vars(cls):
+                type.__delattr__(cls, name)
+        for name in _PROTOCOL:
+            if name in vars(cls):
+                type.__delattr__(cls, name)
+        typing.Protocol.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
+        if sys.version_info >= (3, 12):
+            attrs: Any = typing._get_protocol_attrs(cls)
+            cls.__protocol_attrs__ = attrs
+            if sys.version_info[:2] == (3, 12):
+                cls.__callable_proto_members_only__ = all(
+                    callable(getattr(cls, attr, None)) for attr in attrs
+                )
+        if attributes.get("_is_runtime_protocol"):
+            typing.runtime_checkable(cls)
     elif absent and "__dataclass_params__" in attributes:
-        _renew_dataclass(cls, attributes, absent)
+        for name in absent:
+            type.__delattr__(cls, name)
+        annotations = attributes.get("__annotations__", {})
+        fields = {k: field for k, field in attributes["__dataclass_fields__"].items() if k in annotations}
+        before = {name: vars(cls)[name] for name in fields if name in vars(cls)}
+        for name, field in fields.items():
+            if field._field_type.name != "_FIELD_CLASSVAR":
+                type.__setattr__(cls, name, copy.copy(field))
+        type.__setattr__(cls, "__annotations__", {name: _annotation(field) for name, field in fields.items()})
+        params = attributes["__dataclass_params__"]
+        try:
+            dataclasses.dataclass(**{name: getattr(params, name) for name in _WRITES})(cls)
+        finally:
+            for name in fields:
+                if name in vars(cls):
+                    type.__delattr__(cls, name)
+            before.update({k: attributes[k] for k in ("__dataclass_fields__", "__dataclass_params__")})
+            for name, value in {**before, "__annotations__": annotations}.items():
+                type.__setattr__(cls, name, value)
     elif absent and _is_namedtuple(cls, attributes):
         defaults = attributes["_field_defaults"].values()
         fields = attributes["_fields"]
@@ -71,23 +104,6 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
         for name in _NAMEDTUPLE:
             if name in vars(made) and (name in absent or name not in attributes):
                 type.__setattr__(cls, name, vars(made)[name])
-
-
-def _renew_protocol(cls: Any, attributes: Dict[str, Any], absent: List[str]) -> None:
-    for name in absent:
-        if name in vars(cls):
-            type.__delattr__(cls, name)
-    for name in _PROTOCOL:
-        if name in vars(cls):
-            type.__delattr__(cls, name)
-    typing.Protocol.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
-    if sys.version_info >= (3, 12):
-        attrs: Any = typing._get_protocol_attrs(cls)
-        cls.__protocol_attrs__ = attrs
-        if sys.version_info[:2] == (3, 12):
-            cls.__callable_proto_members_only__ = all(callable(getattr(cls, attr, None)) for attr in attrs)
-    if attributes.get("_is_runtime_protocol"):
-        typing.runtime_checkable(cls)
 
 
 # Names that not every Python has
@@ -245,28 +261,6 @@ SENTINELS = {
 }
 
 
-def _renew_dataclass(cls: Any, attributes: Dict[str, Any], absent: List[str]) -> None:
-    for name in absent:
-        type.__delattr__(cls, name)
-    annotations = attributes.get("__annotations__", {})
-    fields = {k: field for k, field in attributes["__dataclass_fields__"].items() if k in annotations}
-    before = {name: vars(cls)[name] for name in fields if name in vars(cls)}
-    for name, field in fields.items():
-        if field._field_type.name != "_FIELD_CLASSVAR":
-            type.__setattr__(cls, name, copy.copy(field))
-    type.__setattr__(cls, "__annotations__", {name: _annotation(field) for name, field in fields.items()})
-    params = attributes["__dataclass_params__"]
-    try:
-        dataclasses.dataclass(**{name: getattr(params, name) for name in _WRITES})(cls)
-    finally:
-        for name in fields:
-            if name in vars(cls):
-                type.__delattr__(cls, name)
-        before.update({k: attributes[k] for k in ("__dataclass_fields__", "__dataclass_params__")})
-        for name, value in {**before, "__annotations__": annotations}.items():
-            type.__setattr__(cls, name, value)
-
-
 def _annotation(field: Any) -> Any:
     # A text would be looked up in the notebook's module, which isn't there yet.
     if field._field_type.name == "_FIELD_CLASSVAR":
@@ -342,7 +336,12 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
                 _set(cls, **{name: redirect})
             else:
                 _set(cls, **{name: member})
-        _note_value(vars(cls), name, member._value_)
+        tables = vars(cls)
+        if type(member._value_).__hash__ is not None:
+            tables.get("_hashable_values_", []).append(member._value_)  # Python 3.14
+        else:
+            tables.get("_unhashable_values_", []).append(member._value_)  # 3.11
+            tables.get("_unhashable_values_map_", {}).setdefault(name, []).append(member._value_)
     return {
         name: value
         for name, value in attributes.items()
@@ -357,14 +356,6 @@ def _set(cls: type, **attributes: Any) -> None:
 
 def _is_bit(value: Any) -> bool:
     return isinstance(value, int) and value > 0 and not value & (value - 1)
-
-
-def _note_value(tables: Any, name: str, value: Any) -> None:
-    if type(value).__hash__ is not None:
-        tables.get("_hashable_values_", []).append(value)  # Python 3.14
-        return
-    tables.get("_unhashable_values_", []).append(value)  # 3.11
-    tables.get("_unhashable_values_map_", {}).setdefault(name, []).append(value)  # 3.13
 
 
 def _of_enums(value: Any) -> bool:

@@ -47,24 +47,25 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
             return known
     if names:
         return None
-    return _held_by_parent(module, name) or _held(module)
-
-
-def _held_by_parent(module: Any, name: str) -> Optional[Tuple[Any, str]]:
-    """Return where ``a.b.c`` is found if it is named after its place, though ``sys.modules`` lacks it."""
     top, *steps = name.split(".")
     holder = sys.modules.get(top)
     if not steps or holder is None or made_by_hand(top):
-        return None
-    for step in steps[:-1]:
-        holder = getattr(holder, step, None)
-    return (holder, steps[-1]) if attributes(holder).get(steps[-1]) is module else None
+        held_by_parent = None
+    else:
+        for step in steps[:-1]:
+            holder = getattr(holder, step, None)
+        held_by_parent = (holder, steps[-1]) if attributes(holder).get(steps[-1]) is module else None
+    return held_by_parent or _held(module)
 
 
 def _held(module: Any) -> Optional[Tuple[Any, str]]:
     """Return which imported module has it among its variables, as extensions and lazy imports do."""
-    if type(module) is types.ModuleType and _has_code(module):
-        return None  # made here, and handed to a library
+    if type(module) is types.ModuleType:
+        own = attributes(module)
+        if any(
+            type(value) is types.FunctionType and value.__globals__ is own for value in own.copy().values()
+        ):
+            return None  # made here, and handed to a library
     for name, holder in sys.modules.copy().items():
         if holder is None or name in _MAIN:
             continue
@@ -72,13 +73,6 @@ def _held(module: Any) -> Optional[Tuple[Any, str]]:
             if value is module and not made_by_hand(name):
                 return holder, attribute
     return None
-
-
-def _has_code(module: types.ModuleType) -> bool:
-    own = attributes(module)
-    return any(
-        type(value) is types.FunctionType and value.__globals__ is own for value in own.copy().values()
-    )
 
 
 def made_by_hand(name: str) -> bool:
@@ -159,14 +153,14 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
 
 
 def _stateless(value: Any) -> bool:
-    type_: Any = type(value)
-    if type_.__reduce_ex__ is not object.__reduce_ex__ or type_.__reduce__ is not object.__reduce__:
+    kind: Any = type(value)
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return False
     try:
         reduced = value.__reduce_ex__(2)
     except Exception:  # whatever its own __getstate__ raises
         return False
-    return tuple(reduced[1:]) == ((type_,), None, None, None)
+    return tuple(reduced[1:]) == ((kind,), None, None, None)
 
 
 def installed(module: Any) -> bool:

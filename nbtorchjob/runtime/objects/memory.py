@@ -71,7 +71,11 @@ class Memory:
         pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(out_of_band(buffer)))
         pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
         slots, regions = self._regions()
-        pickler.dump(_Table(slots, [_buffer(region) for region in regions]))
+        buffers: List[Any] = []
+        for region in regions:
+            view = view_of(region.place, region.start, region.end, region.owners)
+            buffers.append(bytearray(view) if view.nbytes < SMALL else pickle.PickleBuffer(view))
+        pickler.dump(_Table(slots, buffers))
         return out.getvalue()[:-1] + pickle.POP
 
     @property
@@ -100,11 +104,6 @@ class _Used:
     start: int
     end: int
     owners: List[Any]
-
-
-def _buffer(used: _Used) -> Any:
-    view = view_of(used.place, used.start, used.end, used.owners)
-    return bytearray(view) if view.nbytes < SMALL else pickle.PickleBuffer(view)
 
 
 def view_of(place: Place, start: int, end: int, owners: List[Any]) -> memoryview:

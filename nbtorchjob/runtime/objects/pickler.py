@@ -261,7 +261,26 @@ class Pickler(pickle.Pickler):
             return generated.reduce_name(cls)
         if cls in _TYPES:
             return getattr, (types, _TYPES[cls])
-        state = _class_state(cls)
+        # What stands in a class, without what Python puts there when it makes one
+
+        def made(value: Any) -> bool:
+            types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+            return isinstance(value, types_) and value.__objclass__ is cls
+
+        state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
+        lazy = _ANNOTATIONS.intersection(state)
+        if lazy:
+            for name in lazy:
+                del state[name]
+            state["__annotations__"] = annotations_of(cls)
+        if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
+            types_ = types.MemberDescriptorType
+            state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
+        if issubclass(cls, enum.Enum):
+            # Combined flags are found again when they are asked for.
+            members = set(map(id, state["_member_map_"].values()))
+            values = state["_value2member_map_"]
+            state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
         taken = {"__module__", "__slots__"}.intersection(state)
         own: Dict[str, Any] = {name: state.pop(name) for name in sorted(taken)}
         own["__qualname__"] = cls.__qualname__
@@ -329,13 +348,26 @@ class Pickler(pickle.Pickler):
             cell = rebuilt.make_cell()
             self._cells[id(cell)] = cell
             state = (cell, variable.__value__)
-            args = (variable.__name__, variable.__module__, cell)
-            return rebuilt.make_alias, args, state, None, None, rebuilt.fill_alias
+            alias = (variable.__name__, variable.__module__, cell)
+            return rebuilt.make_alias, alias, state, None, None, rebuilt.fill_alias
         try:
             known_as = rebuilt.tag(variable)
         except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
             known_as = ""
-        return rebuilt.tracked, (known_as, variable.__module__, *_variable(variable))
+        type_: Any = type(variable)
+        args = (variable.__name__, *getattr(variable, "__constraints__", ()))
+        for name in ("__supertype__", "__value__"):
+            if hasattr(variable, name):
+                args = (*args, getattr(variable, name))
+        names = ("bound", "covariant", "contravariant", "infer_variance", "type_params")
+        options = {name: getattr(variable, "__%s__" % name, None) for name in names}
+        if hasattr(variable, "has_default") and variable.has_default():  # Python 3.13
+            options["default"] = variable.__default__
+        return rebuilt.tracked, (
+            known_as,
+            variable.__module__,
+            *(functools.partial(type_, **{name: value for name, value in options.items() if value}), args),
+        )
 
     def reduce_builtin(self, function: Any) -> Any:
         """Reduce a function of Python's own, or of a library in C: by its name."""
@@ -466,30 +498,6 @@ def _registered(name: str) -> bool:
     """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     return any(name == prefix or name.startswith(prefix + ".") for prefix in by_value)
-
-
-def _class_state(cls: Any) -> Dict[str, Any]:
-    """Return what stands in a class, without what Python puts there when it makes one."""
-
-    def made(value: Any) -> bool:
-        types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
-        return isinstance(value, types_) and value.__objclass__ is cls
-
-    state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
-    lazy = _ANNOTATIONS.intersection(state)
-    if lazy:
-        for name in lazy:
-            del state[name]
-        state["__annotations__"] = annotations_of(cls)
-    if "__slots__" in state and not isinstance(state["__slots__"], (str, tuple, list, dict)):
-        types_ = types.MemberDescriptorType
-        state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
-    if issubclass(cls, enum.Enum):
-        # Combined flags are found again when they are asked for.
-        members = set(map(id, state["_member_map_"].values()))
-        values = state["_value2member_map_"]
-        state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
-    return state
 
 
 def _reduce_member(member: Any) -> Any:
@@ -632,19 +640,6 @@ _WRAPPER = "DistributedDataParallel"
 
 def _reduce_wrapper(wrapper: Any) -> Any:
     return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
-
-
-def _variable(variable: Any) -> Tuple[Any, Any]:
-    type_: Any = type(variable)
-    args = (variable.__name__, *getattr(variable, "__constraints__", ()))
-    for name in ("__supertype__", "__value__"):
-        if hasattr(variable, name):
-            args = (*args, getattr(variable, name))
-    names = ("bound", "covariant", "contravariant", "infer_variance", "type_params")
-    options = {name: getattr(variable, "__%s__" % name, None) for name in names}
-    if hasattr(variable, "has_default") and variable.has_default():  # Python 3.13
-        options["default"] = variable.__default__
-    return functools.partial(type_, **{name: value for name, value in options.items() if value}), args
 
 
 _VARIABLES = tuple(

@@ -26,7 +26,7 @@ import types
 import warnings
 import weakref
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 HERE = "%d.%d" % sys.version_info[:2]
 home = HERE  # the Python that this process's values go to
@@ -142,11 +142,33 @@ class Codes:
         together: Dict[Tuple[str, Tuple[str, ...]], List[int]] = {}
         for number, code in enumerate(self._codes):
             if id(code) not in self._made:
-                together.setdefault((code.co_filename, _features(code)), []).append(number)
+                features = tuple(
+                    name
+                    for name in __future__.all_feature_names
+                    if code.co_flags & getattr(__future__, name).compiler_flag and name != "nested_scopes"
+                )
+                together.setdefault((code.co_filename, features), []).append(number)
         files: List[Dict[str, Any]] = []
         places: List[Any] = [None] * len(self._codes)
         for (filename, features), numbers in together.items():
-            text, indices = _source(filename, features, [self._codes[number] for number in numbers])
+            codes = [self._codes[number] for number in numbers]
+            lines = {code.co_firstlineno for code in codes}
+            best: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
+            # Since Python 3.12 a method of a name that the same module imports is called in another way: a
+            # script's functions were compiled with the imports, a cell's statements each by itself.
+            for text, imports in ((text, imports) for text in _texts(filename) for imports in (False, True)):
+                try:
+                    less = _only(text, lines, imports)
+                    compiled = functions(less, filename, features)
+                except (SyntaxError, ValueError, RecursionError):
+                    continue
+                indices = [
+                    next((index for index, other in enumerate(compiled) if other == code), None)
+                    for code in codes
+                ]
+                if indices.count(None) < best[1].count(None):
+                    best = less, indices
+            text, indices = best
             for number, index in zip(numbers, indices):
                 places[number] = None if index is None else [len(files), index]
             if text:
@@ -179,39 +201,9 @@ class _Front:
         return begin, (self._text,)
 
 
-def _features(code: types.CodeType) -> Tuple[str, ...]:
-    return tuple(
-        name
-        for name in __future__.all_feature_names
-        if code.co_flags & getattr(__future__, name).compiler_flag and name != "nested_scopes"
-    )  # that one's flag says that code is nested
-
-
 def _described(code: types.CodeType) -> str:
     name = getattr(code, "co_qualname", code.co_name)
     return "%s (line %d of %s)" % (name, code.co_firstlineno, code.co_filename)
-
-
-def _source(
-    filename: str, features: Tuple[str, ...], codes: Sequence[types.CodeType]
-) -> Tuple[str, List[Optional[int]]]:
-    """Return the statements that define ``codes``, and which function each is in them; "" where none is."""
-    lines = {code.co_firstlineno for code in codes}
-    best: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
-    # Since Python 3.12 a method of a name that the same module imports is called in another way: a script's
-    # functions were compiled with the imports, a cell's statements each by itself.
-    for text, imports in ((text, imports) for text in _texts(filename) for imports in (False, True)):
-        try:
-            less = _only(text, lines, imports)
-            compiled = functions(less, filename, features)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        indices = [
-            next((index for index, other in enumerate(compiled) if other == code), None) for code in codes
-        ]
-        if indices.count(None) < best[1].count(None):
-            best = less, indices
-    return best
 
 
 def _texts(filename: str) -> Iterator[str]:
@@ -234,8 +226,12 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
     """
     spans = []
     for statement in ast.parse(text).body:
-        if imports and _imports(statement):
-            wanted = wanted | {statement.lineno}
+        if imports:
+            defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            if not defines and any(
+                isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(statement)
+            ):
+                wanted = wanted | {statement.lineno}
         first = min(part.lineno for part in (statement, *getattr(statement, "decorator_list", ())))
         spans.append((first, statement.end_lineno or first))
     kept: Set[int] = set()
@@ -248,11 +244,6 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
                 kept.update(lines)
     numbered = enumerate(text.split("\n"), 1)
     return "\n".join(line if number in kept else "" for number, line in numbered).rstrip() + "\n"
-
-
-def _imports(statement: ast.stmt) -> bool:
-    defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    return not defines and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(statement))
 
 
 # Where it arrives

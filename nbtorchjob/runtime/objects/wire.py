@@ -158,13 +158,26 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
         if not hmac.compare_digest(sign(raw, key), fixed[len(MAGIC) : len(MAGIC) + 32]):
             raise WireError("its signature isn't of this job's key for this rank and round")
         header = json.loads(raw)
-        mapped = _mapped(file, size)
+        # The file's bytes, private and writable: what the user changes stays in this process
+        if size < _SMALL:  # a mapping holds a file descriptor for as long as the value lives
+            file.seek(0)
+            mapped = memoryview(bytearray(file.read()))
+        else:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     if "withheld" in header:
         return Withheld(**header["withheld"])
     unpicklable: Optional[Dict[str, Any]] = header.get("unpicklable")
     if unpicklable is not None:
         return Unpicklable(unpicklable["type"], Error.from_json(unpicklable["error"]))
-    buffers = _slices(mapped, _FIXED + length, header["sizes"])
+    offset = _FIXED + length
+    sizes = header["sizes"]
+    buffers = []
+    for size in sizes:
+        offset += -offset % ALIGN
+        if size < 0 or offset + size > len(mapped):
+            raise WireError("it was cut short")
+        buffers.append(mapped[offset : offset + size])
+        offset += size
     for index, digest in header["sha256"].items():
         if _digest(buffers[int(index)]) != digest:
             raise WireError("a pickle in it was changed")
@@ -174,25 +187,6 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
     if lost is not None:
         lost += missing
     return decode(header["tree"], buffers, load, missing)
-
-
-def _mapped(file: Any, size: int) -> memoryview:
-    """Return the file's bytes, private and writable: what the user changes stays in this process."""
-    if size < _SMALL:  # a mapping holds a file descriptor for as long as the value lives
-        file.seek(0)
-        return memoryview(bytearray(file.read()))
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-
-
-def _slices(mapped: memoryview, offset: int, sizes: List[int]) -> List[memoryview]:
-    out = []
-    for size in sizes:
-        offset += -offset % ALIGN
-        if size < 0 or offset + size > len(mapped):
-            raise WireError("it was cut short")
-        out.append(mapped[offset : offset + size])
-        offset += size
-    return out
 
 
 def sign(data: Any, key: bytes) -> bytes:

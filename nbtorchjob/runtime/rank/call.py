@@ -31,16 +31,14 @@ def run(call: dict[str, Any], path: str = "") -> Any:
     namespace = namespace_of(call)
     sys.argv = list(call["argv"])
     become_main(namespace, path)
-    return act(call, namespace, _replay(namespace))
-
-
-def _replay(namespace: dict[str, Any]) -> Any:
-    """Return what makes the swaps of earlier attempts again, if there were any."""
+    # What makes the swaps of earlier attempts again, if there were any
     if not os.path.isdir(os.environ.get(KEPT_AT, "")):
-        return None
-    from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
+        replay = None
+    else:
+        from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
 
-    return swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), namespace)
+        replay = swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), namespace)
+    return act(call, namespace, replay)
 
 
 def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
@@ -123,7 +121,13 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any) -> Any:
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         values = {name: namespace[name] for name in call.get("theirs", ())}
-        return _finished(_enter(namespace[call["entry"]], dict(values, **call["kwargs"])))
+        function = namespace[call["entry"]]
+        values = dict(values, **call["kwargs"])
+        parameters = inspect.signature(function).parameters.values()
+        ahead = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        # One without a value has a default: the host saw to that.
+        args = [values.pop(p.name) if p.name in values else p.default for p in ahead]
+        return _finished(function(*args, **values))
     return namespace.pop(_VALUE, None)
 
 
@@ -136,14 +140,6 @@ def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, An
     """Run the statements of a cell, which may await at their top."""
     code = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     _finished(eval(code, namespace))
-
-
-def _enter(function: Any, values: dict[str, Any]) -> Any:
-    parameters = inspect.signature(function).parameters.values()
-    ahead = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    # One without a value has a default: the host saw to that.
-    args = [values.pop(p.name) if p.name in values else p.default for p in ahead]
-    return function(*args, **values)
 
 
 def _finished(result: Any) -> Any:

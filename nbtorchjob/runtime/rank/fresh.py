@@ -49,24 +49,44 @@ def too_late(name: str) -> bool:
 
 def start() -> None:
     """Forget what this process was forked from."""
-    _reset_signals()
-    _be_main_process()
-    if FOLDER in os.environ:
-        keep_sockets(os.environ[FOLDER])
-    _own_tracker()
-    _own_files()
-    _leave_libraries()
-    _reseed()
-    tempfile.tempdir = None  # TMPDIR may be another one now
-    gc.freeze()  # what is here isn't the program's: its files are told by that (``streams.py``)
-
-
-def _reset_signals() -> None:
     # A forked rank inherits the agent's handlers, and the template ignores SIGINT.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
+    _be_main_process()
+    if FOLDER in os.environ:
+        keep_sockets(os.environ[FOLDER])
+    # Have a tracker of its own, started once there is something to be tracked.
+    # One that others have, too, removes what this process leaves in shared memory only when they have
+    # ended.
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)  # private to CPython (3.14)
+    fd = getattr(tracker, "_fd", None)
+    if fd is not None:
+        tracker._fd = tracker._pid = None
+        os.close(fd)
+    # Let no program that the code runs inherit this process's files: the forkserver marks none of them.
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
+        except OSError:  # the folder's own
+            pass
+    # torch takes its 134 libraries of operators down: 70 ms in a rank, which has to copy that memory.
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
+        finalizer.atexit = False
+    # Draw seeds from the system: forks of one process would otherwise all go on with its numbers.
+    # Python does that for `random` at each fork. torch's default generator draws its seed when it is
+    # made, which was in the process that imported torch; those of devices are made when they are first
+    # used.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # `torch.seed` would seed all devices with one number
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    tempfile.tempdir = None  # TMPDIR may be another one now
+    gc.freeze()  # what is here isn't the program's: its files are told by that (``streams.py``)
 
 
 def _be_main_process() -> None:
@@ -108,37 +128,6 @@ def keep_sockets(folder: str) -> None:
 _LONGEST = 107 - len("/listener-12345678")  # bytes; a socket's path has at most 107 (Linux)
 
 
-def _own_tracker() -> None:
-    """Have a tracker of its own, started once there is something to be tracked.
-
-    One that others have, too, removes what this process leaves in shared memory only when they have ended.
-    """
-    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)  # private to CPython (3.14)
-    fd = getattr(tracker, "_fd", None)
-    if fd is not None:
-        tracker._fd = tracker._pid = None
-        os.close(fd)
-
-
-def _own_files() -> None:
-    """Let no program that the code runs inherit this process's files: the forkserver marks none of them."""
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        try:
-            if int(name) > 2:
-                os.set_inheritable(int(name), False)
-        except OSError:  # the folder's own
-            pass
-
-
-def _leave_libraries() -> None:
-    """Have what libraries would undo at exit left to the kernel, as far as it was there before the fork.
-
-    torch takes its 134 libraries of operators down: 70 ms in a rank, which has to copy that memory.
-    """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
-        finalizer.atexit = False
-
-
 def use_threads() -> None:
     """Have torch and numpy use as many threads as ``OMP_NUM_THREADS`` says.
 
@@ -153,11 +142,16 @@ def use_threads() -> None:
 
     _threads = number
     torch.set_num_threads(int(number))
-    for path in _loaded("openblas"):  # numpy's; it has no door of its own to this
-        library = ctypes.CDLL(path)
-        for name in _OPENBLAS:
-            if hasattr(library, name):
-                getattr(library, name)(int(number))
+    # numpy's library, which has no door of its own to this, is found among those of this process (Linux).
+    paths = set()
+    with suppress(OSError), open("/proc/self/maps", errors="replace") as file:
+        paths = {line.split(None, 5)[-1].rstrip("\n") for line in file if "openblas" in line}
+    for path in paths:
+        if "openblas" in os.path.basename(path) and ".so" in path:
+            library = ctypes.CDLL(path)
+            for name in _OPENBLAS:
+                if hasattr(library, name):
+                    getattr(library, name)(int(number))
 
 
 _threads = ""  # that this process uses by now, or the one that it was forked from
@@ -167,27 +161,3 @@ _OPENBLAS = (
     "openblas_set_num_threads64_",
     "openblas_set_num_threads",
 )
-
-
-def _loaded(word: str) -> "set[str]":
-    """Return the shared libraries of this process that have ``word`` in their name (Linux)."""
-    try:
-        with open("/proc/self/maps", errors="replace") as file:
-            paths = {line.split(None, 5)[-1].rstrip("\n") for line in file if word in line}
-    except OSError:
-        return set()
-    return {path for path in paths if word in os.path.basename(path) and ".so" in path}
-
-
-def _reseed() -> None:
-    """Draw seeds from the system: forks of one process would otherwise all go on with its numbers.
-
-    Python does that for `random` at each fork. torch's default generator draws its seed when it is made,
-    which was in the process that imported torch; those of devices are made when they are first used.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()  # `torch.seed` would seed all devices with one number
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()

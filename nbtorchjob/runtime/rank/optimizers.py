@@ -44,7 +44,26 @@ class Setting:
 
     def prepare(self) -> bool:
         """Find the optimizer; return whether the value changes. Raises ``CannotSetError``."""
-        self._optimizer = self._found()
+        named = self._space.get(self._name)
+        named = getattr(named, "optimizer", named)  # accelerate and Lightning wrap one (1.15, 2.6)
+        if hasattr(named, "param_groups"):
+            self._optimizer = named
+        else:
+            if self._name != ANY:
+                raise CannotSetError("%s: this rank has no global optimizer %s" % (self.path, self._name))
+            # The optimizers of this process, but for those that wrap one of them
+            base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+            some = _living(base)
+            if len(some) > 1:
+                some = []  # nothing is to hold on to those that nobody uses any more
+                gc.collect()
+                some = _living(base)
+            some = [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
+            if len(some) != 1:
+                names = ", ".join(sorted(type(one).__name__ for one in some))
+                many = "%d optimizers (%s): name one that is a global" % (len(some), names)
+                raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
+            self._optimizer = some[0]
         groups = self._optimizer.param_groups
         lacking = [group for group in groups if self.key not in group]
         if lacking:
@@ -56,7 +75,16 @@ class Setting:
                 "%s: its %d groups have different values (%s): set them in a function that you swap"
                 % (self.path, len(groups), ", ".join(map(str, values[:4])))
             )
-        if not _alike(values[0], self._value):
+        old = values[0]
+        if isinstance(old, bool) or isinstance(self._value, bool):
+            alike = type(old) is type(self._value)
+        elif isinstance(old, (int, float)):
+            alike = isinstance(self._value, (int, float))
+        else:
+            alike = type(old) is type(self._value) and (
+                not isinstance(old, (tuple, list)) or len(old) == len(self._value)
+            )
+        if not alike:
             raise CannotSetError("%s is %r, and can't become %r" % (self.path, values[0], self._value))
         if self.key == "lr" and values[0] == 0 and self._schedulers():
             raise CannotSetError("%s: its schedule has it at 0 now; try again some steps later" % self.path)
@@ -106,20 +134,6 @@ class Setting:
         """Return the value as it is now."""
         return _plain(self._optimizer.param_groups[0][self.key])
 
-    def _found(self) -> Any:
-        named = self._space.get(self._name)
-        named = getattr(named, "optimizer", named)  # accelerate and Lightning wrap one (1.15, 2.6)
-        if hasattr(named, "param_groups"):
-            return named
-        if self._name != ANY:
-            raise CannotSetError("%s: this rank has no global optimizer %s" % (self.path, self._name))
-        some = _optimizers()
-        if len(some) != 1:
-            names = ", ".join(sorted(type(one).__name__ for one in some))
-            many = "%d optimizers (%s): name one that is a global" % (len(some), names)
-            raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
-        return some[0]
-
     def _schedulers(self) -> List[Any]:
         known = sys.modules.get("torch.optim.lr_scheduler")
         base = getattr(known, "LRScheduler", ())
@@ -152,31 +166,12 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
     handle = optimizer.register_optimizer_step_pre_hook(step)
 
 
-def _optimizers() -> List[Any]:
-    """Return the optimizers of this process, but for those that wrap one of them."""
-    base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
-    some = _living(base)
-    if len(some) > 1:
-        some = []  # nothing is to hold on to those that nobody uses any more
-        gc.collect()
-        some = _living(base)
-    return [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
-
-
 def _living(type_: Any) -> List[Any]:
     return [one for one in gc.get_objects() if issubclass(type(one), type_)] if type_ else []
 
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _alike(old: Any, new: Any) -> bool:
-    if isinstance(old, bool) or isinstance(new, bool):
-        return type(old) is type(new)
-    if isinstance(old, (int, float)):
-        return isinstance(new, (int, float))
-    return type(old) is type(new) and (not isinstance(old, (tuple, list)) or len(old) == len(new))
 
 
 def _put(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:

@@ -23,7 +23,7 @@ import time
 import traceback
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List
 
 from nbtorchjob.runtime.api.points import KEPT_AT
 from nbtorchjob.runtime.rank import call
@@ -69,7 +69,15 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
         from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
 
         swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), space).advance(())
-    space["__getattr__"] = _teller(missed - set(space))
+    own_names = missed - set(space)
+
+    def __getattr__(name: str) -> Any:
+        if name in own_names:
+            # No AttributeError: pickle would replace it by a text of its own.
+            raise LookupError(_why(name))
+        raise AttributeError("module '__main__' has no attribute %r" % name)
+
+    space["__getattr__"] = __getattr__
     names.clear()
     names.update(space)
 
@@ -107,8 +115,11 @@ def _is_quiet(stmt: ast.stmt) -> bool:
         if any(isinstance(node, (ast.Attribute, ast.Subscript)) for t in targets for node in ast.walk(t)):
             return False
         value = stmt.value
-        if isinstance(value, ast.Call) and _callee(value) in _MAKERS:
-            return True
+        if isinstance(value, ast.Call):
+            function = value.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in _MAKERS:
+                return True
         return value is None or not any(isinstance(node, _DOES) for node in ast.walk(value))
     if isinstance(stmt, ast.If):
         return all(map(_is_quiet, [*stmt.body, *stmt.orelse]))
@@ -118,27 +129,12 @@ def _is_quiet(stmt: ast.stmt) -> bool:
     return isinstance(stmt, _DEFINES)
 
 
-def _callee(node: ast.Call) -> str:
-    function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
 def _stored(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
-
-
-def _teller(names: Set[str]) -> Callable[[str], Any]:
-    def __getattr__(name: str) -> Any:
-        if name in names:
-            # No AttributeError: pickle would replace it by a text of its own.
-            raise LookupError(_why(name))
-        raise AttributeError("module '__main__' has no attribute %r" % name)
-
-    return __getattr__
 
 
 def _why(name: str) -> str:
@@ -169,18 +165,21 @@ def notes(exc: BaseException, log: str) -> List[str]:
     """
     text, main = str(exc), sys.modules["__main__"]
     reasons = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
-    tail = _tail(log) if _ENDED.search(text) else ""
+    if _ENDED.search(text):
+        try:
+            with open(log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                tail = file.read().decode(errors="replace")
+        except OSError:
+            tail = ""
+    else:
+        tail = ""
     said = _LAST_WORDS.findall(tail)
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
-    return reasons + ["That process said: %s" % line for line in said[-1:]] + [*_ended_workers(exc, exited)]
-
-
-def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
-    """Yield how workers of a DataLoader ended that was asked for its next batch.
-
-    What torch raises is often just the end of a connection: to the worker that was to send a file's number
-    along with its batch.
-    """
+    # How workers of a DataLoader ended that was asked for its next batch.
+    # What torch raises is often just the end of a connection: to the worker that was to send a file's
+    # number along with its batch.
+    ended_workers: List[str] = []
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         workers = getattr(frame.f_locals.get("self"), "_workers", ())
         if not frame.f_code.co_filename.endswith(_LOADER) or not isinstance(workers, list) or not workers:
@@ -195,16 +194,10 @@ def _ended_workers(exc: BaseException, exited: str) -> Iterator[str]:
             code = worker.exitcode
             if code and code < 0:
                 name = signal.Signals(-code).name
-                yield "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
+                ended_workers.append(
+                    "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
+                )
             elif code:
-                yield "DataLoader worker %d %s" % (number, exited % code)
-        return
-
-
-def _tail(log: str) -> str:
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+                ended_workers.append("DataLoader worker %d %s" % (number, exited % code))
+        break
+    return reasons + ["That process said: %s" % line for line in said[-1:]] + ended_workers

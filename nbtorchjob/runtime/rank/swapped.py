@@ -43,6 +43,7 @@ _OWN = frozenset(
     ("__dict__", "__weakref__", "__module__", "__qualname__", "__slots__", "_abc_impl", "__orig_bases__")
 )
 _GONE: Any = object()
+_NOT_FOR_EXISTING = "%s has %s, which existing objects can't get: give it another name"
 
 
 class CannotSwapError(Exception):
@@ -119,7 +120,10 @@ class Change:
             setting = optimizers.Setting(path, value, space)
             self.hows[path] = REPLACED if setting.prepare() else SAME
             self._settings.append(setting)
-        self.compiled = _has_compiled() and any(map(_is_code, self._new.values()))
+        frames = sys.modules.get("torch._dynamo.convert_frame")
+        self.compiled = bool(getattr(getattr(frames, "output_codes", None), "seen", ())) and any(
+            map(_is_code, self._new.values())
+        )
 
     def take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
         """Take what a cell has set, and check that each can take the place of what is there."""
@@ -134,7 +138,24 @@ class Change:
             if _keeps_object(old, new):
                 stays.setdefault(id(new), old)
         for name, (old, new) in pairs.items():
-            _check(name, old, new, stays)
+            # Raise ``CannotSwapError`` where one value can't take the other's place. ``stays`` are the
+            # objects that stay what they are, by the identity of what the cell has for them.
+            if isinstance(old, type) and _is_mine(old):
+                if not isinstance(new, type):
+                    raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
+                if isinstance(old, enum.EnumMeta):
+                    raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
+                if _is_mine(new):
+                    if stays[id(new)] is not old:
+                        raise CannotSwapError(
+                            "%s can't become another name for %s" % (name, stays[id(new)].__name__)
+                        )
+                    bases = tuple(stays.get(id(base), base) for base in new.__bases__)
+                    if bases != old.__bases__ or type(old) is not type(new):
+                        change = "other bases now (%s, not %s)" % (_named(bases), _named(old.__bases__))
+                        raise CannotSwapError(_NOT_FOR_EXISTING % (name, change))
+                    if _slots(old) != _slots(new):
+                        raise CannotSwapError(_NOT_FOR_EXISTING % (name, "other __slots__ now"))
         _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
         for name, new in self._new.items():
             if name not in pairs or not _keeps_object(*pairs[name]):
@@ -147,7 +168,21 @@ class Change:
         for setting in self._settings:
             self._undo.append(setting.apply())
             self._undo.append(setting.mark(self.words["id"]))
-        self._undo += _watch(self._new, self.words["sets"], self._space, self._settings)
+        # Have ``report()`` tell the numbers that were swapped, as they are then
+        watched: Dict[str, Callable[[], Any]] = {
+            name: partial(self._space.get, name)
+            for name in self.words["sets"]
+            if type(self._new.get(name)) in (int, float)
+        }
+        watched.update((setting.key, setting.current) for setting in self._settings)
+        before = dict(report.watched)
+        report.watched.update((name, read) for name, read in watched.items() if name not in report.COUNTED)
+
+        def put_back() -> None:
+            report.watched.clear()
+            report.watched.update(before)
+
+        self._undo += [put_back]
         self._recompile()
 
     def keep(self) -> None:
@@ -177,7 +212,19 @@ class Change:
         old = space.get(name, _GONE)
         if _keeps_object(old, new):
             if isinstance(new, type):
-                self._change_class(old, new)
+                for cell in _class_cells(vars(new).values(), new):
+                    cell.cell_contents = old  # what `super()` finds
+                for attribute, value in list(vars(new).items()):
+                    if attribute in _OWN or isinstance(value, _SLOTS):
+                        continue
+                    known = vars(old).get(attribute)
+                    if _interchangeable(known, value):
+                        self._change_function(known, value)
+                    else:
+                        self._set(old, attribute, value)
+                for attribute, value in list(vars(old).items()):
+                    if attribute not in vars(new) and isinstance(value, _METHODS):
+                        self._set(old, attribute, _GONE)
             else:
                 self._change_function(getattr(old, _COMPILED, old), new)  # it stays compiled
             return
@@ -203,49 +250,10 @@ class Change:
         vars(old).update(vars(new))
         self.functions.append(Tried(old, old, saved))
 
-    def _change_class(self, old: Any, new: Any) -> None:
-        for cell in _class_cells(vars(new).values(), new):
-            cell.cell_contents = old  # what `super()` finds
-        for name, value in list(vars(new).items()):
-            if name in _OWN or isinstance(value, _SLOTS):
-                continue
-            known = vars(old).get(name)
-            if _interchangeable(known, value):
-                self._change_function(known, value)
-            else:
-                self._set(old, name, value)
-        for name, value in list(vars(old).items()):
-            if name not in vars(new) and isinstance(value, _METHODS):
-                self._set(old, name, _GONE)
-
     def _set(self, cls: Any, name: str, value: Any) -> None:
         known = vars(cls).get(name, _GONE)
         self._undo.append(lambda: _put(cls, name, known))
         _put(cls, name, value)
-
-
-def _watch(
-    new: Dict[str, Any], sets: Iterable[str], space: Dict[str, Any], settings: List[optimizers.Setting]
-) -> List[Callable[[], None]]:
-    """Have ``report()`` tell the numbers that were swapped, as they are then; return what puts that back."""
-    watched: Dict[str, Callable[[], Any]] = {
-        name: partial(space.get, name) for name in sets if type(new.get(name)) in (int, float)
-    }
-    watched.update((setting.key, setting.current) for setting in settings)
-    before = dict(report.watched)
-    report.watched.update((name, read) for name, read in watched.items() if name not in report.COUNTED)
-
-    def put_back() -> None:
-        report.watched.clear()
-        report.watched.update(before)
-
-    return [put_back]
-
-
-def _has_compiled() -> bool:
-    """Whether torch has compiled any code of this process."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    return bool(getattr(getattr(frames, "output_codes", None), "seen", ()))
 
 
 def _is_code(value: Any) -> bool:
@@ -279,30 +287,6 @@ def _keeps_object(old: Any, new: Any) -> bool:
     if isinstance(old, type) and isinstance(new, type):
         return _is_mine(old) and _is_mine(new) and old is not new
     return _interchangeable(getattr(old, _COMPILED, old), new)
-
-
-def _check(name: str, old: Any, new: Any, stays: Dict[int, Any]) -> None:
-    """Raise ``CannotSwapError`` where one value can't take the other's place.
-
-    ``stays`` are the objects that stay what they are, by the identity of what the cell has for them.
-    """
-    if not isinstance(old, type) or not _is_mine(old):
-        return
-    if not isinstance(new, type):
-        raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
-    if isinstance(old, enum.EnumMeta):
-        raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
-    if not _is_mine(new):
-        return
-    if stays[id(new)] is not old:
-        raise CannotSwapError("%s can't become another name for %s" % (name, stays[id(new)].__name__))
-    bases = tuple(stays.get(id(base), base) for base in new.__bases__)
-    if bases != old.__bases__ or type(old) is not type(new):
-        text = "%s has other bases now (%s, not %s), which existing objects can't get: give it another name"
-        raise CannotSwapError(text % (name, _named(bases), _named(old.__bases__)))
-    if _slots(old) != _slots(new):
-        text = "%s has other __slots__ now, which existing objects can't get: give it another name"
-        raise CannotSwapError(text % name)
 
 
 def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
@@ -341,8 +325,8 @@ def differing(payload: Payload, folder: str) -> Dict[str, bool]:
 
 
 def _is_so(path: str, checksum: int) -> bool:
-    with open(path, "rb") as file:
-        return zlib.crc32(file.read()) == checksum
+    with open(path, "rb") as library:
+        return zlib.crc32(library.read()) == checksum
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:
@@ -405,16 +389,16 @@ def _class_cells(values: Any, cls: Any) -> Iterator[Any]:
     """Yield the variables of a class's methods that hold the class itself."""
     waiting, seen = list(values), set()
     while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
+        member = waiting.pop()
+        if id(member) in seen:
             continue
-        seen.add(id(value))
-        if isinstance(value, (classmethod, staticmethod)):
-            waiting.append(value.__func__)
-        elif isinstance(value, property):
-            waiting += [value.fget, value.fset, value.fdel]
-        elif isinstance(value, types.FunctionType):
-            for cell in value.__closure__ or ():
+        seen.add(id(member))
+        if isinstance(member, (classmethod, staticmethod)):
+            waiting.append(member.__func__)
+        elif isinstance(member, property):
+            waiting += [member.fget, member.fset, member.fdel]
+        elif isinstance(member, types.FunctionType):
+            for cell in member.__closure__ or ():
                 with suppress(ValueError):  # it is empty
                     if cell.cell_contents is cls:
                         yield cell

@@ -152,7 +152,19 @@ class _Trial:
         self._new = [_copied(tried.function) for tried in self._change.functions]
         _trials.append(self)  # ahead of what calls it, maybe in another thread
         for index, tried in enumerate(self._change.functions):
-            tried.function.__code__ = _stand_in(len(_trials) - 1, index, tried.function)
+            # Code that calls :func:`call_tried`, for a function with the same free variables
+            trial = len(_trials) - 1
+            space: Dict[str, Any] = {}
+            exec(
+                "def stand_in(*args, **kwargs):\n"
+                "    from nbtorchjob.runtime.rank import swapping\n"
+                "    return swapping.call_tried(%d, %d, args, kwargs)" % (trial, index),
+                space,
+            )
+            code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
+            own = tried.function.__code__
+            made: types.CodeType = code.replace(co_freevars=own.co_freevars, co_name=own.co_name)
+            tried.function.__code__ = made
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
         """Make the call of a function."""
@@ -228,21 +240,6 @@ def _copied(function: Any) -> types.FunctionType:
     new = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__, cells)
     new.__kwdefaults__ = function.__kwdefaults__
     return new
-
-
-def _stand_in(trial: int, index: int, function: Any) -> types.CodeType:
-    """Return code that calls :func:`call_tried`, for a function with the same free variables."""
-    space: Dict[str, Any] = {}
-    exec(
-        "def stand_in(*args, **kwargs):\n"
-        "    from nbtorchjob.runtime.rank import swapping\n"
-        "    return swapping.call_tried(%d, %d, args, kwargs)" % (trial, index),
-        space,
-    )
-    code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
-    own = function.__code__
-    made: types.CodeType = code.replace(co_freevars=own.co_freevars, co_name=own.co_name)
-    return made
 
 
 def call_tried(trial: int, index: int, args: Any, kwargs: Any) -> Any:

@@ -121,7 +121,28 @@ def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
 
 def call_once(rank: Rank) -> None:
     """Run the payload's call, and send what it returns where that is wanted."""
-    value = _called(rank)
+    try:
+        payload = begin(rank)
+        content = rebuilt.loads(payload.call(), payload.buffers())
+        if rank.header.get("given"):
+            from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
+
+            given.lay(content, rank.key)
+        settings.lay(rank.header["settings"])
+        emit("RankBegan", rank=rank.number, round=rank.round)
+        value = call.run(content, os.path.abspath(rank.path))
+        over(rank)
+    except SystemExit as exc:
+        if exc.code in (None, 0):
+            # "that's all": a good end without a value
+            value = None
+        else:
+            raise
+    except points.Leaving:
+        if points.first_call():
+            value = None
+        else:
+            raise
     if points.first_call():
         leave(rank.number, rank.round)
     if rank.number == 0 or rank.header["all_ranks"]:
@@ -182,29 +203,6 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
     return dumps(value, Pickler, out_of_band, sourced=sources.home != sources.HERE)
 
 
-def _called(rank: Rank) -> Any:
-    try:
-        payload = begin(rank)
-        content = rebuilt.loads(payload.call(), payload.buffers())
-        if rank.header.get("given"):
-            from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
-
-            given.lay(content, rank.key)
-        settings.lay(rank.header["settings"])
-        emit("RankBegan", rank=rank.number, round=rank.round)
-        value = call.run(content, os.path.abspath(rank.path))
-        over(rank)
-        return value
-    except SystemExit as exc:
-        if exc.code in (None, 0):
-            return None  # "that's all": a good end without a value
-        raise
-    except points.Leaving:
-        if points.first_call():
-            return None
-        raise
-
-
 def leave(rank: int, round_: int) -> NoReturn:
     """End this process, which has saved as its node is about to end."""
     _end_program()
@@ -262,7 +260,11 @@ def _fail(
 
             debugger.hold_at(exc)
     finally:
-        _end(_exit_code(error))
+        if error.recoverable:
+            exit_code = exits.TOLD_RECOVERABLE
+        else:
+            exit_code = exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
+        _end(exit_code)
 
 
 def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:
@@ -304,12 +306,6 @@ def _emit(error: Error, rank: int, round_: int, more: Dict[str, Any]) -> None:
         error=error.to_json(),
         **more,
     )
-
-
-def _exit_code(error: Error) -> int:
-    if error.recoverable:
-        return exits.TOLD_RECOVERABLE
-    return exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
 
 
 def _end(code: int) -> NoReturn:

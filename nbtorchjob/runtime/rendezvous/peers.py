@@ -173,7 +173,12 @@ class Peers(Alone):
             if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
                 return self._tell_end(code)
             if self._ring is not None:  # before that nobody counts on this node: another may take its place
-                code = self._tell_loss(code, self._ring)
+                ring = self._ring
+                if self._elastic and not self._hosted:
+                    self._store.set(ring.key("lost"), "1")
+                    announce(self._store, ring.key("lost"))
+                else:
+                    code = self._tell_end(code)
                 self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
         return code
 
@@ -181,13 +186,6 @@ class Peers(Alone):
         stands = int(self._store.compare_set(END, "", str(code)))
         announce(self._store, END)
         return code if stands == code else exits.of_peer(stands)
-
-    def _tell_loss(self, code: int, ring: Ring) -> int:
-        if self._elastic and not self._hosted:
-            self._store.set(ring.key("lost"), "1")
-            announce(self._store, ring.key("lost"))
-            return code
-        return self._tell_end(code)
 
     def want_sample(self, why: str) -> None:
         """See the base class."""
@@ -318,7 +316,14 @@ class Peers(Alone):
             for word, value in (("bound", "0"), ("sent", "1"), ("left", "1")):
                 self._say_once(ring, word, value)
             for look in itertools.count(1):
-                if self._all_done(ring, every=len(ring.nodes) <= _FEW or look % _EVERY == 0):
+                if len(ring.nodes) <= _FEW or look % _EVERY == 0:
+                    all_done = bool(self._store.check(ring.keys("done")))
+                else:
+                    if "over" not in ring.said and (not ring.below or self._store.check(ring.below)):
+                        self._store.set(ring.key("over", ring.node) if ring.above else ring.key("over"), "1")
+                        ring.said.add("over")
+                    all_done = bool(self._store.check([ring.key("over")]))
+                if all_done:
                     break
                 self.check()
                 if ring.lost or time.monotonic() > until:
@@ -334,19 +339,14 @@ class Peers(Alone):
             self._store_is_gone(exc)
             self.check()
 
-    def _all_done(self, ring: Ring, *, every: bool) -> bool:
-        """Whether the ranks of all nodes have returned; asks for a key of each, or passes the word on."""
-        if every:
-            return bool(self._store.check(ring.keys("done")))
-        if "over" not in ring.said and (not ring.below or self._store.check(ring.below)):
-            self._store.set(ring.key("over", ring.node) if ring.above else ring.key("over"), "1")
-            ring.said.add("over")
-        return bool(self._store.check([ring.key("over")]))
-
     def close(self) -> None:
         """See the base class."""
         if self._hosted and self._ring is not None:
-            self._linger(self._ring)
+            until = time.monotonic() + LINGER_S
+            others = [self._ring.key("bye", node) for node in self._ring.nodes if node != self._ring.node]
+            with store_may_be_gone(PeersEnded):
+                while not self._store.check(others) and time.monotonic() < until:
+                    time.sleep(0.02)
         self._closed.set()
         self._stirred.set()
         if self._ended is None and not self._settled:
@@ -355,13 +355,6 @@ class Peers(Alone):
                 announce(self._store)
         for thread in self._threads:
             thread.join(LOOK_S)
-
-    def _linger(self, ring: Ring) -> None:
-        until = time.monotonic() + LINGER_S
-        others = [ring.key("bye", node) for node in ring.nodes if node != ring.node]
-        with store_may_be_gone(PeersEnded):
-            while not self._store.check(others) and time.monotonic() < until:
-                time.sleep(0.02)
 
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """See the base class."""

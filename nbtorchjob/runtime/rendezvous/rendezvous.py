@@ -87,7 +87,17 @@ class Endpoint:
             self._found, self.address = _await(*self._where, until - time.monotonic())
             try:
                 store = self.connect()
-                code = self._ended(store.below(PREFIX), wait=time.monotonic() < began + _FORMER_S)
+                # Where what is there isn't this job's: the code to ``wait`` for another node 0, or
+                # ``PeersEnded``.
+                words = store.below(PREFIX)
+                wait = time.monotonic() < began + _FORMER_S
+                try:
+                    words.check(["was/0"])
+                    code = exits.of_peer(int(words.get(END))) if words.check([END]) else None
+                except PeersEnded:
+                    if not wait:
+                        raise
+                    code = exits.INFRASTRUCTURE_ERROR
                 if code is None:
                     return enter(store)
             except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
@@ -97,19 +107,6 @@ class Endpoint:
             if time.monotonic() > until:
                 raise TimeoutError("waited %.0f s for node 0 to start anew at %s:%d" % (limit, *self._where))
             time.sleep(_AGAIN_S)
-
-    def _ended(self, words: SignedStore, *, wait: bool) -> Optional[int]:
-        """Return the code with which the job of a store has ended for this node; None where it goes on.
-
-        Where what is there isn't this job's: the code to ``wait`` for another node 0, or ``PeersEnded``.
-        """
-        try:
-            words.check(["was/0"])
-            return exits.of_peer(int(words.get(END))) if words.check([END]) else None
-        except PeersEnded:
-            if not wait:
-                raise
-            return exits.INFRASTRUCTURE_ERROR
 
     def connect(self) -> SignedStore:
         """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
@@ -261,17 +258,11 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
         """See the base class; the first agent of the round opens the store that its ranks meet in."""
         self._store = None
         torch_versions.DELAY.replace(_Pause())
-        info = self._joined()
-        if info.rank == 0:
-            host = info.bootstrap_store_info.master_addr
-            self._store = groups.open_store(info.store, host, self._where.address)
-        return info
-
-    def _joined(self) -> RendezvousInfo:
         while True:
             try:
                 with _fresh_looks(self._inner):
-                    return self._inner.next_rendezvous()
+                    info = self._inner.next_rendezvous()
+                    break
             except (PeersEnded, RuntimeError, RendezvousConnectionError) as exc:
                 # A Job starts a node anew while the others still end, which may take them 15 s or more
                 # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones, of which
@@ -282,6 +273,10 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
                     raise
                 self.peers.close()
                 self._inner, self.peers = self._meet()
+        if info.rank == 0:
+            host = info.bootstrap_store_info.master_addr
+            self._store = groups.open_store(info.store, host, self._where.address)
+        return info
 
     def connect(self) -> SignedStore:
         """Open one more connection to the store where the agents meet."""

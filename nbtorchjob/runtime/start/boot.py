@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
@@ -46,21 +46,19 @@ def _write(folder: str, target: BinaryIO) -> None:
         with open(os.path.join(folder, "payload.url"), encoding="utf-8") as text:
             url, _, digest = text.read().strip().partition("\n")
         sha256 = hashlib.sha256()
-        with _opened(url) as source:
+        scheme = urlsplit(url).scheme
+        if scheme in ("http", "https"):
+            opened = urlopen(url)
+        elif scheme in ("", "file"):
+            opened = open(unquote(urlsplit(url).path) if scheme else url, "rb")  # noqa: SIM115
+        else:
+            opened = importlib.import_module("fsspec").open(url, "rb").open()
+        with opened as source:
             for chunk in iter(lambda: source.read(1 << 20), b""):
                 sha256.update(chunk)
                 target.write(chunk)
         if sha256.hexdigest() != digest:
             raise ValueError("the file at %s isn't what was stored there" % url)
-
-
-def _opened(url: str) -> Any:
-    scheme = urlsplit(url).scheme
-    if scheme in ("http", "https"):
-        return urlopen(url)
-    if scheme in ("", "file"):
-        return open(unquote(urlsplit(url).path) if scheme else url, "rb")
-    return importlib.import_module("fsspec").open(url, "rb").open()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import stat
+from contextlib import suppress
 from typing import Dict, Mapping, MutableMapping
 
 # Triton (3.5) would take a folder in the home, and in torch's processes one of torch's; what torch carries
@@ -30,15 +31,13 @@ def default(env: Mapping[str, str]) -> str:
     """Return the folder that torch takes by itself in a process with this environment."""
     places = (env.get(name) for name in _TEMPORARY)
     temporary = next((os.path.abspath(place) for place in places if place and os.path.isdir(place)), "/tmp")
-    name = next((env[name] for name in _NAMES if env.get(name)), "") or _name()
+    name = next((env[name] for name in _NAMES if env.get(name)), "")
+    if not name:
+        try:
+            name = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            name = "uid_%d" % os.getuid()
     return os.path.join(temporary, "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", name))
-
-
-def _name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return "uid_%d" % os.getuid()
 
 
 def chosen(env: Mapping[str, str]) -> Dict[str, str]:
@@ -55,18 +54,14 @@ def lead(env: MutableMapping[str, str], folder: str) -> None:
     """Have compilers use ``folder``, which is the node's own, unless the environment says otherwise."""
     for name, path in variables(folder).items():
         env.setdefault(name, path)
-    if not _claimed(default(env)):
+    # Make torch's own folder, so that nobody else can: unless this user alone may write to it, it isn't used.
+    usual, safe = default(env), False
+    with suppress(OSError):
+        with suppress(FileExistsError):
+            os.mkdir(usual, 0o700)
+        status = os.lstat(usual)
+        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        safe = mine and not status.st_mode & 0o022
+    if not safe:
         env["TMPDIR"] = os.path.join(folder, "tmp")
         os.makedirs(env["TMPDIR"], 0o700, exist_ok=True)
-
-
-def _claimed(path: str) -> bool:
-    """Make a folder, so that nobody else can; return whether it is this user's alone to write to."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except OSError:
-        return False
-    status = os.lstat(path)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any, Callable, Optional
 
 from nbtorchjob.runtime.facts import exits
@@ -52,9 +53,25 @@ def run_node(run: Callable[[], None]) -> int:
     adopt_orphans()
     child = os.fork()
     if child == 0:
-        _become_node(output, run)
+        try:
+            die_with_parent()
+            fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.dup2(fd, 1)
+            os.dup2(fd, 2)
+            os.close(fd)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            run()
+        finally:
+            os._exit(exits.INFRASTRUCTURE_ERROR)
     heard = [LastWords(os.environ.get(TERMINATION_LOG)).note]
-    poster = _poster()
+    poster: Any = None
+    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+        with suppress(ImportError):  # it travels only where the code may report
+            from nbtorchjob.runtime.api.trainerstatus import Poster
+
+            poster = Poster()
     if poster:
         heard.append(poster.note)
         poster.start()
@@ -69,43 +86,21 @@ def run_node(run: Callable[[], None]) -> int:
     return code
 
 
-def _poster() -> Any:
-    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
-        try:
-            from nbtorchjob.runtime.api.trainerstatus import (
-                Poster,  # late: it travels only where the code may report
-            )
-
-            return Poster()
-        except ImportError:
-            pass
-    return None
-
-
-def _become_node(output: str, run: Callable[[], None]) -> None:
-    try:
-        die_with_parent()
-        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        run()
-    finally:
-        os._exit(exits.INFRASTRUCTURE_ERROR)
-
-
 def _wait(child: int, limit: float) -> int:
     """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
     kill_at: Optional[float] = None
     while True:
         timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
         got = signal.sigtimedwait(SIGNALS, timeout)
-        status = _reap(child)
-        if status is not None:
-            stopped = kill_at is not None
+        ended: Optional[int] = None  # the child's wait status; orphans are reaped on the way
+        with suppress(ChildProcessError):
+            pid = -1
+            while pid:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == child:
+                    ended = status
+        if ended is not None:
+            status, stopped = ended, kill_at is not None
             if os.WIFEXITED(status):
                 code = os.WEXITSTATUS(status)
                 # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
@@ -123,17 +118,3 @@ def _wait(child: int, limit: float) -> int:
             kill_at = time.monotonic() + limit
         if kill_at is not None and time.monotonic() >= kill_at:
             os.kill(child, signal.SIGKILL)
-
-
-def _reap(child: int) -> Optional[int]:
-    """Return the child's wait status once it has ended; reap orphans on the way."""
-    result = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return result
-        if pid == 0:
-            return result
-        if pid == child:
-            result = status

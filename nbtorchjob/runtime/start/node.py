@@ -57,7 +57,13 @@ def main(path: str) -> int:
             signal.signal(number, stop)
         _check_run()
         payload = Payload(os.path.abspath(path))
-        key = _key()
+        key = None
+        if os.environ.get(KEY_FILE):
+            try:
+                with open(os.environ[KEY_FILE], "rb") as file:
+                    key = file.read()
+            except OSError as exc:
+                raise PayloadError("the job's key can't be read: %s" % exc) from exc
         payload.verify(key)
         code = _run(payload, node, key)
         if code == exits.OK and node >= injected.launch(payload.header["launch"])["nodes"][1]:
@@ -68,27 +74,23 @@ def main(path: str) -> int:
                 signal.pause()
         return code
     except Exception as exc:
-        return _ended(exc, node)
+        if isinstance(exc, _Stopped):
+            return exits.CANCELLED
+        if isinstance(exc, (PayloadError, ImportError)):
+            again = getattr(exc, "again", False)  # as where an index can't be reached
+            code = getattr(exc, "code", exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR)
+            return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
+        try:
+            from torch.distributed.elastic.multiprocessing.api import SignalException
 
-
-def _ended(exc: Exception, node: int) -> int:
-    if isinstance(exc, _Stopped):
-        return exits.CANCELLED
-    if isinstance(exc, (PayloadError, ImportError)):
-        again = getattr(exc, "again", False)  # as where an index can't be reached
-        code = getattr(exc, "code", exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR)
-        return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
-    try:
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-
-        from nbtorchjob.runtime.rendezvous.alone import PeersEnded
-    except Exception:  # a torch that goes with other packages than there are
-        return _tell(exc, node, exits.CONFIG_ERROR)
-    if isinstance(exc, PeersEnded):
-        return _tell(exc, node, exc.code) if str(exc) else exc.code
-    if _behind(exc, _Stopped, SignalException):
-        return exits.CANCELLED
-    return _tell(exc, node, shortage.code_of(exc))
+            from nbtorchjob.runtime.rendezvous.alone import PeersEnded
+        except Exception:  # a torch that goes with other packages than there are
+            return _tell(exc, node, exits.CONFIG_ERROR)
+        if isinstance(exc, PeersEnded):
+            return _tell(exc, node, exc.code) if str(exc) else exc.code
+        if _behind(exc, _Stopped, SignalException):
+            return exits.CANCELLED
+        return _tell(exc, node, shortage.code_of(exc))
 
 
 def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
@@ -103,17 +105,6 @@ def _tell(exc: Exception, node: int, code: int) -> int:
     sys.stderr.flush()
     emit("NodeFailed", node=node, code=code, error=shortage.explained(from_exception(exc), exc).to_json())
     return code
-
-
-def _key() -> Optional[bytes]:
-    path = os.environ.get(KEY_FILE)
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as exc:
-        raise PayloadError("the job's key can't be read: %s" % exc) from exc
 
 
 def _check_run() -> None:

@@ -116,7 +116,18 @@ class Payload:
             raise PayloadError("the payload has format %s" % self.header.get("format"))
         if key is not None:
             self.verify_signature(key)
-        self._verify_python()
+        # Code objects are bytecode: it differs between minor versions, and loading it may crash.
+        if self._python != sources.HERE:
+            try:
+                # Without it the image had the notebook's Python when the job was sent.
+                if CODE not in self._zip.namelist():
+                    raise sources.SourceError("the code was sent as bytecode alone")
+                sources.check(self._code())
+            except sources.SourceError as exc:
+                raise PayloadError(
+                    "the notebook runs Python %s and this node Python %s, and %s; use an image or "
+                    "environment with Python %s" % (self._python, sources.HERE, exc, self._python)
+                ) from exc
         for index, (view, at) in enumerate(zip(self.buffers(), self.header["buffers"])):
             if "sha256" in at and hashlib.sha256(view).hexdigest() != at["sha256"]:
                 raise PayloadError("the payload is damaged: buffer %d was changed" % index)
@@ -136,17 +147,3 @@ class Payload:
             raise PayloadError("the payload can't be checked: %s" % exc) from exc
         if not good:
             raise PayloadError("the payload's signature doesn't match this job's key")
-
-    def _verify_python(self) -> None:
-        # Code objects are bytecode: it differs between minor versions, and loading it may crash.
-        if self._python == sources.HERE:
-            return
-        try:
-            if CODE not in self._zip.namelist():  # the image had the notebook's Python when the job was sent
-                raise sources.SourceError("the code was sent as bytecode alone")
-            sources.check(self._code())
-        except sources.SourceError as exc:
-            raise PayloadError(
-                "the notebook runs Python %s and this node Python %s, and %s; use an image or environment "
-                "with Python %s" % (self._python, sources.HERE, exc, self._python)
-            ) from exc

@@ -205,7 +205,16 @@ class Pump(threading.Thread):
                     log.remove()
                     del self._logs[round_, rank]
             out.extend(frames.output(line) for line in self._output.read(ended=ended))
-            moved = self._write(b"".join(out))
+            data = b"".join(out)
+            left = memoryview(data)
+            while left and self._out >= 0:
+                try:
+                    left = left[os.write(self._out, left) :]
+                except BlockingIOError:
+                    select.select([], [self._out], [])
+                except OSError:  # nobody reads any more: the job goes on
+                    self._out = -1
+            moved = len(data)
             if ended and not moved:
                 return
             quiet = 0.0 if moved else quiet + pause
@@ -241,14 +250,3 @@ class Pump(threading.Thread):
 
     def _path(self, round_: int, rank: int, what: str) -> str:
         return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))
-
-    def _write(self, data: bytes) -> int:
-        left = memoryview(data)
-        while left and self._out >= 0:
-            try:
-                left = left[os.write(self._out, left) :]
-            except BlockingIOError:
-                select.select([], [self._out], [])
-            except OSError:  # nobody reads any more: the job goes on
-                self._out = -1
-        return len(data)

@@ -183,23 +183,24 @@ _KEYS = ("metadata", "spec")
 def patch(field: str, value: object) -> str:
     """Return the patch as JSON; it is read now, so a file may change afterwards. Raises ``SpecError``."""
     mapping = _read(field, value) if isinstance(value, str) else value
-    if not _is_pods(mapping):
+    if not isinstance(mapping, Mapping) or not mapping or set(mapping) - set(_KEYS):
+        is_pods = False
+    else:
+        parts = [part for part in mapping.values() if part is not None]
+        if not all(isinstance(part, Mapping) for part in parts):
+            is_pods = False
+        else:
+            containers = (mapping.get("spec") or {}).get("containers", [])
+            is_pods = isinstance(containers, list) and all(
+                isinstance(container, Mapping) for container in containers
+            )
+    if not is_pods:
         allowed = "a mapping with metadata or spec, as a pod has them, as JSON, YAML or a file's path"
         raise SpecError(field, value, allowed)
     try:
         return json.dumps(mapping, sort_keys=True)
     except (TypeError, ValueError) as exc:
         raise SpecError(field, value, f"a value that JSON can represent ({exc})") from None
-
-
-def _is_pods(mapping: object) -> bool:
-    if not isinstance(mapping, Mapping) or not mapping or set(mapping) - set(_KEYS):
-        return False
-    parts = [part for part in mapping.values() if part is not None]
-    if not all(isinstance(part, Mapping) for part in parts):
-        return False
-    containers = (mapping.get("spec") or {}).get("containers", [])
-    return isinstance(containers, list) and all(isinstance(container, Mapping) for container in containers)
 
 
 def _read(field: str, text: str) -> Any:
@@ -260,25 +261,23 @@ def quantity(field: str, value: object) -> str:
 def quantities(field: str, value: object) -> Frozen[str]:
     """Return amounts by resource as texts; flytekit's ``Resources`` are accepted. Raises ``SpecError``."""
     amounts: dict[str, str] = {}
-    for name, text in _by_name(field, value).items():
+    if isinstance(value, Mapping):
+        by_name = value
+    else:
+        if not all(hasattr(value, name) for name in ("cpu", "mem")):
+            raise SpecError(field, value, "a mapping of resources to amounts")
+        resources = {name: getattr(value, name, None) for name in _FLYTE}
+        by_name = {
+            _FLYTE_GPU if name == "gpu" else name: requested
+            for name, requested in resources.items()
+            if requested is not None
+        }
+    for name, text in by_name.items():
         known = resource(field, _ALSO.get(name, name))
         if known in amounts:
             raise SpecError(field, name, f"given once: it is {known}")
         amounts[known] = _of(field, known, text)
     return Frozen(amounts)
-
-
-def _by_name(field: str, value: object) -> Mapping[str, object]:
-    if isinstance(value, Mapping):
-        return value
-    if not all(hasattr(value, name) for name in ("cpu", "mem")):
-        raise SpecError(field, value, "a mapping of resources to amounts")
-    resources = {name: getattr(value, name, None) for name in _FLYTE}
-    return {
-        _FLYTE_GPU if name == "gpu" else name: requested
-        for name, requested in resources.items()
-        if requested is not None
-    }
 
 
 def resource(field: str, name: object) -> str:
@@ -374,22 +373,13 @@ def _mount(field: str, group: Mapping[str, str]) -> Mount:
         src = os.path.expanduser(src) if type_ == "bind" else src
         if not src.startswith("/"):
             raise SpecError(field, f"src={src}", f"an absolute path on the host, for type={type_}")
-    dst = _destination(field, group.get("dst", src if type_ == "device" else ""))
-    perm, readonly = _rights(field, group)
-    return Mount(type_, src, dst, readonly, perm)
-
-
-def _destination(field: str, dst: str) -> str:
+    dst = group.get("dst", src if type_ == "device" else "")
     path = dst.rstrip("/")
     if not path.startswith("/") or ":" in path or ".." in path.split("/"):
         raise SpecError(field, f"dst={dst}", "an absolute path in the container, other than /")
     for taken in _TAKEN:
         if path == taken or path.startswith(taken + "/"):
             raise SpecError(field, f"dst={dst}", f"another path: {taken} is reserved for the job (see --shm)")
-    return path
-
-
-def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
     readonly, device = group.get("readonly", "false"), group["type"] == "device"
     perm = group.get("perm", "rwm")
     if readonly not in _SWITCH:
@@ -400,4 +390,4 @@ def _rights(field: str, group: Mapping[str, str]) -> tuple[str, bool]:
         raise SpecError(field, "readonly", "omitted for type=device: use perm=r")
     if not perm or set(perm) - set("rwm") or len(set(perm)) != len(perm):
         raise SpecError(field, f"perm={perm}", "some of r, w and m")
-    return perm, not set(perm) & set("wm") if device else _SWITCH[readonly]
+    return Mount(type_, src, path, not set(perm) & set("wm") if device else _SWITCH[readonly], perm)

@@ -40,17 +40,13 @@ class Axis(FrozenDataclass):
 
     def ticks(self, *, whole: bool = False) -> list[float]:
         """Return 3 to 5 round values within the axis; fewer where only whole ones will do."""
-        return self._powers() if self.log else self._steps(whole=whole)
-
-    def _powers(self) -> list[float]:
-        first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-        if last - first < 2:
-            between = [step * 10.0**power for power in range(first - 1, last + 1) for step in (1, 3)]
-            return [tick for tick in between if self.low <= tick <= self.high]
-        every = math.ceil((last - first + 1) / _MOST_TICKS)
-        return [10.0**power for power in range(first, last + 1, every)]
-
-    def _steps(self, *, whole: bool) -> list[float]:
+        if self.log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:
+                between = [step * 10.0**power for power in range(first - 1, last + 1) for step in (1, 3)]
+                return [tick for tick in between if self.low <= tick <= self.high]
+            every = math.ceil((last - first + 1) / _MOST_TICKS)
+            return [10.0**power for power in range(first, last + 1, every)]
         power = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
         for step in (power * factor for factor in (1, 2, 2.5, 5, 10)):
             step = max(step, 1.0) if whole else step
@@ -67,17 +63,14 @@ def across_axis(values: Sequence[float], start: float, end: float) -> Axis:
 
 def up_axis(values: Sequence[float], start: float, end: float) -> Axis:
     """Return an axis of the values: a logarithmic one if most would be flat on a linear one."""
-    log = bool(values) and _spans_decades(values)
-    low, high = (min(values), max(values)) if log else _bounds(values)
-    return Axis(low, high, start, end, log)
+    if values:
+        from statistics import median  # late: its fractions and decimals are slow to import
 
-
-def _spans_decades(values: Sequence[float]) -> bool:
-    from statistics import median  # late: its fractions and decimals are slow to import
-
-    # A loss that decays; not an accuracy that rises, whose early values nobody need tell apart.
-    low, high = min(values), max(values)
-    return low > 1e-280 and high > _LOG_SPAN * low and median(values) < _LOW * high
+        # A loss that decays; not an accuracy that rises, whose early values nobody need tell apart.
+        low, high = min(values), max(values)
+        if low > 1e-280 and high > _LOG_SPAN * low and median(values) < _LOW * high:
+            return Axis(low, high, start, end, True)
+    return Axis(*_bounds(values), start, end, False)
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
@@ -186,28 +179,48 @@ def curves(
     Where x doesn't rise, a line begins anew and its earlier part is paler. ``marks`` are words at an x.
     ``colours`` are the numbers of the series' colours in a palette, by default in their order.
     """
-    drawn = {name: _runs(_drawable(points)) for name, points in series.items()}
+    drawn = {name: _runs(points) for name, points in series.items()}
     points = [point for runs in drawn.values() for run in runs for point in run]
     up = up_axis([y for _, y in points if math.isfinite(y)], height - 24, 30)
     left = 14 + _CHAR * max(len(label(tick)) for tick in up.ticks())
     across = across_axis([x for x, _ in points], left, width - 14)
     numbers = [*islice(colours or cycle(_LINES), len(drawn))]
-    title = _summary(series) + (", on a logarithmic scale" if up.log else "")
+    last = [
+        f"{_short(name)}: {number(points[-1][1])} at the end" for name, points in series.items() if points
+    ]
+    title = ("Chart of " + ", ".join(last) if last else "An empty chart") + (
+        ", on a logarithmic scale" if up.log else ""
+    )
+    out = []
+    for runs, n in zip(drawn.values(), numbers, strict=True):
+        means = _smooth(runs, up)
+        for number_, run in enumerate(runs, 1):
+            paler = 1.0 if number_ == len(runs) else _PALER
+            for finite, piece in groupby(run, key=lambda point: math.isfinite(point[1])):
+                if finite:
+                    out += _piece([*piece], n, across, up, paler, smooth=means)
+    rules = "".join(f"M{across.start:.1f} {up(tick):.1f}H{across.end:.1f}" for tick in up.ticks())
+    whole = all(x.is_integer() for x, _ in points)
     body = [
         f"<title>{escape(title)}</title>",
         f'<path class="ground" d="M0 0H{width}V{height}H0Z"/>',
-        *_grid(across, up, whole=all(x.is_integer() for x, _ in points)),
+        f'<path d="{rules}" stroke="#808080" stroke-opacity="0.3"/>',
+        *(_text(across.start - 5, up(tick) + 4, label(tick), "end") for tick in up.ticks()),
+        *(_text(across(tick), up.start + 16, label(tick), "middle") for tick in across.ticks(whole=whole)),
         *_marks(marks, across, up),
-        *_lines(drawn, numbers, across, up),
+        *out,
         *_legend(drawn, numbers, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
         _text(width - 14, 16, x_label, "end"),
     ]
     many = 1 + max([3, *numbers])
+    # Each of several lines has a pattern of its own.
+    dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
+    dashes = "".join(f".line{n}{{stroke-dasharray:{_DASHES[n]}}}" for n in dashed)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
         f"<style>{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}"
-        f"{_dashes(numbers)}"
+        f"{dashes}"
         f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}"
         f"@media(min-width:{1.4 * width:.0f}px){{svg{{font-size:{_FONT * 0.75:.0f}px}}}}</style>"
         + "".join(body)
@@ -221,60 +234,23 @@ def legend_width(names: Sequence[str]) -> float:
     return sum(_SAMPLE + _BESIDE + _CHAR * len(name) + _APART for name in names)
 
 
-def _dashes(numbers: Sequence[int]) -> str:
-    """Return rules that draw each of several lines in a pattern of its own."""
-    dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
-    return "".join(f".line{n}{{stroke-dasharray:{_DASHES[n]}}}" for n in dashed)
-
-
 def _rules(palette: Palette, many: int) -> str:
     lines = (f".line{n}{{color:{colour}}}" for n, colour in enumerate(palette.lines[:many]))
     return f"svg{{fill:{palette.text};color:{palette.text}}}.ground{{fill:{palette.ground}}}" + "".join(lines)
 
 
-def _summary(series: Mapping[str, Sequence[XY]]) -> str:
-    last = [
-        f"{_short(name)}: {number(points[-1][1])} at the end" for name, points in series.items() if points
-    ]
-    return "Chart of " + ", ".join(last) if last else "An empty chart"
-
-
-def _drawable(points: Sequence[XY]) -> list[XY]:
-    return [
-        (float(x), max(-_HUGE, min(_HUGE, float(y))) if math.isfinite(y) else math.nan)
-        for x, y in points
-        if math.isfinite(x) and abs(x) < _HUGE
-    ]
-
-
-def _runs(points: list[XY]) -> list[list[XY]]:
-    """Split the points where x doesn't rise."""
+def _runs(points: Sequence[XY]) -> list[list[XY]]:
+    """Return the points that can be drawn, split where x doesn't rise."""
     runs: list[list[XY]] = []
-    for point in points:
+    for x, y in points:
+        if not math.isfinite(x) or abs(x) >= _HUGE:
+            continue
+        point = (float(x), max(-_HUGE, min(_HUGE, float(y))) if math.isfinite(y) else math.nan)
         if runs and runs[-1][-1][0] < point[0]:
             runs[-1].append(point)
         else:
             runs.append([point])
     return runs
-
-
-def _thin(points: list[XY], across: Axis) -> list[XY]:
-    kept = points[:1]
-    for _, group in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
-        bucket = list(group)
-        finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
-        kept += sorted({min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])})
-    return [*kept, *points[1:][-1:]]
-
-
-def _grid(across: Axis, up: Axis, *, whole: bool) -> list[str]:
-    rows, columns = up.ticks(), across.ticks(whole=whole)
-    lines = "".join(f"M{across.start:.1f} {up(tick):.1f}H{across.end:.1f}" for tick in rows)
-    return [
-        f'<path d="{lines}" stroke="#808080" stroke-opacity="0.3"/>',
-        *(_text(across.start - 5, up(tick) + 4, label(tick), "end") for tick in rows),
-        *(_text(across(tick), up.start + 16, label(tick), "middle") for tick in columns),
-    ]
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
@@ -298,38 +274,30 @@ def _marks(marks: Sequence[tuple[float, str]], across: Axis, up: Axis) -> list[s
     return out
 
 
-def _lines(drawn: Mapping[str, list[list[XY]]], numbers: Sequence[int], across: Axis, up: Axis) -> list[str]:
-    out = []
-    for runs, n in zip(drawn.values(), numbers, strict=True):
-        means = _smooth(runs, up)
-        for number_, run in enumerate(runs, 1):
-            paler = 1.0 if number_ == len(runs) else _PALER
-            for finite, piece in groupby(run, key=lambda point: math.isfinite(point[1])):
-                if finite:
-                    out += _piece([*piece], n, across, up, paler, smooth=means)
-    return out
-
-
 def _smooth(runs: list[list[XY]], up: Axis) -> bool:
     """Whether a mean is drawn above what was reported: of a curve whose newest run is noisy."""
     return any(noisy([up(y) for _, y in run if math.isfinite(y)]) for run in runs[-1:])
 
 
 def _piece(points: list[XY], n: int, across: Axis, up: Axis, paler: float, *, smooth: bool) -> list[str]:
-    raw = _line(_thin(points, across), n, across, up, paler * (_FAINT if smooth else 1.0))
+    kept = points[:1]
+    for _, group in groupby(points[1:-1], key=lambda point: across(point[0]) // _BUCKET):
+        bucket = list(group)
+        finite = [point for point in bucket if math.isfinite(point[1])] or bucket[:1]
+        kept += sorted({min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])})
+    stretch = [*kept, *points[1:][-1:]]
+    opacity = paler * (_FAINT if smooth else 1.0)
+    if len(stretch) == 1:
+        ((x, y),) = stretch
+        raw = f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.5" class="line{n}" fill="currentColor"/>'
+    else:
+        raw = _polyline([f"{across(x):.1f},{up(y):.1f}" for x, y in stretch], n, opacity)
     if not smooth or len(points) == 1:
         return [raw]
     means = smoothed([up(y) for _, y in points])
     at = [f"{across(x):.1f},{y:.1f}" for (x, _), y in zip(points, means, strict=True)]
     every = max(1, len(at) // _MEANS)
     return [raw, _polyline([*at[:-1:every], at[-1]], n, paler)]
-
-
-def _line(points: list[XY], n: int, across: Axis, up: Axis, opacity: float) -> str:
-    if len(points) == 1:
-        ((x, y),) = points
-        return f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.5" class="line{n}" fill="currentColor"/>'
-    return _polyline([f"{across(x):.1f},{up(y):.1f}" for x, y in points], n, opacity)
 
 
 def _polyline(at: Sequence[str], n: int, opacity: float) -> str:

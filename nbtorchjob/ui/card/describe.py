@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
@@ -61,6 +60,12 @@ def parts(
     stacks = Stacks(state, asked=False, time=now)
     # Somebody else's job may contain anything, and a later version's more than is known here.
     why = state.info.unreadable
+    last_lines: list[Part] = []
+    for attempt in state.attempts[-_MAX_LOGS:]:
+        wrote = to_text("\n".join(attempt.lines)).split("\n") if attempt.lines else []
+        last_lines.append(
+            Part(f"Last lines of attempt {attempt.number}", wrote=[line(row, LINE) for row in wrote])
+        )
     sections = (
         Part("Note and tags", said=[said] if said else []),
         Part("What runs", said=[what] if what else []),
@@ -85,7 +90,7 @@ def parts(
         Part("What it uses", usage.rows(state), usage.notes(state)),
         Part("How it started", [_STEPS, *rows] if (rows := lifetime.steps(state)) else []),
         _attempts(state, now),
-        *_last_lines(state),
+        *last_lines,
         Part(
             "Run policy",
             _given(state, enforced),
@@ -105,7 +110,7 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
         return []
     known = turns.turns(state)
     waiting = [turn.number for turn in known if not turn.over]
-    rows = [
+    turn_rows = [
         (
             turn.name,
             clock(turn.taken.time, now),
@@ -116,7 +121,7 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
         )
         for turn in known[-_MAX_TURNS:]
     ]
-    return [(turns.what_of(state.info), *_TURNS), *rows] if rows else []
+    return [(turns.what_of(state.info), *_TURNS), *turn_rows] if turn_rows else []
 
 
 def _stage(turn: Turn, open_: Sequence[int]) -> str:
@@ -131,18 +136,22 @@ def _variables(state: JobState) -> Iterator[Part]:
     error = state.failure.error if state.failure else None
     while error is not None:
         for frame in reversed(error.frames):
-            rows = [(line(name, _MAX_VALUE), line(value, MAX_CELL)) for name, value in frame.variables]
+            variable_rows = [
+                (line(name, _MAX_VALUE), line(value, MAX_CELL)) for name, value in frame.variables
+            ]
             where = line(place(frame, state.info.sources.get), MAX_CELL)
-            yield Part(f"Variables of {where}", [("variable", "was"), *rows] if rows else [])
+            yield Part(
+                f"Variables of {where}", [("variable", "was"), *variable_rows] if variable_rows else []
+            )
         error = error.cause
 
 
 def _attempts(state: JobState, now: float) -> Part:
     shown = state.attempts[-_MAX_ATTEMPTS:]
-    rows = [_row(attempt, state, now) for attempt in shown]
+    attempt_rows = [_row(attempt, state, now) for attempt in shown]
     more = len(state.attempts) - len(shown)
     said = [f"and {count(more, 'earlier one')}"] if more else []
-    return Part("Attempts", [_HEAD, *rows] if rows else [], said)
+    return Part("Attempts", [_HEAD, *attempt_rows] if attempt_rows else [], said)
 
 
 def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
@@ -156,12 +165,6 @@ def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
     )
 
 
-def _last_lines(state: JobState) -> Iterator[Part]:
-    for attempt in state.attempts[-_MAX_LOGS:]:
-        wrote = to_text("\n".join(attempt.lines)).split("\n") if attempt.lines else []
-        yield Part(f"Last lines of attempt {attempt.number}", wrote=[line(row, LINE) for row in wrote])
-
-
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return a row for each policy that the job was given, below a head."""
     if state.info.unreadable:
@@ -170,12 +173,18 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
     paused = state.info.retry_owner in ("", US)  # an operator that owns the retries has pauses of its own
     known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
     asked = [(o, value_at(o, spec)) for o in known]
-    rows = [
-        (o.flags[-1], _value(value, o.unit), line(enforced.get(o.name, ""), _MAX_WHO))
-        for o, value in asked
-        if value is not None and value is not False and value != ()
-    ]
-    return [("option", "value", "enforced by"), *rows] if rows else []
+    option_rows = []
+    for o, value in asked:
+        if value is not None and value is not False and value != ():
+            if isinstance(value, tuple):
+                values = line(", ".join(value), _MAX_VALUE)
+            else:
+                if isinstance(value, float):
+                    value = number(value)
+                text = value.value if isinstance(value, Enum) else "on" if value is True else value
+                values = line(f"{text} {o.unit}".rstrip(), _MAX_VALUE)
+            option_rows.append((o.flags[-1], values, line(enforced.get(o.name, ""), _MAX_WHO)))
+    return [("option", "value", "enforced by"), *option_rows] if option_rows else []
 
 
 def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
@@ -186,12 +195,3 @@ def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
         return [line(f"nobody: what is enforced by us waits until somebody does ({ways})", LINE)]
     heard = f", heard of {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
     return [line(f"{tended.who}, since {clock(tended.since, now)}{heard}", LINE)]
-
-
-def _value(value: Any, unit: str) -> str:
-    if isinstance(value, tuple):
-        return line(", ".join(value), _MAX_VALUE)
-    if isinstance(value, float):
-        value = number(value)
-    text = value.value if isinstance(value, Enum) else "on" if value is True else value
-    return line(f"{text} {unit}".rstrip(), _MAX_VALUE)

@@ -135,7 +135,17 @@ def beside(charts: Sequence[str]) -> str:
 
 
 def _over(chart: Chart, curve: Curve, most: int) -> str:
-    parts = _parts(sorted(point for point in curve.points if math.isfinite(point[0])), most)
+    # Part the points by equal widths of x; each on its own where there are few
+    points = sorted(point for point in curve.points if math.isfinite(point[0]))
+    xs = sorted({x for x, _ in points})
+    if len(xs) <= most:
+        parts = [[point for point in points if point[0] == x] for x in xs]
+    else:
+        low, wide = xs[0], (xs[-1] - xs[0]) / most
+        by_width: dict[int, list[XY]] = {}
+        for point in points:
+            by_width.setdefault(min(most - 1, int((point[0] - low) / wide)), []).append(point)
+        parts = [*by_width.values()]
     if not parts:
         return chart.img
     middles = [(chart.across(part[0][0]) + chart.across(part[-1][0])) / 2 for part in parts]
@@ -153,18 +163,6 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
     where = f"position:absolute;display:flex;top:0;height:100%;left:{left:.2f}%;width:{wide:.2f}%"
     strip = tag("span", cells, where, cls="nbtorchjob-readings")
     return chart.img + strip
-
-
-def _parts(points: Sequence[XY], most: int) -> list[list[XY]]:
-    """Part the points by equal widths of x; each on its own where there are few."""
-    xs = sorted({x for x, _ in points})
-    if len(xs) <= most:
-        return [[point for point in points if point[0] == x] for x in xs]
-    low, wide = xs[0], (xs[-1] - xs[0]) / most
-    parts: dict[int, list[XY]] = {}
-    for point in points:
-        parts.setdefault(min(most - 1, int((point[0] - low) / wide)), []).append(point)
-    return [*parts.values()]
 
 
 def _spread(label: str, part: Sequence[XY]) -> str:

@@ -6,14 +6,14 @@ Each rank's reports of the newest round are compared with what is usual among al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from math import ceil
 from statistics import median, median_high, median_low
 
-from nbtorchjob.frozen import FrozenDataclass, remembered
-from nbtorchjob.state import JobState, Node, Phase, Series
+from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.state import JobState, Phase, Series
 from nbtorchjob.state.progress import RECENT, REPORT, counts, done, hang, pace, unit_of
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.colours import of_rank, shade
@@ -33,30 +33,27 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
     # For nodes without a place, the reason why they wait is all there is.
     if max(len(nodes), state.info.nodes[1]) < 2 or not any(node.host or node.ranks for node in nodes):
         return []
-    return [_HEAD, *(_row(node, state) for node in nodes[:_MOST])]
-
-
-def _row(node: Node, state: JobState) -> tuple[str, ...]:
-    in_place = max((workers.restart for workers in node.workers), default=0)
-    again = sum(1 + life.again for life in node.lives.values()) - 1 + in_place
-    had = ranks(node.ranks).partition(" ")[2]
-    # When an elastic job continued without a node, others have its ranks now.
-    lost = bool(had) and node not in state.members
-    cells = (
-        str(node.index),
-        node.host,
-        f"was {had}" if lost else had,
-        facts.condition(node, state),
-        str(max(0, again)),
-    )
-    return tuple(line(cell, _MAX_CELL) for cell in (*cells, _last_line(node, state)))
-
-
-def _last_line(node: Node, state: JobState) -> str:
-    """Return the last line of its lowest rank; where no rank wrote anything, its pod's."""
-    wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
-    output = (written.text for written in reversed(state.output) if written.node == node.index)
-    return next((text for text in (*wrote, *output) if text), "")
+    table: list[tuple[str, ...]] = [_HEAD]
+    for node in nodes[:_MOST]:
+        in_place = max((workers.restart for workers in node.workers), default=0)
+        again = sum(1 + life.again for life in node.lives.values()) - 1 + in_place
+        had = ranks(node.ranks).partition(" ")[2]
+        # When an elastic job continued without a node, others have its ranks now.
+        lost = bool(had) and node not in state.members
+        # The last line of its lowest rank; where no rank wrote anything, its pod's
+        wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
+        output = (written.text for written in reversed(state.output) if written.node == node.index)
+        last_line = next((text for text in (*wrote, *output) if text), "")
+        cells = (
+            str(node.index),
+            node.host,
+            f"was {had}" if lost else had,
+            facts.condition(node, state),
+            str(max(0, again)),
+            last_line,
+        )
+        table.append(tuple(line(cell, _MAX_CELL) for cell in cells))
+    return table
 
 
 def more(state: JobState) -> str:
@@ -142,13 +139,46 @@ def html(state: JobState, now: float) -> str:
     usual, per = _usual(pulses), ceil(len(pulses) / _MOST_CELLS)
     groups = _groups(pulses, per)
     outliers = _outliers(pulses, unit)
-    said = tag("b", escape("; ".join(outliers))) if outliers else escape(_usually(pulses, usual, unit))
+    if outliers:
+        said = tag("b", escape("; ".join(outliers)))
+    else:
+        # How fast the ranks are where none stands out
+        report = [pulse for pulse in pulses if pulse.at is not None]
+        if len(report) < len(pulses):
+            every = f"{len(report)} of {len(pulses)}"
+        else:
+            every = "both" if len(pulses) == 2 else f"all {len(pulses)}"
+        pace = f" at {_seconds(usual.pace)} per {unit}" if usual.pace else ""
+        said = escape(f"{every} ranks report{pace}")
     if len(pulses) > _BY_NODE and len(state.members) > 1:
-        row = _by_node(pulses, usual, state) + tag("div", said, PLAIN)
+        # A row for each node, the worst first; of very many nodes the worst ten
+        known = {pulse.rank: pulse for pulse in pulses}
+        nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
+        told = [(node, mine) for node, mine in nodes if mine]
+        told.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
+        shown = told if len(told) <= _MOST_NODES else told[:_FEW_NODES]
+        per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
+        rows = []
+        for node, mine in shown:
+            label = DOT.join([f"node {node.index}", *_unusual_words(mine)])
+            cells = "".join(
+                f'<b style="background-color:{_look(group, usual)[1]}"></b>' for group in _groups(mine, per)
+            )
+            row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
+            rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
+        more = told[len(shown) :]
+        words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
+        text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
+        row = (tag("div", "".join(rows), PLAIN) + text_line(text)) + tag("div", said, PLAIN)
     else:
         # Spaces between them let the strip wrap.
-        tiles = " ".join(_cell(group, usual, unit) for group in groups)
-        strip = tag("span", tiles, "font:12px monospace;line-height:1.7", cls="nbt-ranks")
+        tiles = []
+        for group in groups:
+            sign, ground = _look(group, usual)
+            edge = f";border-bottom:2px solid {of_rank(group[0].rank)}" if len(group) == 1 else ""
+            style = f"background-color:{ground}{edge}"
+            tiles.append(f'<span title="{escape(_title(group, unit))}" style="{style}">{sign}</span>')
+        strip = tag("span", " ".join(tiles), "font:12px monospace;line-height:1.7", cls="nbt-ranks")
         row = tag("div", f"{strip} {tag('span', said)}", _ROW)
     return row + _legend(groups, unit, _summary(pulses, unit))
 
@@ -157,43 +187,10 @@ def _groups(pulses: Sequence[Pulse], per: int) -> list[Sequence[Pulse]]:
     return [pulses[first : first + per] for first in range(0, len(pulses), per)]
 
 
-def _by_node(pulses: Sequence[Pulse], usual: _Usual, state: JobState) -> str:
-    """Return a row for each node, the worst first; of very many nodes the worst ten."""
-    known = {pulse.rank: pulse for pulse in pulses}
-    nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
-    told = [(node, mine) for node, mine in nodes if mine]
-    told.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
-    shown = told if len(told) <= _MOST_NODES else told[:_FEW_NODES]
-    per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
-    rows = []
-    for node, mine in shown:
-        label = DOT.join([f"node {node.index}", *_unusual_words(mine)])
-        cells = "".join(
-            f'<b style="background-color:{_look(group, usual)[1]}"></b>' for group in _groups(mine, per)
-        )
-        row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
-        rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
-    more = told[len(shown) :]
-    words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
-    text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
-    return tag("div", "".join(rows), PLAIN) + text_line(text)
-
-
 def _unusual_words(pulses: Sequence[Pulse]) -> list[str]:
     """Return how many of these ranks stand out, by how they do: ``3 slow``."""
     odd = Counter(pulse.word for pulse in pulses if pulse.word not in ("", "waiting"))
     return [f"{many} {word}" for word, many in odd.items()]
-
-
-def _usually(pulses: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    """Return how fast the ranks are where none stands out."""
-    report = [pulse for pulse in pulses if pulse.at is not None]
-    if len(report) < len(pulses):
-        every = f"{len(report)} of {len(pulses)}"
-    else:
-        every = "both" if len(pulses) == 2 else f"all {len(pulses)}"
-    pace = f" at {_seconds(usual.pace)} per {unit}" if usual.pace else ""
-    return f"{every} ranks report{pace}"
 
 
 def unusual(state: JobState, now: float) -> list[int]:
@@ -219,7 +216,6 @@ def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
     return fold(summary, tag("div", body, f"{SMALL};padding-left:14px"))
 
 
-@remembered
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
         return [], ""
@@ -227,42 +223,60 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     unit = unit_of(state.series[min(state.series)])
     # Of a bigger world only those that report, as anybody can claim that a world is big.
     known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
-    series = state.series.get
-    pulses = [_pulse(rank, series(rank, Series()), state, unit, at) for rank in known]
-    usual, ends = _usual(pulses), _ends(state)
-    diagnosis = hang(state, now)
-    awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
-    words = {pulse.rank: _word(pulse, usual, ends) for pulse in pulses}
-    if awaited:  # all others wait for those, whatever they have reported
-        words |= {rank: "awaited" if rank in awaited else "waiting" for rank in words if rank not in ends}
+    pulses = []
+    for rank in known:
+        series = state.series.get(rank, Series())
+        recent = series.points[-RECENT:]
+        counted = counts(recent, unit)
+        if series.round != state.round or not counted:
+            pulses.append(Pulse(rank))
+        else:
+            every = pace(counts(recent, REPORT))
+            reached = done(series, unit, state.counted_from_zero)
+            pulses.append(Pulse(rank, reached, pace(counted), every, max(0.0, at - recent[-1].time)))
+    words = _words(state, pulses, now)
     return [replace(pulse, word=words[pulse.rank]) for pulse in pulses], unit
 
 
-def _ends(state: JobState) -> dict[int, str]:
-    """Return what became of each rank that no longer runs in the newest round; "" where it completed."""
-    ends = {rank: _end(node) for node in state.members for rank in node.ranks if node.ended or node.left}
+def _words(state: JobState, pulses: Sequence[Pulse], now: float) -> dict[int, str]:
+    """Return how each rank stands out; "" for one that doesn't."""
+    # What became of each rank that no longer runs in the newest round; "" where it completed
+    ends = {}
+    for node in state.members:
+        for rank in node.ranks:
+            if node.ended or node.left:
+                if node.working and node.code == 0:
+                    ends[rank] = ""
+                else:
+                    # Of a code that it ended with its ranks tell.
+                    ends[rank] = "lost" if node.code is None or node.signal else "ended"
     # A rank that communicates with a lost one fails because of that, or is ended by its own watchdog.
     lost = "lost" in ends.values()
     errors = [e.rank for e in state.errors if e.round == state.round and not (lost and e.error.lost_peer)]
     exits = [e.rank for e in state.exits if e.round == state.round and not lost]
-    return {**ends, **dict.fromkeys([*errors, *exits], "failed")}
-
-
-def _end(node: Node) -> str:
-    if node.working and node.code == 0:
-        return ""
-    # Of a code that it ended with its ranks tell.
-    return "lost" if node.code is None or node.signal else "ended"
-
-
-def _pulse(rank: int, series: Series, state: JobState, unit: str, now: float) -> Pulse:
-    recent = series.points[-RECENT:]
-    counted = counts(recent, unit)
-    if series.round != state.round or not counted:
-        return Pulse(rank)
-    every = pace(counts(recent, REPORT))
-    reached = done(series, unit, state.counted_from_zero)
-    return Pulse(rank, reached, pace(counted), every, max(0.0, now - recent[-1].time))
+    usual, ends = _usual(pulses), {**ends, **dict.fromkeys([*errors, *exits], "failed")}
+    diagnosis = hang(state, now)
+    awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
+    words = {}
+    for pulse in pulses:
+        if pulse.rank in ends:
+            words[pulse.rank] = ends[pulse.rank]
+        elif pulse.at is None or pulse.heard is None:
+            words[pulse.rank] = ""
+        else:
+            lag = usual.at - pulse.at
+            if pulse.heard > usual.silent:
+                # Where all wait for one, it is the one that got least far.
+                words[pulse.rank] = "behind" if usual.hung and lag >= 1 else "silent"
+            elif pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
+                words[pulse.rank] = "slow"
+            else:
+                # One that has just started again has no pace yet, and may catch up with what it left.
+                late = pulse.pace is not None and lag >= 2 and lag * usual.pace > _LATE_S
+                words[pulse.rank] = "behind" if late else ""
+    if awaited:  # all others wait for those, whatever they have reported
+        words |= {rank: "awaited" if rank in awaited else "waiting" for rank in words if rank not in ends}
+    return words
 
 
 def _usual(pulses: Sequence[Pulse]) -> _Usual:
@@ -275,59 +289,36 @@ def _usual(pulses: Sequence[Pulse]) -> _Usual:
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
 
-def _word(pulse: Pulse, usual: _Usual, ends: Mapping[int, str]) -> str:
-    if pulse.rank in ends:
-        return ends[pulse.rank]
-    if pulse.at is None or pulse.heard is None:
-        return ""
-    lag = usual.at - pulse.at
-    if pulse.heard > usual.silent:
-        # Where all wait for one, it is the one that got least far.
-        return "behind" if usual.hung and lag >= 1 else "silent"
-    if pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
-        return "slow"
-    # One that has just started again has no pace yet, and may catch up with what it left.
-    late = pulse.pace is not None and lag >= 2 and lag * usual.pace > _LATE_S
-    return "behind" if late else ""
-
-
 def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
     awaited, waiting = ([p.rank for p in pulses if p.word == word] for word in ("awaited", "waiting"))
     if awaited and waiting:
         wait = "waits" if len(waiting) == 1 else "wait"
         return [f"{clip(names(waiting), _MAX_NAMES)} {wait} for {clip(names(awaited), _MAX_NAMES)}"]
-    lines = []
-    for word, say in (("behind", _behind), ("silent", _silent), ("slow", _slow)):
+    lines, usual = [], _usual(pulses)
+    for word in ("behind", "silent", "slow"):
         odd = [pulse for pulse in pulses if pulse.word == word]
-        if odd:
-            who = clip(names(pulse.rank for pulse in odd), _MAX_NAMES)
-            lines.append(f"{who} {word}: {say(odd, _usual(pulses), unit)}")
+        if not odd:
+            continue
+        if word == "behind":
+            how = f"{_many(odd, unit)}, the others {number(usual.at)}"
+        elif word == "silent":
+            how = f"no report for {_span([pulse.heard for pulse in odd], duration)}, after {_many(odd, unit)}"
+        else:
+            paces = _span([pulse.pace for pulse in odd], _seconds)
+            how = f"{paces} per {unit}, the others {_seconds(usual.pace)}"
+        lines.append(f"{clip(names(pulse.rank for pulse in odd), _MAX_NAMES)} {word}: {how}")
     return lines
-
-
-def _silent(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    heard = _span([pulse.heard for pulse in odd], duration)
-    return f"no report for {heard}, after {_many(odd, unit)}"
-
-
-def _behind(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    return f"{_many(odd, unit)}, the others {number(usual.at)}"
-
-
-def _slow(odd: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    return f"{_span([pulse.pace for pulse in odd], _seconds)} per {unit}, the others {_seconds(usual.pace)}"
-
-
-def _cell(group: Sequence[Pulse], usual: _Usual, unit: str) -> str:
-    sign, ground = _look(group, usual)
-    mine = f";border-bottom:2px solid {of_rank(group[0].rank)}" if len(group) == 1 else ""
-    title = escape(_title(group, unit))
-    return f'<span title="{title}" style="background-color:{ground}{mine}">{sign}</span>'
 
 
 def _look(group: Sequence[Pulse], usual: _Usual) -> tuple[str, str]:
     """Return the sign and the ground of the worst of some ranks."""
-    return _LOOKS.get(_worst(group), ("\u00a0\u00a0", _heat(group, usual)))
+    if all(pulse.at is None for pulse in group):
+        heat = _NOTHING
+    else:
+        slowest = max((pulse.pace for pulse in group if pulse.pace is not None), default=usual.pace)
+        alpha = next(alpha for most, alpha in _HEAT if slowest <= most * usual.pace or most == _SLOW)
+        heat = shade(PHASES[Phase.SUCCEEDED], alpha)
+    return _LOOKS.get(_worst(group), ("\u00a0\u00a0", heat))
 
 
 def _worst(group: Sequence[Pulse]) -> str:
@@ -337,14 +328,6 @@ def _worst(group: Sequence[Pulse]) -> str:
 def _title(group: Sequence[Pulse], unit: str) -> str:
     worst = _worst(group)
     return _summary(group, unit) + (DOT + worst if worst else "")
-
-
-def _heat(group: Sequence[Pulse], usual: _Usual) -> str:
-    if all(pulse.at is None for pulse in group):
-        return _NOTHING
-    slowest = max((pulse.pace for pulse in group if pulse.pace is not None), default=usual.pace)
-    alpha = next(alpha for most, alpha in _HEAT if slowest <= most * usual.pace or most == _SLOW)
-    return shade(PHASES[Phase.SUCCEEDED], alpha)
 
 
 def _summary(group: Sequence[Pulse], unit: str) -> str:

@@ -6,7 +6,7 @@ It is made of ``elements``. Whatever comes from outside is cut, cleaned and esca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TypeAlias
 
@@ -219,12 +219,18 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
     tail = state.logs.get(rank, LogTail())
     log = text_tail(tail.newest if state.turns else tail, _TEXT_LINES)
     if state.failure and state.failure.error and state.failure.rank == rank:
-        log = log[: _traceback(log)]
+        begins = [at for at, line in enumerate(log) if line.startswith("Traceback (most recent call last):")]
+        log = log[: (begins[0] if begins else len(log) if len(log) < _TEXT_LINES else 0)]
     past = attempts.past(state)
+    # Progress and the newest values while the job lives, all last values once it has ended
+    series = _series(state)
+    current = progress(state)
+    most = 16 if state.phase.terminal else 8
+    newest = metrics.summary(series, most, counting=current is None or current.unit == REPORT)
     lines = [
         f"torchjob {facts.last_line(state, now)}",
         *attempts.pending(state, now),
-        DOT.join(_metrics(state, now)),
+        DOT.join([part for part in (progress_line(state, now), *newest) if part]),
         attempts.setback(state),
         *ranks.rank_lines(state, now),
         usage.matters(state),
@@ -240,12 +246,6 @@ def text(state: JobState, now: float, *, live: bool = False, value: str = "") ->
         DOT.join(lifetime.outlook(state, now, waited_for=live)),
     ]
     return "\n".join(row for row in lines if row)
-
-
-def _traceback(log: list[str]) -> int:
-    """Return where the traceback begins with which the log of a rank that failed ends."""
-    begins = [at for at, line in enumerate(log) if line.startswith("Traceback (most recent call last):")]
-    return begins[0] if begins else len(log) if len(log) < _TEXT_LINES else 0
 
 
 def _value(state: JobState, label: str, value: str) -> str:
@@ -286,15 +286,6 @@ def _series(state: JobState) -> Series:
     return state.spoken
 
 
-def _metrics(state: JobState, now: float) -> list[str]:
-    """Return progress and the newest values while the job lives, all last values once it has ended."""
-    series = _series(state)
-    current = progress(state)
-    most = 16 if state.phase.terminal else 8
-    newest = metrics.summary(series, most, counting=current is None or current.unit == REPORT)
-    return [part for part in (progress_line(state, now), *newest) if part]
-
-
 def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
     width, height = _CHARTS[beside]
     return chart.curves(
@@ -326,17 +317,15 @@ def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     # What most want to do, if it is offered.
     first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"
     there = dict(sorted(there.items(), key=lambda item: item[0] != first))
-    shown = [action(_in_sentence(offer.label), f"nbtorchjob:{verb}", job) for verb, offer in there.items()]
+    shown = []
+    for verb, offer in there.items():
+        initial, *rest = offer.label.split(" ")
+        words = (word if word[1:] != word[1:].lower() else word.lower() for word in rest)
+        shown.append(action(" ".join([initial, *words]), f"nbtorchjob:{verb}", job))
     if offers and state.blocked is not None:
         holder = state.blocked.holder
         shown.insert(0, action(f"Cancel {holder}", "nbtorchjob:cancel", {"id": f"local:{holder}"}))
     return "".join(shown)
-
-
-def _in_sentence(label: str) -> str:
-    """Return a label as the card writes it; the page's commands are in title case."""
-    first, *rest = label.split(" ")
-    return " ".join([first, *(word if word[1:] != word[1:].lower() else word.lower() for word in rest)])
 
 
 def _logs(state: JobState, now: float, room: int, *, expand: bool) -> list[str]:
@@ -346,7 +335,8 @@ def _logs(state: JobState, now: float, room: int, *, expand: bool) -> list[str]:
     logs = {rank: tail.newest if state.turns else tail for rank, tail in state.logs.items()}
     unusual = {lead, state.info.speaker, *ranks.unusual(state, now), *(e.rank for e in state.errors)}
     few = logs if expand or len(logs) <= _FEW_LOGS else {r: tail for r, tail in logs.items() if r in unusual}
-    opened = logs.keys() if expand else _opened(state, lead)
+    telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
+    opened = logs.keys() if expand else {lead} if telling else set()
     # A traceback is told once: that log ends with it.
     blamed = state.failure if state.failure and state.failure.error else None
     silent = {lead} if blamed and blamed.rank == lead else set()
@@ -358,12 +348,6 @@ def _lead(state: JobState) -> int:
     failure = state.attempts[-1].failure if state.next else state.failure
     blamed = failure.rank if failure else None
     return blamed if blamed in state.logs and blamed is not None else state.info.speaker
-
-
-def _opened(state: JobState, lead: int) -> set[int]:
-    """Return whose logs are unfolded: the most telling one, unless it ends with the traceback above."""
-    telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
-    return {lead} if telling else set()
 
 
 Variables: TypeAlias = Sequence[tuple[str, str]]
@@ -384,44 +368,35 @@ def traceback_html(error: Error, source: SourceLookup, heading: str = "") -> str
     if len(parts) > 1 and heading.endswith(parts[-1][0]):
         parts.pop()
     for text, frame in parts:
-        lines += [_marked(escape(clip(row, LINE), quote=False)) for row in text.split("\n")]
+        for row in text.split("\n"):
+            shown_row = escape(clip(row, LINE), quote=False)
+            lines.append(tag("span", shown_row, cls="nbt-line") if row.startswith(ARROW) else shown_row)
         if frame is not None and frame.variables:
             variables[len(lines) - 1] = frame.variables
     shown = fit(lines, attempts.MOST_BYTES)
     out, begin = [], 0
-    for at, drawn in sorted(_folds(_moved(variables, lines, shown)).items()):
+    # What comes after which line, where some lines in the middle are left out
+    if len(shown) == len(lines):
+        moved = {**variables}
+    else:
+        gone = len(lines) - len(shown)
+        head = next(at for at, row in enumerate(shown) if row != lines[at])
+        kept = {at: row for at, row in variables.items() if at < head}
+        moved = kept | {at - gone: row for at, row in variables.items() if at > head + gone}
+    room, folds = _MOST_BYTES, {}
+    for at in sorted(moved, reverse=True):
+        rows = [*_fitting_lines(moved[at], room)]
+        room -= sum(len(row.encode()) for row in rows)
+        if rows:
+            more = len(moved[at]) - len(rows)
+            rest = [f"… and {more} more: describe lists them"] if more else []
+            names = line(", ".join(name for name, _ in moved[at]), _MAX_NAMES)
+            summary = tag("span", escape(f"{count(len(moved[at]), 'variable')}: {names}"), SMALL)
+            folds[at] = fold(summary, tag("div", preformatted([*rows, *rest]), _INDENTED), opened=False)
+    for at, drawn in sorted(folds.items()):
         out += [preformatted(shown[begin : at + 1]), drawn]
         begin = at + 1
     return tag("div", "".join([*out, preformatted(shown[begin:])]), BOX)
-
-
-def _marked(line: str) -> str:
-    """Return a line of HTML, with a class where it is the one that failed."""
-    return tag("span", line, cls="nbt-line") if line.startswith(ARROW) else line
-
-
-def _moved(variables: Mapping[int, Variables], lines: list[str], shown: list[str]) -> dict[int, Variables]:
-    """Return what comes after which line, where some lines in the middle are left out."""
-    if len(shown) == len(lines):
-        return {**variables}
-    gone = len(lines) - len(shown)
-    head = next(at for at, row in enumerate(shown) if row != lines[at])
-    kept = {at: row for at, row in variables.items() if at < head}
-    return kept | {at - gone: row for at, row in variables.items() if at > head + gone}
-
-
-def _folds(variables: Mapping[int, Variables]) -> dict[int, str]:
-    room, folds = _MOST_BYTES, {}
-    for at in sorted(variables, reverse=True):
-        rows = [*_fitting_lines(variables[at], room)]
-        room -= sum(len(row.encode()) for row in rows)
-        if rows:
-            more = len(variables[at]) - len(rows)
-            rest = [f"… and {more} more: describe lists them"] if more else []
-            names = line(", ".join(name for name, _ in variables[at]), _MAX_NAMES)
-            summary = tag("span", escape(f"{count(len(variables[at]), 'variable')}: {names}"), SMALL)
-            folds[at] = fold(summary, tag("div", preformatted([*rows, *rest]), _INDENTED), opened=False)
-    return folds
 
 
 def _fitting_lines(variables: Variables, room: int) -> Iterator[str]:

@@ -56,7 +56,13 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
     began = time.monotonic()
 
     def draw(phase: str) -> None:
-        output.show(_bundle(phase, call, time.monotonic() - began))
+        took = time.monotonic() - began
+        stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
+        what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
+        what += f"{DOT}{duration(took)}"
+        body = tag("div", text_line(ships, SMALL), head.BODY, cls="nbt-body")
+        html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
+        output.show({"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"})
 
     end = _FAILED
     try:
@@ -98,15 +104,6 @@ def _stored() -> str:
         if transfer is not None
         else ""
     )
-
-
-def _bundle(phase: str, call: Call, took: float) -> dict[str, str]:
-    stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
-    what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
-    what += f"{DOT}{duration(took)}"
-    body = tag("div", text_line(ships, SMALL), head.BODY, cls="nbt-body")
-    html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
-    return {"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"}
 
 
 @contextmanager

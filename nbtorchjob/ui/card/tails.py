@@ -47,7 +47,9 @@ def html_tail(log: LogTail, most: int, room: int) -> Tail:
     known = _rows(log)
     lines: list[str] = []
     for row in reversed(known[-most:]):
-        html = _html(row, room)
+        # The line in colour, or without if that takes too much room
+        forms = (row.html(LINE), escape(row.text(LINE), quote=False))
+        html = next((form for form in forms if len(form.encode()) < room), None)
         if html is None and not lines:  # one line at least, whatever it holds
             html = escape(row.text(max(2, room // 6)), quote=False)
         if html is None:
@@ -133,11 +135,3 @@ def _rows(log: LogTail) -> list[Row]:
     while known and not known[-1].text().strip():
         known.pop()
     return known
-
-
-def _html(row: Row, room: int) -> str | None:
-    """Return the line in colour, or without if that takes too much room."""
-    for html in (row.html(LINE), escape(row.text(LINE), quote=False)):
-        if len(html.encode()) < room:
-            return html
-    return None

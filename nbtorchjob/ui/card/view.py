@@ -24,7 +24,7 @@ from nbtorchjob.runtime.api import displays
 from nbtorchjob.state import JobInfo, JobState, Phase
 from nbtorchjob.state.events import STEPS
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.logs import LogTail, Piece
+from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
@@ -197,17 +197,14 @@ class Terminal:
             self._write(text)
         for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
-                self._continue(piece)
-
-    def _continue(self, piece: Piece) -> None:
-        known = self._shown[1] if piece.round == self._shown[0] else 0
-        if piece.offset > known or piece.round != self._shown[0]:
-            self._log(self._decoder.decode(b"", final=True))
-        if piece.offset > known:  # the rest was written faster than a tail holds
-            self._write("\n[…]\n")
-        self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
-        self._fresh_line = piece.data.endswith(b"\n")
-        self._shown = (piece.round, piece.end)
+                known = self._shown[1] if piece.round == self._shown[0] else 0
+                if piece.offset > known or piece.round != self._shown[0]:
+                    self._log(self._decoder.decode(b"", final=True))
+                if piece.offset > known:  # the rest was written faster than a tail holds
+                    self._write("\n[…]\n")
+                self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+                self._fresh_line = piece.data.endswith(b"\n")
+                self._shown = (piece.round, piece.end)
 
     def _log(self, text: str) -> None:
         self._put(self._filter.take(text) if self._terminal else text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import islice
 from typing import Any
@@ -49,12 +49,25 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
     said = escape(DOT.join((*rest, facts.where(states[0].info))))
     tone = head.of_phase(stands)
+    left = len(states) - min(len(states), _MOST_ROWS)
+    more_words = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
+    if not live and any(not state.phase.terminal for state in states):
+        stops = " and stops some early" if states[0].info.early else ""
+        more_words.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
+    # A bar in which each phase has its share of the runs
+    shares, many = [], Counter(phases)
+    for key, called in CALLED.items():
+        if many[key]:
+            faint = ";opacity:0.35" if key in _FAINT else ""
+            style = f"flex:{many[key]} 1 0;background-color:{shade(_COLOURS[key])}{faint}"
+            shares.append(f'<div class="{_tone(key)}" style="{style}" title="{many[key]:,} {called}"></div>')
+    style = f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden"
     parts = [
-        _bar(states),
+        tag("div", "".join(shares), style, cls="nbt-share"),
         metrics.beside(_charts(states)),
         parallel_axes(states, _metric(states)),
         _table(states, now),
-        _more(name, states, live=live),
+        text_line(DOT.join(more_words), SMALL),
     ]
     body = tag("div", "\n".join(part for part in parts if part), head.BODY, cls="nbt-body")
     return head.card(tone, head.html(tone, stands.value, name, said), body)
@@ -81,19 +94,6 @@ def text(name: str, states: Sequence[JobState], now: float) -> str:
         why = _why(state)
         lines += [row, f"     {why}"] if why else [row]
     return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
-
-
-def _bar(states: Sequence[JobState]) -> str:
-    """Return a bar in which each phase has its share of the runs."""
-    phases = Counter(map(word, states))
-    parts = []
-    for key, name in CALLED.items():
-        if phases[key]:
-            faint = ";opacity:0.35" if key in _FAINT else ""
-            style = f"flex:{phases[key]} 1 0;background-color:{shade(_COLOURS[key])}{faint}"
-            parts.append(f'<div class="{_tone(key)}" style="{style}" title="{phases[key]:,} {name}"></div>')
-    style = f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden"
-    return tag("div", "".join(parts), style, cls="nbt-share")
 
 
 def _tone(word: str) -> str:
@@ -131,10 +131,14 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     waits = [wait.text for wait in state.waiting]
     status = facts.status(state, now).lower()
     status = f"{status} {waits[0]}" if waits else status
+    numbers: list[str] = []
+    for name in names:
+        value = reported.get(name)
+        numbers.append("" if value is None else words.number(value))
     return [
         str(state.info.number),
         *(_given(state.info.given.get(name)) for name in parameters),
-        *(_number(reported.get(name)) for name in names),
+        *numbers,
         status,
         "" if took is None else f"{took:.1f}",
     ]
@@ -142,10 +146,6 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
 
 def _given(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else words.number(value)
 
 
 def _why(state: JobState) -> str:
@@ -182,11 +182,11 @@ def _table(states: Sequence[JobState], now: float) -> str:
     # What is a number in each row that has it stands below its like.
     numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
     aligned = [_CELL if at == 0 or not right else _RIGHT for at, right in enumerate(numeric)]
-    head = "".join(
+    header = "".join(
         tag("th", escape(line(cell, _MAX_CELL)), style) for cell, style in zip(names, aligned, strict=True)
     )
     if sparks:
-        head += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
+        header += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
     body = []
     for state, cells in zip(shown, table, strict=True):
         stands = word(state)
@@ -212,13 +212,24 @@ def _table(states: Sequence[JobState], now: float) -> str:
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
     style = f"border-collapse:collapse;width:100%;{PLAIN}"
     opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
-    made = f"{opening}<thead>{tag('tr', head)}</thead><tbody>{''.join(body)}</tbody></table>"
+    made = f"{opening}<thead>{tag('tr', header)}</thead><tbody>{''.join(body)}</tbody></table>"
     return tag("div", made, "overflow-x:auto")
 
 
 def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
     """Return the course of a metric in each run, by id, all on one scale; empty where none has any."""
-    series = {state.info.id: _course(state, metric) for state in states}
+    series: dict[str, list[float]] = {}
+    for state in states:
+        # So many values of a metric as a sparkline shows, evenly over all that were reported
+        if not state.series:
+            series[state.info.id] = []
+        else:
+            told = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
+            values = [value for value in told if math.isfinite(value)]
+            many = min(_SPARKS, len(values))
+            series[state.info.id] = [
+                values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)
+            ]
     known = [value for course in series.values() for value in course]
     if not any(len(course) > 1 for course in series.values()):
         return {}
@@ -228,16 +239,6 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
         id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
         for id_, course in series.items()
     }
-
-
-def _course(state: JobState, metric: str) -> list[float]:
-    """Return so many values of a metric as a sparkline shows, evenly over all that were reported."""
-    if not state.series:
-        return []
-    told = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
-    values = [value for value in told if math.isfinite(value)]
-    many = min(_SPARKS, len(values))
-    return [values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)]
 
 
 _BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
@@ -269,22 +270,17 @@ def _swatch(number: int | None) -> str:
     return tag("span", "", f"{line_};background-color:{light};background-color:light-dark({light},{dark})")
 
 
-def _more(name: str, states: Sequence[JobState], *, live: bool) -> str:
-    left = len(states) - min(len(states), _MOST_ROWS)
-    said = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
-    if not live and any(not state.phase.terminal for state in states):
-        stops = " and stops some early" if states[0].info.early else ""
-        said.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
-    return text_line(DOT.join(said), SMALL)
-
-
 def _coloured(states: Sequence[JobState]) -> dict[str, int]:
     """Return the few runs that are drawn, by id, with the number of the colour that each has everywhere."""
     few: list[int] = []
     for name in _metrics(states)[:1]:
-        few = _spread(
-            {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
-        )
+        last = {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
+        if len(last) <= _MOST_CURVES:
+            few = [*last]
+        else:
+            order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
+            step = (len(order) - 1) / (_MOST_CURVES - 1)
+            few = [order[round(at * step)] for at in range(_MOST_CURVES)]
     return {states[at].info.id: number for number, at in enumerate(sorted(few))}
 
 
@@ -293,16 +289,16 @@ def _charts(states: Sequence[JobState]) -> list[str]:
     colours = _coloured(states)
     few = [state for state in states if state.info.id in colours]
     drawn: dict[str, dict[str, metrics.Curve]] = {}
-    for name in _metrics(states):
-        found = {state.info.id: metrics.curves(_series(state), {}).get(name) for state in few}
+    for metric in _metrics(states):
+        found = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
         if curves := {key: curve for key, curve in found.items() if curve is not None}:
-            drawn[name] = curves
+            drawn[metric] = curves
     drawn = dict(islice(drawn.items(), _MOST_CHARTS))
     width = _WIDTHS.get(len(drawn), 0)
     legend = dict(zip(colours, _legend(few, states, width), strict=True))
     charts: list[str] = []
-    for name, curves in drawn.items():
-        told_by = sum(name in runs.metrics(state) for state in states)
+    for metric, curves in drawn.items():
+        told_by = sum(metric in runs.metrics(state) for state in states)
         made = chart.curves(
             {legend[key]: curve.points for key, curve in curves.items()},
             width=width,
@@ -314,22 +310,13 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         if len(curves) < told_by:
             which = f"{len(curves)} of {told_by:,} runs, lowest to highest,"
         said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
-        caption = tag("div", tag("b", escape(line(name, _MAX_CELL))) + said, SMALL)
+        caption = tag("div", tag("b", escape(line(metric, _MAX_CELL))) + said, SMALL)
         charts.append(caption + made.img)
     return charts
 
 
 def _series(state: JobState) -> Series:
     return state.series[min(state.series)]
-
-
-def _spread(last: Mapping[int, float]) -> list[int]:
-    """Return the places of a few: of many runs the one that ends lowest, the highest, and some between."""
-    if len(last) <= _MOST_CURVES:
-        return [*last]
-    order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
-    step = (len(order) - 1) / (_MOST_CURVES - 1)
-    return [order[round(at * step)] for at in range(_MOST_CURVES)]
 
 
 def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:

@@ -116,7 +116,18 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
     The first interrupt stops waiting, and all go on; a second within five seconds cancels them.
     """
     try:
-        _watched(runs, view, say)
+        drawn, states = 0.0, []
+        with warnings.catch_warnings(record=True) as notes:  # Python would show the line of our code, too
+            warnings.simplefilter("always", UserWarning)
+            for states in runs.looks():
+                while notes:
+                    say(f"Note: {notes.pop(0).message}")
+                now = time.monotonic()
+                if now - drawn >= PERIOD_S:
+                    view.draw(runs, states)
+                    # Of a thousand runs a card takes long to draw: the kernel has other things to do, too.
+                    drawn = time.monotonic() + 4 * (time.monotonic() - now)
+        view.close(runs, states)
     except KeyboardInterrupt:
         try:
             again = f"Interrupt again within {CANCEL_WITHIN_S:.0f} s to cancel them."
@@ -132,18 +143,3 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
             raise Interrupted(
                 f"Detached from {runs.name}: {hint('attach', runs.name)}.{runs.unattended}"
             ) from None
-
-
-def _watched(runs: Runs[Any], view: RunsView, say: Callable[[str], object]) -> None:
-    drawn, states = 0.0, []
-    with warnings.catch_warnings(record=True) as notes:  # Python would show the line of our code, too
-        warnings.simplefilter("always", UserWarning)
-        for states in runs.looks():
-            while notes:
-                say(f"Note: {notes.pop(0).message}")
-            now = time.monotonic()
-            if now - drawn >= PERIOD_S:
-                view.draw(runs, states)
-                # Of a thousand runs a card takes long to draw: the kernel has other things to do, too.
-                drawn = time.monotonic() + 4 * (time.monotonic() - now)
-    view.close(runs, states)

@@ -43,6 +43,31 @@ def profile() -> Schema:
     texts. Besides JSON Schema's own keywords an option has ``x-group``, ``x-unit`` and, where its texts
     aren't plain values, ``x-form``: how one is written.
     """
+    described = {}
+    for key, option in KEYS.items():
+        notes: Schema = {"default": read(option, option.default, option.key)} if option.default else {}
+        if value_at(option, _PLAIN) is False:  # others that aren't given are a site's to set
+            notes["default"] = False
+        notes["x-group"] = _TITLES[option.home]
+        if option.unit:
+            notes["x-unit"] = option.unit
+        if option.metavar and not option.choices:
+            notes["x-form"] = option.metavar
+        kind: Schema
+        if option.choices:
+            kind = {"type": "string", "enum": list(option.choices)}
+        else:
+            other = next((name for name, value in _OTHERS if _takes(option, value)), None)
+            if other is None:
+                kind = _TYPES[option.takes]
+            else:
+                either: Schema = {"type": ["string", other]}
+                kind = (
+                    either
+                    if option.takes == "text"
+                    else {**_TYPES[option.takes], "additionalProperties": either}
+                )
+        described[key] = {**kind, "description": option.help, **notes}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A profile of nbtorchjob",
@@ -51,35 +76,13 @@ def profile() -> Schema:
             "Each is the flag of that name on a %%torchjob line."
         ),
         "type": "object",
-        "properties": {key: _property(option) for key, option in KEYS.items()},
+        "properties": described,
         "additionalProperties": False,
     }
 
 
-def _property(o: Option) -> Schema:
-    notes: Schema = {"default": read(o, o.default, o.key)} if o.default else {}
-    if value_at(o, _PLAIN) is False:  # others that aren't given are a site's to set
-        notes["default"] = False
-    notes["x-group"] = _TITLES[o.home]
-    if o.unit:
-        notes["x-unit"] = o.unit
-    if o.metavar and not o.choices:
-        notes["x-form"] = o.metavar
-    return {**_type(o), "description": o.help, **notes}
-
-
 _PLAIN = JobSpec(retry=Retry())
 _TITLES = {home: title for title, home, _ in GROUPS}
-
-
-def _type(o: Option) -> Schema:
-    if o.choices:
-        return {"type": "string", "enum": list(o.choices)}
-    other = next((name for name, value in _OTHERS if _takes(o, value)), None)
-    if other is None:
-        return _TYPES[o.takes]
-    either: Schema = {"type": ["string", other]}
-    return either if o.takes == "text" else {**_TYPES[o.takes], "additionalProperties": either}
 
 
 # What may be written in place of a text, the widest first: an amount, a count, a patch.

@@ -88,20 +88,19 @@ class _Pieces:
         """Add bytes of a log."""
         for at in range(0, len(chunk.data), PIECE_BYTES):
             data = chunk.data[at : at + PIECE_BYTES]
-            piece = self._fitting((chunk.rank, chunk.round), chunk.offset + at, len(data))
+            log = (chunk.rank, chunk.round)
+            offset = chunk.offset + at
+            size = len(data)
+            piece = self._newest.get(log)
+            if piece is None or piece.end != offset or piece.size + size > PIECE_BYTES:
+                piece = self._newest[log] = _Piece(log, offset, offset)
+                self._all.append(piece)
+                self.size += _HEAD_BYTES
             piece.parts.append(data)
             start, piece.end = piece.end, piece.end + len(data)
             piece.times += _within(chunk.times, start, piece.end)
             piece.size += len(data)
         self.size += len(chunk.data)
-
-    def _fitting(self, log: tuple[int, int], offset: int, size: int) -> _Piece:
-        piece = self._newest.get(log)
-        if piece is None or piece.end != offset or piece.size + size > PIECE_BYTES:
-            piece = self._newest[log] = _Piece(log, offset, offset)
-            self._all.append(piece)
-            self.size += _HEAD_BYTES
-        return piece
 
     def take(self) -> list[Message]:
         """Return all pieces, and forget them."""
@@ -166,7 +165,11 @@ class _Box:
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
                 await asyncio.wait_for(self._news.wait(), self._wait())
-        batch = self._shown() if self._first or self._over or _left(self._due_state()) == 0 else []
+        batch: list[Message] = []
+        if self._stale and (self._first or self._over or _left(self._due_state()) == 0):
+            self._first = self._stale = False
+            self._due = time.monotonic() + _PACE_S
+            batch.append(self._show(self._state))
         if self._quiet and self._logs.size >= _ROOM_BYTES:
             self._quiet = time.monotonic() + _QUIET_S  # what is old may wait for room
         batch += self._logs.take()
@@ -189,13 +192,6 @@ class _Box:
 
     def _due_state(self) -> float | None:
         return self._due if self._stale else None
-
-    def _shown(self) -> list[Message]:
-        if not self._stale:
-            return []
-        self._first = self._stale = False
-        self._due = time.monotonic() + _PACE_S
-        return [self._show(self._state)]
 
 
 def _left(due: float | None) -> float | None:
