@@ -156,6 +156,7 @@ def _alike(members: dict[str, bytes]) -> Iterator[str]:
         yield name
 
 
+@lru_cache(maxsize=256)  # more than there are modules: most are the same whatever parts travel
 def bare(source: bytes) -> bytes:
     """Return a module without docstrings, comments, functions' annotations and most of its indentation.
 
