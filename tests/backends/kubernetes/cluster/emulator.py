@@ -101,10 +101,8 @@ class Emulator(Machine):
         base, _, rest = path.strip("/").partition("/namespaces/")
         namespace, _, plural = rest.partition("/")
         version = base.removeprefix("apis/").removeprefix("api/")
-        found = [
-            each for each in self._server.resources if (each.api_version, each.plural) == (version, plural)
-        ]
-        return self._do(self._store.list, found[0], namespace) if found else []
+        resource = self._server.resource(version, plural)
+        return self._do(self._store.list, resource, namespace) if resource else []
 
     @property
     def requests(self) -> list[tuple[str, str]]:

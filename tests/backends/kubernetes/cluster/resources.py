@@ -35,7 +35,7 @@ class Resource:
     subresources: tuple[str, ...] = ()
     schema: Object | None = field(default=None, compare=False, repr=False)
 
-    @property
+    @functools.cached_property
     def api_version(self) -> str:
         """Return `group/version`, or the version alone for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version

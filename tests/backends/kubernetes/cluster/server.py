@@ -55,10 +55,15 @@ class Server:
         self, resources: Iterable[Resource], access: Access, faults: Faults, handle: Handler
     ) -> None:
         self.resources = list(resources)
+        self._by_path = {(each.api_version, each.plural): each for each in reversed(self.resources)}
         self.requests: list[tuple[str, str]] = []
         self._access, self._faults, self._handle = access, faults, handle
         self._runner: web.AppRunner | None = None
         self.port = 0
+
+    def resource(self, api_version: str, plural: str) -> Resource | None:
+        """Return the resource of that name, None if it isn't served."""
+        return self._by_path.get((api_version, plural))
 
     async def start(self) -> None:
         """Begin to listen: on the port it had before, if it had one."""
@@ -149,10 +154,7 @@ class Server:
             return None
         plural, name, subresource = [*rest, "", ""][:3]
         group, _, number = version.rpartition("/")
-        resource = next(
-            (each for each in self.resources if each.plural == plural and each.api_version == version),
-            Resource(group, number, plural, ""),
-        )
+        resource = self.resource(version, plural) or Resource(group, number, plural, "")
         query = {key: request.query[key] for key in request.query}
         verb = _verb(request.method, name, query)
         whole = f"{plural}/{subresource}" if subresource else plural

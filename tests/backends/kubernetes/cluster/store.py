@@ -93,8 +93,10 @@ class Store:
 
     def list(self, resource: Resource, namespace: str = "") -> list[Object]:
         """Return the objects of a namespace, or of all, in the order of their keys."""
-        items = sorted(self._objects[resource].items())
-        return [obj for (space, _), obj in items if not namespace or space == namespace]
+        objects = self._objects[resource]
+        return [
+            objects[key] for key in sorted(key for key in objects if not namespace or key[0] == namespace)
+        ]
 
     def everything(self) -> Iterable[tuple[Resource, Object]]:
         """Return each object with its resource."""
