@@ -202,25 +202,22 @@ class _Zygote:
         if turns.SIGNAL in numbers and self._page[turns.ROUND] == self._round and not self._over:
             self._send(signal.SIGTERM)
             self._kill_at = time.monotonic() + injected.grace()
-        if signal.SIGCHLD in numbers:
-            self._reap()
+        if signal.SIGCHLD in numbers:  # the rank has ended, or orphans of its have
+            with suppress(ChildProcessError):
+                while True:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    if not pid:
+                        return
+                    if pid == self._pid:
+                        self._returned()
+                        self._pid, self._kill_at = 0, None
+                        signalled = os.WIFSIGNALED(status)
+                        self._ended(-os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status))
 
     def _send(self, number: int) -> None:
         if self._pid:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
-
-    def _reap(self) -> None:
-        """Take in which children have ended: the rank, or orphans of its."""
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                if pid == self._pid:
-                    self._returned()
-                    self._pid, self._kill_at = 0, None
-                    self._ended(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
     def _ended(self, code: int) -> None:
         if self._ends or code == exits.TOLD_LEFT:
@@ -269,19 +266,14 @@ def _drained(fd: int) -> bytes:
 def call_with_files(rank: worker.Rank) -> None:
     """Do what a pool's rank does: run its job's call, where the files are that the job has shipped."""
     if rank.header["ship"]:
-        _go_to_files(rank)
+        place = os.path.join(rank.folder, "shipped")
+        if os.environ["LOCAL_RANK"] == "0":  # the first of a node's ranks lays them
+            where = shipped.lay(Payload(rank.path), rank.folder)
+            os.symlink(where, place)
+        while not os.path.islink(place):  # if it can't be laid, that is the end of the other ranks
+            time.sleep(_LOOK_S)
+        os.chdir(os.readlink(place))
     worker.call_once(rank)
-
-
-def _go_to_files(rank: worker.Rank) -> None:
-    """Go to where shipped files lie, which the first of a node's ranks lays."""
-    place = os.path.join(rank.folder, "shipped")
-    if os.environ["LOCAL_RANK"] == "0":
-        where = shipped.lay(Payload(rank.path), rank.folder)
-        os.symlink(where, place)
-    while not os.path.islink(place):  # if it can't be laid, that is the end of the other ranks
-        time.sleep(_LOOK_S)
-    os.chdir(os.readlink(place))
 
 
 def _noted(number: int, frame: Any) -> None:
