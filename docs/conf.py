@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -46,3 +51,19 @@ html_theme = "furo"
 html_extra_path = ["site"]  # relative to this file: the address without a page leads to the index
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["../labextension/node_modules/mermaid/dist/mermaid.min.js", "mermaid.js"]
+
+
+def setup(app: Sphinx) -> None:
+    """Let the browser draw blocks of Mermaid.
+
+    Not sphinxcontrib-mermaid: it loads a JavaScript module, which no browser does for a page that is opened as a file.
+    """
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("html-page-context", _load_mermaid)
+
+
+def _load_mermaid(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    if tree and any(block.get("language") == "mermaid" for block in tree.findall(nodes.literal_block)):
+        app.add_js_file("mermaid.min.js")
+        app.add_js_file("mermaid.js")
