@@ -25,7 +25,7 @@ QUIETLY = said=$$($(1) 2>&1) || { status=$$?; echo "$$said" >&2; exit $$status; 
 COMMA := ,
 
 .PHONY: demo check test test-newest test-lowest lint types layers pure unit frontend dev gpu browser pictures flakes frameworks \
-  pythons tried test-torch bench docs docs-links clean
+  pythons tried other test-torch bench docs docs-links clean
 
 demo: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/01-first-job.ipynb
@@ -136,7 +136,7 @@ frameworks: $(STAMP)
 	$(BIN)/python -m tests.frameworks $(ONLY)
 
 # The site, in out/site. Each warning is an error, and a link inside the site that leads nowhere is one. Once the
-# group is installed it needs no network; `make docs-links` asks whether addresses outside still answer.
+# packages are installed it needs no network; `make docs-links` asks whether addresses outside still answer.
 SPHINX = $(BIN)/sphinx-build -W --keep-going -q -c docs
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
@@ -153,24 +153,30 @@ pythons: $(STAMP)
 # Another version of something, in an environment of its own; see docs/tried.md. torch's builds on PyPI bring CUDA,
 # 3 GB and more: PIP_EXTRA_INDEX_URL, as in the constraints, is without.
 OTHER := out/with-$(subst $(eval ) ,-,$(WITH))
-tried:
-	@test -n "$(WITH)" || { echo 'which? such as make tried WITH="torch==2.9.1"'; exit 2; }
-	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	grep -v -i $(foreach each,$(WITH),-e '^$(firstword $(subst =, ,$(each)))==') constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(OTHER)/bin/python -m pip install --quiet --no-compile --constraint $(OTHER)/constraints.txt \
-	  --group dev --editable '.[local,kubernetes,jupyter]' $(WITH)
+tried: other
 	$(OTHER)/bin/python -m tests.tried $(subst ==, ,$(WITH))
+
+# `installed` tells .ci/run that it is the tests that failed.
+other:
+	@test -n "$(WITH)" || { echo 'which? such as make tried WITH="torch==2.9.1"'; exit 2; }
+	@rm -f $(OTHER)/installed
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@grep -v -i $(foreach each,$(WITH),-e '^$(firstword $(subst =, ,$(each)))==') constraints.txt > $(OTHER)/constraints.txt
+	@$(call QUIETLY,$(OTHER)/bin/python -m pip install --upgrade "pip>=25.1")
+	@$(call QUIETLY,$(OTHER)/bin/python -m pip install --no-compile --constraint $(OTHER)/constraints.txt \
+	  --group dev --editable '.[local$(COMMA)kubernetes$(COMMA)jupyter]' $(WITH))
+	@touch $(OTHER)/installed
 
 # What needs an NVIDIA GPU, in a real kernel, on a machine that has one. NAME is that of its row in docs/tried.md.
 gpu: $(STAMP)
 	$(BIN)/python -m tests.tried --gpu $(NAME)
 
-# All tests of ranks with another torch.
+# The tests of ranks with another torch, or some of them.
+TORCH_TESTS ?= tests/runtime tests/backends/local
 test-torch:
 	@test -n "$(VERSION)" || { echo "which? such as make test-torch VERSION=2.9.1"; exit 2; }
-	@$(MAKE) --no-print-directory tried WITH="torch==$(VERSION)"
-	out/with-torch==$(VERSION)/bin/pytest -n 2 --dist worksteal tests/runtime tests/backends/local
+	@$(MAKE) --no-print-directory other WITH="torch==$(VERSION)"
+	out/with-torch==$(VERSION)/bin/pytest -n 4 --dist worksteal --look-twice $(TORCH_TESTS)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)

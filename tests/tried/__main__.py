@@ -21,7 +21,7 @@ _BEFORE = """# What was tried with what
 
 Each row is an environment in which a real kernel has run the things that are listed below its table, on the
 local backend. `make tried WITH="torch==2.9.1"` tries one and writes its row; `make test-torch VERSION=2.9.1`
-also runs the tests of ranks there, which 2.4.1 and 2.14.1 pass, and `make gpu` tries a GPU.
+runs the tests of ranks there, which 2.4.1 and 2.14.1 pass, and `make gpu` tries a GPU.
 What a version of torch misses is in `%torchjob doctor`. Nightly builds aren't on PyPI, so none was tried.
 
 `make pythons` has each Python of a machine capture cells for each other one, as a kernel from 3.10 on and as
