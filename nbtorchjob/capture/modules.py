@@ -35,7 +35,7 @@ LIMIT = 32_000_000
 # The payload brings its own.
 _OURS = ("__main__", "nbtorchjob", "cloudpickle")
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
-SKIPPED_FOLDERS = {"__pycache__", "node_modules", "checkpoints"}
+_SKIPPED_FOLDERS = {"__pycache__", "checkpoints", *_INSTALLED}
 _SKIPPED_FILES = (".pyc", ".ipynb")
 # What tools and people leave in a folder; other files that begin with a dot are a package's data.
 _LITTER = (".DS_Store", ".coverage", ".env", ".gitattributes", ".gitignore", ".gitkeep", ".netrc")
@@ -91,18 +91,8 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         for origin in (Path(os.path.abspath(path)) for path in _origins(name)):
             # What is linked into the notebook's folder is of that folder, wherever it lies.
             inside = origin if origin.is_relative_to(root) else origin.resolve()
-            if not inside.is_relative_to(root):
-                local = False
-            else:
-                parts = inside.relative_to(root).parts
-                if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
-                    local = False
-                else:
-                    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-                    local = not any(p.is_relative_to(root) and inside.is_relative_to(p) for p in prefixes)
-            if not local and not added(origin.parent):
-                continue
-            own_files += _below(origin)
+            if _local(inside, root) or added(origin.parent):
+                own_files += _below(origin)
         new = dict(own_files)
         if all(path.is_relative_to(root) for path in new.values()):
             paths |= new
@@ -165,7 +155,7 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
         yield origin.name, origin
     elif origin.is_dir():
         for parent, folders, files in os.walk(origin):
-            folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and f[0] != ".")
+            folders[:] = sorted(name for name in folders if not stays(Path(parent, name)))
             for file in sorted(files):
                 if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
                     path = Path(parent, file)
@@ -182,6 +172,28 @@ def _origins(name: str) -> list[str]:
     if spec.submodule_search_locations is not None:
         return list(spec.submodule_search_locations)
     return [spec.origin] if spec.has_location and spec.origin else []
+
+
+def _local(origin: Path, root: Path) -> bool:
+    if not origin.is_relative_to(root):
+        return False
+    parts = origin.relative_to(root).parts
+    if any(part.startswith(".") for part in parts) or _INSTALLED.intersection(parts):
+        return False
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    if any(p.is_relative_to(root) and origin.is_relative_to(p) for p in prefixes):
+        return False
+    # A folder needs no ``__init__.py``, so ``import env`` finds an environment beside the notebook.
+    return not any(map(_is_environment, (root.joinpath(*parts[:n]) for n in range(1, len(parts) + 1))))
+
+
+def stays(folder: Path) -> bool:
+    """Whether a folder is left out of its tree: a hidden one, checkpoints, a Python environment."""
+    return folder.name.startswith(".") or folder.name in _SKIPPED_FOLDERS or _is_environment(folder)
+
+
+def _is_environment(folder: Path) -> bool:
+    return folder.joinpath("pyvenv.cfg").exists() or folder.joinpath("conda-meta").exists()
 
 
 def _imports(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from nbtorchjob.capture import digests
 from nbtorchjob.capture.model import DataFolder, Ship, Shipped, ShippedFile
-from nbtorchjob.capture.modules import SKIPPED_FOLDERS
+from nbtorchjob.capture.modules import stays
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.spec.config import where
 from nbtorchjob.spec.jobspec import JobSpec
@@ -140,7 +140,7 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
         _check_count(name, len(entries))
         for entry in entries:
             inner = entry if name == "." else f"{name}/{entry}"
-            if entry.startswith(".") or entry in SKIPPED_FOLDERS or entry.endswith(".pyc"):
+            if entry.endswith(".pyc") or stays(path / entry):
                 selection.left.append(inner)
             else:
                 yield from _take(path / entry, inner, selection, (*above, real))

@@ -66,6 +66,25 @@ def test_a_package_brings_its_tree_without_litter(root):
     ]
 
 
+@pytest.mark.parametrize("made_by", ["pyvenv.cfg", "conda-meta/history"])
+def test_an_environment_beside_the_notebook_stays(root, made_by):
+    lib = "lib/python3.11/site-packages/other/__init__.py"
+    put(
+        root,
+        {
+            "env_f.py": "import kept_f, envs_f.tools",
+            f"envs_f/new/{made_by}": "",
+            f"envs_f/new/{lib}": "",
+            "envs_f/new/bin/tool.py": "",
+            "envs_f/tools.py": "",
+            f"kept_f/{made_by}": "",
+            f"kept_f/{lib}": "",
+            "kept_f/bin/tool.py": "",
+        },
+    )
+    assert paths(["env_f"], root) == ["env_f.py", "envs_f/tools.py"]
+
+
 def test_what_local_modules_import_travels_too(root):
     put(
         root,

@@ -80,6 +80,9 @@ def test_hidden_files_bytecode_and_checkpoints_go_only_by_name(tree):
     assert note.startswith(
         "left out of shipped folders: configs/.env, configs/.git, configs/__pycache__ and 2 more"
     )
+    (tree / "configs/venv").mkdir()
+    (tree / "configs/venv/pyvenv.cfg").touch()
+    assert paths(tree, "configs") == ["configs/a.yaml", "configs/deep/run.sh"]
     assert paths(tree, "configs/.env", "configs/checkpoints") == [
         "configs/.env",
         "configs/checkpoints/1.pt",
