@@ -99,6 +99,14 @@ def packed_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def empty_folder(tmp_path_factory):
+    """Have fixtures of whole files submit from here: in the checkout, all of it would be the notebook's modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("notebooks"))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def process_as_it_was(request):
     """Find a file that leaves something set in this process: in another order it would be another file's."""
