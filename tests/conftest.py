@@ -85,6 +85,8 @@ def state_dir(tmp_path_factory):
     """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""
     folder = tmp_path_factory.mktemp("state")
     os.environ[folders.STATE] = str(folder)
+    # ``nohup`` has it ignored, as a plain process that a test compares with would be: ranks are not.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # pytest makes errors of warnings, which is so in no notebook: ranks would get that from this process.
     del carried.SETTINGS["warnings.filterwarnings"]
     yield folder
@@ -101,7 +103,7 @@ def packed_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_folder(tmp_path_factory):
-    """Have fixtures of whole files submit from here: in the checkout, all of it would be the notebook's modules."""
+    """Have fixtures of whole files submit from here: all of the checkout would be the notebook's modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("notebooks"))
         yield

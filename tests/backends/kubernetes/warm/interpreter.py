@@ -50,6 +50,8 @@ def main(address: str, *modules: str) -> None:
             importlib.import_module(module)
     keep_compiled(os.path.dirname(address))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
+    # After ``nohup`` programs would ignore it, as in no container, and a shell can't trap what it ignores.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # What is here stays as it is, so that forks share its memory.
     gc.collect()
     gc.freeze()
