@@ -57,13 +57,13 @@ html_static_path = ["../labextension/node_modules/mermaid/dist/mermaid.min.js", 
 def setup(app: Sphinx) -> None:
     """Let the browser draw blocks of Mermaid.
 
-    Not sphinxcontrib-mermaid: it loads a JavaScript module, which no browser does for a page that is opened as a file.
+    Not sphinxcontrib-mermaid: it loads a JavaScript module, as no browser does for a page opened as a file.
     """
     app.add_lexer("mermaid", TextLexer)
     app.connect("html-page-context", _load_mermaid)
 
 
-def _load_mermaid(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+def _load_mermaid(app: Sphinx, page: str, _template: str, _context: Any, tree: nodes.document | None) -> None:
     if tree and any(block.get("language") == "mermaid" for block in tree.findall(nodes.literal_block)):
         app.add_js_file("mermaid.min.js")
         app.add_js_file("mermaid.js")
