@@ -109,24 +109,7 @@ class JobController:
                 if not self._to_stop(reduce(apply, meanwhile, state)):
                     return meanwhile
             if reason:
-                # When there was reason to end the newest attempt; now, if nothing says when
-                now = self._now()
-                if state.verdict is not None:
-                    when = state.verdict.time
-                elif reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
-                    when = state.deadline_at
-                else:
-                    first = culprit(newest(state))
-                    if first is not None:
-                        when = first.time
-                    else:
-                        # Of a budget that is used up it was the end of the attempt before.
-                        ends = [
-                            attempt.failure.time
-                            for attempt in state.attempts[:-1]
-                            if attempt.failure is not None
-                        ]
-                        when = max(ends, default=now)
+                when = _reason_since(state, reason) or self._now()
                 await self._halt(state, labelling.STOPPED, labelling.mark(when, reason))
             else:
                 # End an attempt that was held back for too long
@@ -330,6 +313,20 @@ def _says_why(run: Life) -> bool:
     if run.exit is None:
         return True
     return run.exit.code not in _TELLING or failure.tells(run.exit)
+
+
+def _reason_since(state: JobState, reason: str) -> float | None:
+    """Return when there was reason to end the newest attempt."""
+    if state.verdict is not None:
+        return state.verdict.time
+    if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
+        return state.deadline_at
+    if (first := culprit(newest(state))) is not None:
+        return first.time
+    # Of a budget that is used up it was the end of the attempt before.
+    return max(
+        (attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None), default=None
+    )
 
 
 def _own_fault(state: JobState) -> bool:
