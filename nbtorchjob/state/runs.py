@@ -20,7 +20,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from statistics import median
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.runtime.api.report import TOTALS
@@ -333,6 +332,8 @@ class _Group:
 
     def _median(self, metric: str, mark: Mark) -> float | None:
         if (metric, mark) not in self._medians:
+            from statistics import median  # late: it imports fractions and decimal, 5 ms of a command's start
+
             there = (track.at(mark, metric) for track in self._tracks.values() if track.marks[-1] >= mark)
             finite = [value for value in there if math.isfinite(value)]
             self._medians[metric, mark] = median(finite) if finite else None

@@ -33,7 +33,7 @@ from nbtorchjob.backends.local import listing, liveness, policies
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
-from nbtorchjob.backends.local.launch import pool_client
+from nbtorchjob.backends.local.launch import environment
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.errors import (
     AskError,
@@ -119,13 +119,15 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
+        from nbtorchjob.backends.local.launch import pool_client  # late: only who starts a job needs the pool
+
         self._has_torch()
         with pool_client.refused():
             self._sweep()
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, pool_client.own_environment(spec.secrets()))
+            new.prepare(key, environment.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is not None:
@@ -134,12 +136,13 @@ class LocalBackend(Backend):
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
+        from nbtorchjob.backends.local.launch import pool_client
         from nbtorchjob.runtime.rank.given import signed
 
         self._has_torch()
         with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), pool_client.own_environment(spec.secrets())
+        key, asked = secrets.token_bytes(32), environment.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 
@@ -183,6 +186,7 @@ class LocalBackend(Backend):
         raise AssertionError("unreachable")
 
     def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
+        from nbtorchjob.backends.local.launch import pool_client
 
         try:
             pool_client.begin(info, fill, pool_client.start_here)
@@ -354,9 +358,7 @@ class LocalBackend(Backend):
 
     def start(self, name: str) -> None:
         """Let it run beside others; its GPUs it doesn't share."""
-        from nbtorchjob.backends.local.launch import (
-            queue,
-        )
+        from nbtorchjob.backends.local.launch import pool_client, queue
 
         self._job(name)
         if liveness.queued(name) and queue.put_beside(name):
@@ -382,9 +384,7 @@ class LocalBackend(Backend):
             shutil.rmtree(gone)
 
     def _leave_queue(self, name: str) -> None:
-        from nbtorchjob.backends.local.launch import (
-            queue,
-        )
+        from nbtorchjob.backends.local.launch import pool_client, queue
 
         if liveness.queued(name) and queue.leave(name):
             pool_client.step()  # one that needs less room may have been behind it
@@ -557,7 +557,7 @@ class LocalBackend(Backend):
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
 
-        pool_client.thin_out_environments()
+        environment.thin_out()
 
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
