@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/api/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHECKED = ("python", "toml", "bash", "yaml")
+CHECKED = ("python", "toml", "bash", "yaml", "mermaid")  # the last by labextension/tests/diagrams.test.ts
 # No cell of the docs may wait for a cluster that isn't there.
 NOWHERE = {
     "apiVersion": "v1",

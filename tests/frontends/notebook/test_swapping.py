@@ -17,12 +17,14 @@ rate = 1.0
 def loss():
     return rate
 out, step = [], 0
-while not os.path.exists({go!r}):
+while True:
     out.append(loss())
     report(step=step, value=out[-1])
     step += 1
     time.sleep(0.01)
-    swap_point()
+    if os.path.exists({go!r}):
+        break
+    swap_point()  # what is swapped here runs once at least
 [value for at, value in enumerate(out) if at == 0 or value != out[at - 1]]
 """
 
