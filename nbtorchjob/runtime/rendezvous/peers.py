@@ -416,8 +416,9 @@ class Peers(Alone):
     def _hear(self, store: Any) -> bool:
         """Read what was said; return whether that is the end of the job."""
         with self._hearing:
-            ring = self._ring
-            if store.check([END]):
+            over = store.check([END])
+            ring = self._ring  # read after that: while it was asked, this node may have joined a round
+            if over:
                 word = int(store.get(END))
                 if ring is not None:
                     self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
@@ -451,9 +452,12 @@ class Peers(Alone):
                 ring.lost = True
                 announce(store, ring.key("lost"))
             else:
-                stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+                with (
+                    self._hearing
+                ):  # else the thread that listens may end the node by that word, without the text
+                    stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+                    self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
                 announce(store, END)
-                self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
 
     def _look_for_gathering(self, ring: Ring, store: Any) -> None:
         name = store.get(ring.key(GATHER)) if ring.gathered or store.check([ring.key(GATHER)]) else b""

@@ -267,6 +267,27 @@ def test_who_is_to_end_hears_first_that_a_sample_is_wanted(gangs):
     assert heard[:2] == ["timeout", "end"]
 
 
+def test_so_does_one_that_joined_its_round_during_its_first_look(store):
+    may_look, heard = threading.Event(), []
+
+    def late(check, keys):
+        may_look.wait(LIMIT)
+        return check(keys)
+
+    one, other = gang.join(store, 0), gang.join(store, 1, watching=kept({"check": late}))
+    other.on_sample_wanted = lambda why: heard.append(why)
+    other.on_end = lambda: heard.append("end")
+    for node, peers in enumerate((one, other)):
+        peers.enter(7, (0, 1), node)
+    one.want_sample("timeout")
+    one.tell(exits.USER_ERROR)
+    may_look.set()
+    eventually(lambda: ended(other) == exits.of_peer(exits.USER_ERROR))
+    assert heard[:2] == ["timeout", "end"]
+    one.close()
+    other.close()
+
+
 def test_a_node_knows_once_the_ranks_of_all_others_have_returned(gangs):
     one, other = gangs()
     assert not one.others_done()
