@@ -34,15 +34,9 @@ demo: $(STAMP)
 check: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 lint types layers pure
 
-# The checks run beside the tests, which leave a core idle while they wait, and print in one block when they are done.
-# The tests end last: with the flakes, if there were any.
-test: $(STAMP)
-	@mkdir -p out
-	@checks() { $(MAKE) --no-print-directory --keep-going lint types layers frontend; }; \
-	  { checks > out/checks.log 2>&1; status=$$?; cat out/checks.log; exit $$status; } & \
-	  beside=$$!; $(MAKE) --no-print-directory unit; tests=$$?; \
-	  wait $$beside || { echo "make test: lint, types, layers or frontend failed, see out/checks.log" >&2; exit 1; }; \
-	  exit $$tests
+# One after the other: in each of three quiet runs a test failed while mypy or the frontend's tests took its core.
+# unit comes last: it ends with the flakes, if there were any.
+test: lint types layers frontend unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
