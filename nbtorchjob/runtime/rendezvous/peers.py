@@ -452,9 +452,7 @@ class Peers(Alone):
                 ring.lost = True
                 announce(store, ring.key("lost"))
             else:
-                with (
-                    self._hearing
-                ):  # else the thread that listens may end the node by that word, without the text
+                with self._hearing:  # else the thread that listens may hear that word before it has the text
                     stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
                     self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
                 announce(store, END)
