@@ -144,7 +144,7 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
     """Return the states of the jobs that stay; those whose time has come are removed."""
     states = []
     for job, state in jobs:
-        # Remove a job whose time has come; False where it hasn't, or what is to be saved can't be fetched
+        # A job whose time has come goes, unless what is to be saved can't be fetched.
         due = expires(job, state) if job.mine else None
         expired = False
         if due is not None and due <= job.session.client.now():

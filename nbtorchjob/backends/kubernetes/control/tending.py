@@ -219,21 +219,7 @@ class Tender:
         try:
             state = kept.closed or _state(job, kept)
             self._stands(key, kept, state)
-            # When a job needs somebody; None is not before something of it changes
-            info = job.info
-            if state.ended is not None:
-                kept.due = 0.0 if _untidy(job, state, kept) else cleanup.expires(job, state)
-            else:
-                wishes = (state.verdict, state.cancelled, state.next)
-                if (
-                    any(wish is not None for wish in wishes)
-                    or _ends(state) - kept.ends
-                    or (info.start_within_s is not None and not state.suspended and not _all_run(state))
-                ):
-                    kept.due = 0.0
-                else:
-                    ours = fit.ours(job.kind, info.asked, info.retry_owner)
-                    kept.due = state.deadline_at if "active_deadline_seconds" in ours else None
+            kept.due = _attention(job, state, kept)
         except (DamagedError, *UNREADABLE) as exc:  # who may change its object may write anything
             kept.due = None
             LOG.warning("%s is left alone: %s", job.info.address, exc)
@@ -348,3 +334,17 @@ def _all_run(state: JobState) -> bool:
     """Whether as many nodes run as the job needs."""
     lives = (node.life for node in state.nodes.values())
     return sum(life.running and life.attempt == state.tries for life in lives) >= state.info.nodes[0]
+
+
+def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
+    """Return when a job needs somebody; None is not before something of it changes."""
+    info = job.info
+    if state.ended is not None:
+        return 0.0 if _untidy(job, state, kept) else cleanup.expires(job, state)
+    wishes = (state.verdict, state.cancelled, state.next)
+    if any(wish is not None for wish in wishes) or _ends(state) - kept.ends:
+        return 0.0
+    if info.start_within_s is not None and not state.suspended and not _all_run(state):
+        return 0.0
+    ours = fit.ours(job.kind, info.asked, info.retry_owner)
+    return state.deadline_at if "active_deadline_seconds" in ours else None
