@@ -1,7 +1,8 @@
 """What saving costs a training: steps beside which a checkpoint is written, and others of the same job.
 
-Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB; one is written in
-every other stretch of steps. *waited for* is what a loop pays that goes on once its checkpoint is whole.
+Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB; where there is a GPU,
+one rank trains 25 million there, which are 300 MB. A checkpoint is written in every other stretch of steps.
+*waited for* is what a loop pays that goes on once its checkpoint is whole.
 """
 
 import statistics
@@ -11,16 +12,18 @@ import tempfile
 import cloudpickle
 
 from nbtorchjob import Elastic, submit
+from nbtorchjob.machine import processes
 from tests.benchmarks.measure import Row, own_state, show
 
 # As in a notebook, whose functions no node can import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PAIRS, STRETCH = 10, 50
-WIDTH, BATCH = 512, 256
+# A layer's width and a batch: of two ranks on cores, of one on a GPU.
+SIZES = {"cpu": (512, 256), "cuda": (2048, 8192)}
 
 
-def train(waits: bool, folder: str) -> "tuple[list[float], list[float]]":
+def train(waits: bool, folder: str, device: str) -> "tuple[list[float], list[float]]":
     """Return the seconds of each stretch of steps without a save, and of each with one, in their order."""
     import time
 
@@ -32,21 +35,29 @@ def train(waits: bool, folder: str) -> "tuple[list[float], list[float]]":
     from nbtorchjob import GlobalBatchSampler, ResumableTraining
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    width, batch = SIZES[device]
+    distributed.init_process_group("gloo" if device == "cpu" else "nccl")
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*layers))
+    layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.randn(2 * STRETCH * BATCH, WIDTH)  # an epoch is a pair of stretches
-    sampler = GlobalBatchSampler(data, BATCH)
-    loader = DataLoader(data, batch_sampler=sampler)
+    data = torch.randn(2 * STRETCH * batch, width, device=device)  # an epoch is a pair of stretches
+    sampler = GlobalBatchSampler(data, batch)
+    # Rows are taken together: of a GPU each alone would take as long as a step.
+    loader = DataLoader(range(len(data)), batch_sampler=sampler, collate_fn=lambda rows: data[rows])
     every = None if waits else 2 * STRETCH
     training = ResumableTraining(model, optimizer, sampler=sampler, every=every, folder=folder)
     ends = []
+
+    def now() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     for _ in training.epochs(PAIRS + 1):
         for x in training.batches(loader):
             if training.step % STRETCH == 0:
-                ends.append(time.perf_counter())
+                ends.append(now())
             if waits and (training.step + 1) % (2 * STRETCH) == 0:
                 training.save()
             loss = (model(x) - x).square().mean()
@@ -55,7 +66,7 @@ def train(waits: bool, folder: str) -> "tuple[list[float], list[float]]":
             optimizer.zero_grad()
             if training.step % (2 * STRETCH) == 2 * STRETCH - 1:
                 # The save begins when the next batch is requested, and belongs to the stretch behind it.
-                ends.append(time.perf_counter())
+                ends.append(now())
     # For each epoch: its begin, its middle, its last step's end. The first one allocates.
     middles, lasts = ends[1::3], ends[2::3]
     with_save = [middle - last for last, middle in zip(lasts[:-1], middles[1:], strict=True)]
@@ -66,10 +77,11 @@ def train(waits: bool, folder: str) -> "tuple[list[float], list[float]]":
 def main() -> None:
     """Print the table."""
     taken = {}
+    device, ranks = ("cuda", 1) if processes.gpus() else ("cpu", 2)
     with own_state():
         for waits in (False, True):
             with tempfile.TemporaryDirectory() as folder:
-                job = submit(train, waits, folder, spec=Elastic(nproc_per_node=2))
+                job = submit(train, waits, folder, device, spec=Elastic(nproc_per_node=ranks))
                 taken[waits] = job.result(900)
     # Neighbours are compared: a machine differs from minute to minute.
     ratios = {

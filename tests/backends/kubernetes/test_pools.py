@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
-from nbtorchjob.machine import folders
+from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.spec.cluster import Cluster
@@ -214,6 +215,50 @@ def test_nothing_of_a_job_is_left_for_the_next_one(pool):
 
     assert run(LOOK).result(LIMIT) == before
     assert not os.path.exists(f"/proc/{process}")
+
+
+FREE = "import torch\ntorch.cuda.mem_get_info()[0]"
+TAKE = """
+import os, subprocess, sys, torch
+if how == "leaves a process":
+    takes = "import time, torch; kept = torch.zeros(2**28, device='cuda'); print(flush=True); time.sleep(600)"
+    argv = [sys.executable, "-c", takes]
+    subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True).stdout.readline()
+sys.kept = torch.zeros(2**28, device="cuda")
+torch.cuda.synchronize()
+if how == "is killed":
+    os.kill(os.getpid(), 9)
+torch.cuda.mem_get_info()[0]
+"""
+
+
+@pytest.mark.skipif(not processes.gpus(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("how", ["returns", "is killed", "leaves a process"])
+def test_nothing_of_a_job_is_left_in_the_memory_of_its_gpu(pool, how):
+    free = run(FREE, launch=ONE).result(LIMIT)
+    job = run(TAKE, {"how": how}, launch=ONE)
+    job.wait(LIMIT)
+    if how != "is killed":
+        assert job.result() <= free - 2**30
+    assert run(FREE, launch=ONE).result(LIMIT) == free
+
+
+MOUNTS = [["unshare", "--mount", "true"], ["unshare", "--mount", "--map-root-user", "true"]]
+
+
+@pytest.mark.skipif(
+    all(subprocess.call(argv) for argv in MOUNTS), reason="no program may mount anything here"
+)
+def test_shared_memory_of_others_on_this_machine_stays(pool):
+    run("0").wait(LIMIT)  # the nodes have looked at what was there before
+    memory = SharedMemory(create=True, size=1)
+    try:
+        run("1").wait(LIMIT)
+        run("2").wait(LIMIT)  # by now the nodes are as they were before the first
+        assert os.path.exists(f"/dev/shm/{memory.name}")
+    finally:
+        memory.close()
+        memory.unlink()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

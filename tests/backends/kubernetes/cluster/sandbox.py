@@ -13,7 +13,9 @@ from tests.backends.kubernetes.cluster.network import Network, hostname
 from tests.backends.kubernetes.cluster.resources import CONFIGMAPS, SECRETS, SERVICES, Object, Resource
 
 NODE = "localhost"
-CLOCK = "WARM_CLOCK_AHEAD_S"  # read by ``warm/interpreter.py``
+# Read by ``warm/interpreter.py``.
+CLOCK = "WARM_CLOCK_AHEAD_S"
+SHARED_MEMORY = "WARM_SHARED_MEMORY"
 
 
 class MissingVolume(Exception):
@@ -93,10 +95,16 @@ class Sandbox:
     def command(self, container: Object, path: str) -> Command:
         """Return what to start. MissingEnvironment, FileNotFoundError, PermissionError if that can't be."""
         termination = self.folder / f"{container['name']}.termination"
+        # The pods' network of this machine: gloo would look for the host's own name.
+        wires = {"PET_LOCAL_ADDR": self.address, "GLOO_SOCKET_IFNAME": "lo"}
+        if self.ahead_s:
+            wires[CLOCK] = str(self.ahead_s)
         places = {container.get("terminationMessagePath", "/dev/termination-log"): termination}
         for mount in container.get("volumeMounts") or ():
-            # Devices and shared memory are the machine's own.
-            if not mount["mountPath"].startswith("/dev/"):
+            # Programs know it by its path alone.
+            if mount["mountPath"] == "/dev/shm":
+                wires[SHARED_MEMORY] = str(self._volumes[mount["name"]])
+            else:
                 source = self._volumes[mount["name"]] / mount.get("subPath", "")
                 places[mount["mountPath"].rstrip("/")] = source
         localised = _places(places)
@@ -110,10 +118,6 @@ class Sandbox:
         home.mkdir(exist_ok=True)
         termination.write_bytes(b"")
         basics = {"PATH": path, "HOME": str(home), "TMPDIR": str(self._temporary()), "LANG": "C.UTF-8"}
-        # The pods' network of this machine: gloo would look for the host's own name.
-        wires = {"PET_LOCAL_ADDR": self.address, "GLOO_SOCKET_IFNAME": "lo"}
-        if self.ahead_s:
-            wires[CLOCK] = str(self.ahead_s)
         environment = basics | wires | {"HOSTNAME": hostname(self._pod)} | environment
         argv[0] = program(argv, environment["PATH"])
         work = container.get("workingDir")
