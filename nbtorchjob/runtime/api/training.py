@@ -103,7 +103,7 @@ class ResumableTraining:
         self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
         for each in self._optimizers:
             _notice_steps(each, self)
-        ranks, _ = group()
+        group()  # of several ranks each needs one
         if folder is None and ROUND not in os.environ:
             self._checkpoints = None  # in a notebook
         else:
@@ -112,8 +112,10 @@ class ResumableTraining:
             from nbtorchjob.runtime.api.dcp import Checkpoints
 
             path = checkpoint_dir() / _FOLDER if folder is None else folder
-            # Whatever the training's own backend is: threads of ranks meet in this group.
-            own = distributed.new_group(backend="gloo") if ranks > 1 else None
+            # Threads of ranks meet in this group, as that of NCCL has no backend for CPUs. Where the default
+            # group has none DCP refuses to save, also of a single rank (2.11).
+            together = distributed.is_available() and distributed.is_initialized()
+            own = distributed.new_group(backend="gloo") if together else None
             self._checkpoints = Checkpoints(os.fspath(path), keep, own)
         if self._checkpoints is not None:
             newest = self._checkpoints.newest()

@@ -310,13 +310,13 @@ def test_others_get_their_whole_state_whatever_a_new_one_has(folder, fresh):
         alone(folder, others={"two": other})
 
 
-def keep_own_place(folder, place=None):
+def keep_own_place(folder, place=None, backend="gloo"):
     """Save another place on each rank, or load it and return it."""
     from torch import distributed
 
     from nbtorchjob import GlobalBatchSampler, ResumableTraining
 
-    distributed.init_process_group("gloo")
+    distributed.init_process_group(backend)
     model = torch.nn.Linear(1, 1)
     others = {"place": Counter({"at": place and place + distributed.get_rank()}), "all": Counter({"n": 1})}
     training = ResumableTraining(
@@ -340,6 +340,17 @@ def test_each_rank_gets_its_own_state_and_another_number_of_ranks_none(folder):
     assert results(2).results(LIMIT) == [[{"at": place}, {"n": 1}] for place in (100, 101)]
     failure = str(results(1).exception(LIMIT))
     assert "others['place'] was saved with another state on each of 2 ranks, and there are 1 now" in failure
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_save_where_their_process_group_is_for_gpus_alone_as_that_of_nccl(folder, ranks):
+    def results(*args):
+        spec = JobSpec(Elastic(nproc_per_node=ranks), all_ranks=True)
+        job = submit(keep_own_place, str(folder / "own"), *args, backend="cuda:gloo", spec=spec)
+        return job.results(LIMIT)
+
+    results(100)
+    assert results() == [[{"at": 100 + rank}, {"n": 1}] for rank in range(ranks)]
 
 
 def break_then_raise(folder):
