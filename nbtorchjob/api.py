@@ -157,7 +157,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
                 from nbtorchjob.labs import Lab  # late, as above
 
                 of = backend(info.backend)
-                Lab(of, of.info(info.address.rpartition(MARK)[0])).take_up(info)
+                pool = Lab(of, of.info(info.address.rpartition(MARK)[0]), trust=trust)
+                return pool.turn(info.address)
             return Job(there, info, trust=trust)
         except JobNotFoundError:
             continue
@@ -369,7 +370,7 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
 
 def _in_pools(name: str, *, trust: bool) -> Iterator[Job[Any]]:
     """Yield the runs of a group that this user has sent to a pool."""
-    from nbtorchjob.job import Job  # late, as above
+    from nbtorchjob.labs import Lab  # late, as above
 
     for candidate in backends.used():
         pools = [state.info for state in candidate.jobs() if state.info.is_pool]
@@ -377,7 +378,7 @@ def _in_pools(name: str, *, trust: bool) -> Iterator[Job[Any]]:
             known = turns.turns(candidate.known(pool.address)) if candidate.mine(pool.address) else []
             for turn in known:
                 if turn.group == name:
-                    yield Job(backends.turns_of(pool), turns.info(pool, turn), trust=trust)
+                    yield Lab(candidate, pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
 
 
 class TorchJobFunction(Generic[P, T]):

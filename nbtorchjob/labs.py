@@ -20,7 +20,7 @@ from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.resending import Kept, Since, Taken
-from nbtorchjob.backends.talk import MOST
+from nbtorchjob.backends.talk import MOST, STARTING
 from nbtorchjob.capture import RankNames, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import compare, here, images
@@ -65,6 +65,7 @@ _RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has
 _TRIES = 30  # beside those that come before the ranks do
 _ANEW = "restart it with"  # as what ranks that run import isn't changed beneath them
 _GONE_S = 0.2  # until more may be known of a node that can't be reached
+_BEGINS_S = 120.0  # for a node to begin anew that was lost before anybody told so
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
 # What came from this process's variables to a lab: as long as one is the same, both have the same.
 _shipped: dict[tuple[str, str], int] = {}
@@ -126,7 +127,7 @@ class Lab:
             return self.job
         if turn is None or not turn.taken.id:
             return self.first
-        return Job(self._turns, turns.info(self._backend.info(self.info.address), turn), trust=self.trust)
+        return self.turn(f"{self.info.address}{MARK}{turn.number}")
 
     def run(
         self,
@@ -424,22 +425,15 @@ class Lab:
             raise
         return Taken(before, int(reply["round"]), since)
 
-    def take_up(self, info: JobInfo) -> None:
-        """Have who follows a job of this pool send it again if need be, though another process sent it."""
-        if self._turns.is_sent(info.address):
-            return
-        with suppress(OSError, NBTorchJobError):
-            found = Kept.of(self.info.run, info.name)
-            if found is None:
-                return
-            kept, known = found
-            record, data = kept.record, memoryview(kept.payload)
-            state = self._turns.lab(self.info)
-            mine = [turn for turn in state.turns if turn.round == record["round"]]
-            unseen = not mine or mine[0].base != state.round or turns.lead(state) is None
-            taken = Taken(state, record["round"], Since(None, None), unseen)
-            if mine:
-                self._turns.sent(known, taken, partial(self._again, record["question"], data), kept)
+    def turn(self, address: str) -> Job[Any]:
+        """Return the handle on a turn; raises ``JobNotFoundError``.
+
+        Who follows a job of a pool sends it again if need be, though another process sent it.
+        """
+        sent = self._turns.sent_by_user(address) if self.info.is_pool else None
+        if sent is not None:
+            sent.take_up(self._again)
+        return Job(self._turns, self._turns.info(address), trust=self.trust)
 
     def shipped(self, call: Call, namespace: Mapping[str, Any], rank_names: RankNames = NOTHING) -> None:
         """Remember which of the notebook's variables were taken along: of these both have the same."""
@@ -460,7 +454,7 @@ class Lab:
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
     ) -> tuple[JobState, dict[str, Any]]:
         """Send a turn; return what was known of the lab before, and the answer."""
-        left = _TRIES
+        left, began, said = _TRIES, time.monotonic(), False
         while left:
             left -= 1
             state = self._ready(say)
@@ -481,7 +475,12 @@ class Lab:
                 if question["base"] is not None and _anew(exc):
                     problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
-                left += _anew(exc)
+                seconds = time.monotonic() - began
+                begins = STARTING in str(exc) and seconds < _BEGINS_S
+                if begins and seconds > _QUIET_S and not said:
+                    said = True
+                    say(f"Waiting for {self.name}, which is restarting")
+                left += _anew(exc) or begins
                 if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} didn't accept the {self._what}")

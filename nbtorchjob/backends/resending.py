@@ -1,7 +1,8 @@
 """A job of a pool is sent again, by whoever follows it on a machine that has what was sent.
 
 What its nodes had of it may be gone with them, so its payload is kept in a private folder until it ends. Any
-process that follows the job takes it from there, though the one that sent it was killed.
+process that follows the job takes it from there, though the one that sent it was killed. Its record, with its
+budgets and its earlier attempts, stays when it has ended: the pool knows nothing of them.
 
     how an attempt ended                            what follows
     ----------------------------------------------  -----------------------------------------------------
@@ -10,8 +11,9 @@ process that follows the job takes it from there, though the one that sent it wa
     with the pool                                   nothing
 
 Each time it goes by another id (``turns.again``). A lead takes each id once, and whoever sends holds a lock
-and writes down that it did, so no attempt runs twice. A job that nobody followed as its pool lost its ranks
-may have begun before, so then only a budget has it sent again.
+and writes down that it did, so no attempt runs twice. A process that can't send it, or comes second, goes on
+with what was sent. A job that was cancelled is marked, so that nobody sends it again. A job that nobody
+followed as its pool lost its ranks may have begun before, so then only a budget has it sent again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +53,8 @@ from nbtorchjob.state.turns import View
 _LOOK_S = 0.1
 _FOLDER = "pools"  # in the state folder: below it one for each pool, and there one for each of its jobs
 _RECORD = "sent.json"
+_PAYLOAD = "payload"
+_CANCELLED = "cancelled"
 _KEPT_S = 14 * 24 * 3600.0
 
 
@@ -77,12 +81,20 @@ class Taken(NamedTuple):
     since: Since
     unseen: bool = False
 
+    @classmethod
+    def elsewhere(cls, lab: JobState, round_: int) -> Taken:
+        """Return a turn that another process has sent."""
+        turn = next((turn for turn in reversed(lab.turns) if turn.round == round_), None)
+        unseen = turn is None or turn.base != lab.round or turns.lead(lab) is None
+        return cls(lab, round_, Since(None, None), unseen)
+
 
 class Kept:
     """What it takes to send a job of a pool again: a private folder of this user's.
 
     ``record`` has the question that brought it (without an id), how often it was sent, the round that it was
-    given last, its attempt, and the facts of attempts before.
+    given last, its attempt, and the facts of attempts before. Once the job is over it has an ``end``: the
+    facts that tell why it was not sent again, if it was to be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,32 +112,32 @@ class Kept:
                 if old.stat().st_mtime < time.time() - _KEPT_S:
                     shutil.rmtree(old.parent, ignore_errors=True)
         kept = cls(folder)
-        for name, content in (("payload", data), ("info.json", write(info).encode())):
+        for name, content in ((_PAYLOAD, data), ("info.json", write(info).encode())):
             with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(content)
         kept.note(record)
         return kept
 
     @classmethod
-    def of(cls, pool: str, name: str) -> tuple[Kept, JobInfo] | None:
-        """Return what is kept of the job of that name; None where that is nothing."""
-        for folder in (state_dir() / _FOLDER / pool).glob("*"):
-            with suppress(OSError, DamagedError):
-                info = read((folder / "info.json").read_bytes(), "kubernetes", name)
-                if info.name == name and (folder / _RECORD).exists():
-                    return cls(folder), info
+    def of(cls, pool: str, id_: str, address: str) -> tuple[Kept, JobInfo] | None:
+        """Return what is kept of the job that was sent with that id; None where that is nothing."""
+        folder = state_dir() / _FOLDER / pool / id_
+        with suppress(OSError, DamagedError):
+            info = read((folder / "info.json").read_bytes(), "kubernetes", address)
+            if (folder / _RECORD).exists():
+                return cls(folder), info
         return None
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was written down last. Raises ``OSError`` once the job is over."""
+        """What was written down last. Raises ``OSError`` where it isn't there."""
         record: dict[str, Any] = json.loads((self._folder / _RECORD).read_bytes())
         return record
 
     @property
     def payload(self) -> bytes:
         """What was sent. Raises ``OSError`` once the job is over."""
-        return (self._folder / "payload").read_bytes()
+        return (self._folder / _PAYLOAD).read_bytes()
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write that down."""
@@ -134,15 +146,29 @@ class Kept:
         partial.replace(self._folder / _RECORD)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only process that sends it. Raises ``OSError`` once the job is over."""
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """Be the only process that sends it; ``OSError`` where another is, unless it is to ``wait``."""
         with open(self._folder / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
 
-    def remove(self) -> None:
-        """Keep it no longer."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled it."""
+        return (self._folder / _CANCELLED).exists()
+
+    def cancel(self) -> None:
+        """Have nobody send it again."""
+        with suppress(OSError):
+            (self._folder / _CANCELLED).touch()
+
+    def over(self, round_: int, end: Sequence[Event]) -> None:
+        """Keep only the record, with that end, unless the job was sent again since it had that round."""
+        with suppress(OSError), self.locked(wait=False):
+            record = self.record
+            if record["round"] == round_ and "end" not in record:
+                self.note({**record, "end": [to_json(fact) for fact in end]})
+                (self._folder / _PAYLOAD).unlink(missing_ok=True)
 
 
 class Plan(NamedTuple):
@@ -153,10 +179,10 @@ class Plan(NamedTuple):
 
 
 class Sent:
-    """A turn that was sent from here, as it was ``taken`` last.
+    """A turn that was sent, as it was ``taken`` last.
 
-    ``again`` sends a job of a pool once more: for that time, and as that attempt. ``past`` are the facts of
-    attempts before.
+    ``again`` sends a job of a pool once more: for that time, and as that attempt. Without it another process
+    may, which has what is ``kept``. ``past`` are the facts of attempts before.
     """
 
     def __init__(
@@ -170,21 +196,42 @@ class Sent:
         self.taken = taken
         self.attempt = 1
         self.past: tuple[Event, ...] = ()
-        self.cancelled = False
         self._again = again
         self._kept = kept
         self._times = 1
+        self._problem = ""
+        self._cancelled = False
+        self._over = again is None and kept is None
+        self._end: tuple[Event, ...] = ()
+        self._sending: asyncio.Future[None] | None = None
         if kept is not None:
             with suppress(OSError):
                 self._take_up(kept.record)
-        self._problem = ""
-        self._end: tuple[Event, ...] = ()
-        self._sending: asyncio.Future[None] | None = None
 
     @property
     def may_go_on(self) -> bool:
         """Whether another attempt may follow."""
-        return self._again is not None
+        return not self._over
+
+    def take_up(self, send: Callable[[Mapping[str, Any], memoryview, int, int], Taken]) -> None:
+        """Have this process send it again if need be, though another one sent it first.
+
+        ``send`` does so, given the question and the payload that brought it.
+        """
+        if self._kept is not None and self._again is None and not self._over:
+            with suppress(OSError):
+                self._again = partial(send, self._kept.record["question"], memoryview(self._kept.payload))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled it."""
+        return self._cancelled or (self._kept is not None and self._kept.cancelled)
+
+    def cancel(self) -> None:
+        """Have nobody send it again."""
+        self._cancelled = True
+        if self._kept is not None:
+            self._kept.cancel()
 
     def view(self, key: str) -> View:
         """Return the view of its newest attempt, which goes by that key."""
@@ -201,12 +248,27 @@ class Sent:
 
     def _planned(self, facts: Sequence[Event]) -> Plan | None:
         verdicts = {fact.reason: fact for fact in facts if isinstance(fact, Verdict)}
-        if self._again is None or self._problem or not verdicts or turns.UNREAD in verdicts:
+        if self._over or self._problem or not verdicts or turns.UNREAD in verdicts:
             return None
         if turns.ANEW in verdicts and verdicts[turns.ANEW].text == turns.POOL_GONE_BEFORE:
             return Plan(self.attempt, verdicts[turns.ANEW].time)
         state = reduce(apply, unclosed([*self.past, *facts]), JobState(self.info))
         return Plan(state.next.number, state.next.at) if state.next is not None else None
+
+    def renew(self, lab: Callable[[], JobState]) -> None:
+        """Go on with what another process has sent since; ``lab`` returns what is known of the pool."""
+        with suppress(OSError):
+            if self._kept is not None and not self._over:
+                self._renew(self._kept.record, self.taken, lab)
+
+    def _renew(self, record: Mapping[str, Any], known: Taken, lab: Callable[[], JobState]) -> bool:
+        """Return whether another process has sent it since, or concluded that it is over."""
+        sent = record["round"] != known.round
+        if sent or "end" in record:
+            before = lab()
+            self._take_up(record)
+            self.taken = Taken.elsewhere(before, record["round"]) if sent else self.taken
+        return sent or "end" in record
 
     async def go_on(
         self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
@@ -218,23 +280,28 @@ class Sent:
         """
         if self.taken is lost and not self._problem:
             if self._sending is None:
-                self._sending = asyncio.ensure_future(self._send(plan, facts, lab))
+                self._sending = asyncio.ensure_future(self._send(lost, plan, facts, lab))
             await asyncio.shield(self._sending)
         return self.taken is not lost
 
-    async def _send(self, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]) -> None:
+    async def _send(
+        self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
+    ) -> None:
         try:
-            while time.time() < plan.at or not _takes(await asyncio.to_thread(lab)):
-                if self.cancelled:
+            while not self._over and not self.cancelled:
+                await asyncio.to_thread(self.renew, lab)
+                if self.taken is not lost:
                     return
+                due = time.time() >= plan.at and self._again is not None
+                if due and _takes(await asyncio.to_thread(lab)):
+                    break
                 await asyncio.sleep(_LOOK_S)
-            if self._again is None or self.cancelled:  # or somebody else heard that it is over
+            if self._again is None or self._over or self.cancelled:  # or somebody else heard that it is over
                 return
             began = [AttemptBegan(time.time(), plan.attempt)] if plan.attempt > self.attempt else []
             # Of one that never began there is nothing to be told.
             past = (*self.past, *unclosed(facts), *began) if began else self.past
-            taken = await asyncio.to_thread(self._sent_again, self._again, plan.attempt, past, lab)
-            self.taken, self._end = taken, ()
+            await asyncio.to_thread(self._sent_again, self._again, lost, plan.attempt, past, lab)
         except NBTorchJobError as exc:
             self._problem = str(exc)
         finally:
@@ -243,45 +310,50 @@ class Sent:
     def _sent_again(
         self,
         again: Callable[[int, int], Taken],
+        lost: Taken,
         attempt: int,
         past: tuple[Event, ...],
         lab: Callable[[], JobState],
-    ) -> Taken:
-        """Send it, unless another process has; return how it was taken."""
+    ) -> None:
+        """Send it, unless another process has."""
         if self._kept is None:
-            taken = again(self._times + 1, attempt)
+            self.taken = again(self._times + 1, attempt)
             self._times, self.attempt, self.past = self._times + 1, attempt, past
-            return taken
+            return
         try:
             with self._kept.locked():
                 record = self._kept.record
-                if record["times"] > self._times:
-                    self._take_up(record)
-                    return Taken(lab(), record["round"], Since(None, None))
-                taken = again(self._times + 1, attempt)
-                self._times, self.attempt, self.past = self._times + 1, attempt, past
+                if self._renew(record, lost, lab):
+                    return
+                times = record["times"] + 1
+                taken = again(times, attempt)
                 facts = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
-                changed = {"times": self._times, "round": taken.round, "attempt": attempt, "past": facts}
+                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": facts}
                 self._kept.note({**record, **changed})
-                return taken
+                self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
         except OSError as exc:
             raise NBTorchJobError(f"what was sent isn't kept any more ({exc.strerror})") from exc
 
     def _take_up(self, record: Mapping[str, Any]) -> None:
         self._times, self.attempt = record["times"], record["attempt"]
         self.past = tuple(map(from_json, record["past"]))
+        if "end" in record:
+            self._over, self._again = True, None
+            self._end = tuple(map(from_json, record["end"]))
 
     def over(self) -> None:
         """Keep its payload no longer."""
-        self._again = None
-        if self._kept is not None:
-            self._kept.remove()
+        if not self._over and self._kept is not None:
+            self._kept.over(self.taken.round, self._end)
+        self._over, self._again = True, None
 
     def end(self, now: float) -> tuple[Event, ...]:
         """Return what is told of a job that was to be sent again, and wasn't: to all the same."""
         if not self._end:
-            why = f"it can't be sent to its pool again: {self._problem}"
-            self._end = (CancelRequested(now) if self.cancelled else Notice(now, why), Closed(now))
+            why: list[Event] = [CancelRequested(now)] if self.cancelled else []
+            if self._problem and not self.cancelled:
+                why = [Notice(now, f"it can't be sent to its pool again: {self._problem}")]
+            self._end = (*why, Closed(now))
         return self._end
 
     def told(self, facts: Sequence[Event]) -> list[Event]:

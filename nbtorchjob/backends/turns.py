@@ -214,15 +214,26 @@ class TurnBackend(Backend):
         chunks = [chunk for written in self.chunks(name, turn.taken.ranks) for chunk in written]
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
-    def is_sent(self, address: str) -> bool:
-        """Whether a turn is one that was sent, or taken up, by this process."""
-        return address in self._sent
+    def sent_by_user(self, name: str) -> Sent | None:
+        """Return how a turn was sent, where this process did that, or one with the same state folder."""
+        sent, (lab, key) = self._sent.get(name), parsed(name)
+        if sent is None and self.inner.info(lab).is_pool:
+            state = self.inner.known(lab)
+            turn = turns.find(state, key)
+            kept = Kept.of(state.info.run, turn.key, name) if turn is not None else None
+            if turn is None or kept is None:
+                return None
+            if kept[1].address not in self._sent:
+                self.sent(kept[1], Taken.elsewhere(state, turn.taken.round), kept=kept[0])
+            sent = self._sent[kept[1].address]
+        if sent is not None:
+            sent.renew(partial(self.inner.known, lab))
+        return sent
 
-    def _view(self, name: str) -> View:
-        known = self._sent.get(name)
+    def _view(self, name: str, sent: Sent | None) -> View:
         lab, key = parsed(name)
-        if known is not None:
-            return known.view(key)
+        if sent is not None:
+            return sent.view(key)
         state = self.inner.known(lab)
         if turns.is_first(state.info, key):
             return View(JobState(state.info), key)
@@ -244,9 +255,9 @@ class TurnBackend(Backend):
 
     def info(self, name: str) -> JobInfo:
         """Return its record, made of its lab's."""
-        if name in self._sent:
-            return self._sent[name].info
-        lab, key = parsed(name)
+        sent, (lab, key) = self.sent_by_user(name), parsed(name)
+        if sent is not None:
+            return sent.info
         info = self.inner.info(lab)
         if turns.is_first(info, key):
             return turns.first(info)
@@ -260,7 +271,7 @@ class TurnBackend(Backend):
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Follow the lab until the turn is over; a job of a pool that is to run again is sent again."""
-        sent = self._sent.get(name)
+        sent = await asyncio.to_thread(self.sent_by_user, name)
         if sent is None or (sent.info.in_pool and not sent.may_go_on):
             known = await asyncio.to_thread(self._whole, name) if not since else []
             for fact in known:
@@ -268,9 +279,7 @@ class TurnBackend(Backend):
             if known:
                 return
         if sent is None or not sent.may_go_on:
-            view = (
-                sent.view(parsed(name)[1]) if sent is not None else await asyncio.to_thread(self._view, name)
-            )
+            view = await asyncio.to_thread(self._view, name, sent)
             past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
             for event in past:
                 yield event
@@ -348,8 +357,8 @@ class TurnBackend(Backend):
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of what is known of its lab."""
-        view, sent = self._view(name), self._sent.get(name)
-        lab, _ = parsed(name)
+        sent, (lab, _) = self.sent_by_user(name), parsed(name)
+        view = self._view(name, sent)
         past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
         facts = view.begin()
         for event in able(self.inner, Stores, "facts", lab).facts(lab, view):
@@ -382,10 +391,10 @@ class TurnBackend(Backend):
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""
         lab, _ = parsed(name)
-        state, sent = self.inner.known(lab), self._sent.get(name)
-        turn = self.turn(name)
+        sent = self.sent_by_user(name)
         if sent is not None:
-            sent.cancelled = True
+            sent.cancel()
+        state, turn = self.inner.known(lab), self.turn(name)
         round_ = max(turn.taken.round, sent.taken.round if sent is not None else 0)
         node = turns.lead(state)
         if (turn.over and turn.taken.round == round_) or node is None:

@@ -10,10 +10,10 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec, Retry
 from nbtorchjob.backends import turns as backends_turns
-from nbtorchjob.backends.resending import Plan, Sent, Since, Taken
+from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.machine import loop
+from nbtorchjob.machine import folders, loop
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
@@ -79,8 +79,28 @@ def test_what_is_known_of_a_pool_may_be_read_on_the_loop_that_waits_to_send_a_jo
     assert sent.taken is AFTER
 
 
-def of_pool():
-    return TurnBackend(cast("Any", Pool()))
+def of_pool(told=LOST):
+    return TurnBackend(cast("Any", Pool(told)))
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Return what keeps a job as its sender does."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path))
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    record = {"question": {}, "times": 1, "round": 5, "attempt": 1, "past": []}
+    return lambda info: Kept.made(info, POOL.run, "c1", memoryview(b"payload"), record)
+
+
+def sends(backend):
+    """Return what sends the job again: its pool then tells of an attempt that succeeds."""
+
+    def again(times, attempt):
+        lab = backend.inner.known("")
+        backend.inner.told += [taken(7, 160.0, turns.again("c1", times)), *ran(7, 160.5)]
+        return Taken(lab, 7, Since(None, None))
+
+    return again
 
 
 def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
@@ -146,15 +166,53 @@ def test_one_that_failed_for_good_before_it_was_cancelled_has_failed(monkeypatch
 
 def test_who_follows_a_job_again_once_it_is_over_hears_of_all_its_attempts():
     backend, info = of_pool(), job()
-
-    def again(times, attempt):
-        second = [taken(7, 160.0, turns.again("c1", times)), *ran(7, 160.5)]
-        lab = backend.inner.known(info.address)
-        backend.inner.told += second
-        return Taken(lab, 7, Since(None, None))
-
-    backend.sent(info, BEFORE, again)
+    backend.sent(info, BEFORE, sends(backend))
     first, second = (reduce(apply, followed(backend, info), JobState(info)) for _ in range(2))
 
     assert (first.phase, first.tries) == (second.phase, second.tries) == (Phase.SUCCEEDED, 2)
     assert [attempt.number for attempt in second.attempts] == [1, 2]
+
+
+def test_another_process_knows_budgets_and_attempts_of_a_job_also_once_it_is_over(kept):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, sends(backend), kept(info))
+    state = reduce(apply, followed(backend, info), JobState(info))
+    other = of_pool(backend.inner.told).snapshot(info.address)
+
+    told = [[replace(attempt, lines=()) for attempt in known.attempts] for known in (state, other)]
+    assert [attempt.number for attempt in told[1]] == [1, 2]
+    assert told[1] == told[0]
+    assert other.budgets == state.budgets
+    assert [spent.used for spent in other.budgets] == [1, 0]
+    assert not [*folders.state_dir().rglob("payload")]
+
+
+def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, sends(backend), kept(info))
+    others = [TurnBackend(backend.inner) for _ in range(2)]
+    sent = others[0].sent_by_user(info.address)
+    assert sent is not None
+    sent.take_up(lambda *asked: pytest.fail("it was sent twice"))
+
+    async def followed_by_all():
+        async def follow(backend):
+            return [event async for event in backend.follow(info.address)]
+
+        waiting = [asyncio.ensure_future(follow(other)) for other in others[1:]]
+        facts = [await follow(backend), *await asyncio.gather(*waiting), await follow(others[0])]
+        return [reduce(apply, told, JobState(info)) for told in facts]
+
+    states = asyncio.run(asyncio.wait_for(followed_by_all(), LIMIT))
+    assert [state.phase for state in states] == [Phase.SUCCEEDED] * 3
+    assert [state.tries for state in states] == [2] * 3
+
+
+def test_a_job_that_another_process_cancels_between_two_attempts_is_never_sent_again(kept, monkeypatch):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, lambda times, attempt: pytest.fail("it was sent"), kept(info))
+    TurnBackend(backend.inner).cancel(info.address)
+
+    states = [reduce(apply, followed(backend, info), JobState(info))]
+    states += [TurnBackend(backend.inner).snapshot(info.address)]
+    assert [state.phase for state in states] == [Phase.CANCELLED] * 2

@@ -566,9 +566,11 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     command = [sys.executable, "-c", KERNEL, LOST]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
         assert kernel.stdout is not None
-        ran, waits = (kernel.stdout.readline().strip() for _ in range(2))
-        seen(api.attach(ran), lambda state: 0 in state.logs)
-        kernel.kill()
+        try:
+            ran, waits = (kernel.stdout.readline().strip() for _ in range(2))
+            seen(api.attach(ran), lambda state: 0 in state.logs)
+        finally:
+            kernel.kill()
     find.forget()
     turns_of(pool.info)._sent.clear()
     if not follows:
@@ -581,7 +583,10 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
 
     assert [job.result(LIMIT) for job in jobs] == [2, 2]
     assert [attempt.number for attempt in jobs[0].state.attempts] == [1, 2]
-    assert not [*(folders.state_dir() / "pools").glob("*/*")]  # what both have sent is kept no longer
+    assert not [*(folders.state_dir() / "pools").glob("*/*/payload")]  # what both have sent is kept no longer
+    turns_of(pool.info)._sent.clear()
+    budgets = [[spent.used for spent in api.attach(job.name).state.budgets] for job in jobs]
+    assert budgets == [[0, 0], []] or budgets == [[1, 0], []]
 
 
 TRIES = """
