@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from nbtorchjob import capture
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
-from nbtorchjob.backends.resending import Kept, Since, Taken
+from nbtorchjob.backends.resending import Kept, Taken
 from nbtorchjob.backends.talk import MOST, STARTING
 from nbtorchjob.capture import RankNames, cells, origin
 from nbtorchjob.capture.lookup import NOTHING
@@ -475,12 +475,10 @@ class Lab:
                 if question["base"] is not None and _anew(exc):
                     problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
-                seconds = time.monotonic() - began
-                begins = STARTING in str(exc) and seconds < _BEGINS_S
-                if begins and seconds > _QUIET_S and not said:
+                if STARTING in str(exc) and not said and time.monotonic() > began + _QUIET_S:
                     said = True
                     say(f"Waiting for {self.name}, which is restarting")
-                left += _anew(exc) or begins
+                left += _comes(exc, began)
                 if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise SubmitError(f"{self.name} didn't accept the {self._what}")
@@ -514,7 +512,7 @@ class Lab:
         return True
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        left = _TRIES
+        left, began = _TRIES, time.monotonic()
         while left:
             left -= 1
             state = self._ready()
@@ -525,7 +523,7 @@ class Lab:
                 if not left:
                     raise AskError(f"{self.name} didn't answer within {_ASKED_S:.0f} s") from exc
             except AskError as exc:
-                left += _anew(exc)
+                left += _comes(exc, began)
                 if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
         raise AskError(f"{self.name} didn't answer")
@@ -645,6 +643,11 @@ def _elsewhere(exc: AskError) -> bool:
 def _anew(exc: AskError) -> bool:
     """Whether the ranks have ended, and are started again."""
     return any(phrase in str(exc) for phrase in (ANEW, NOT_YET))
+
+
+def _comes(exc: AskError, began: float) -> bool:
+    """Whether the node that was asked has no ranks yet, or is about to start again."""
+    return _anew(exc) or (STARTING in str(exc) and time.monotonic() < began + _BEGINS_S)
 
 
 def _began(state: JobState) -> float:

@@ -1,10 +1,16 @@
 """The handle on a lab whose node has ended, and whose next attempt hasn't begun."""
 
+from collections.abc import Mapping
+from contextlib import contextmanager
 from functools import reduce
 from itertools import accumulate, chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
 from nbtorchjob import labs
 from nbtorchjob.backends import backend
+from nbtorchjob.backends.talk import STARTING
+from nbtorchjob.errors import AskError
 from nbtorchjob.labs import Lab
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
@@ -51,3 +57,22 @@ def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypa
     answer = lab.asked([], {}, say=said.append)
 
     assert (answer.seen, said) == (1, ["Waiting for bench, which is submitted"])
+
+
+def test_a_node_that_is_starting_again_before_its_end_was_told_is_waited_for(monkeypatch):
+    monkeypatch.setattr(labs, "_GONE_S", 0.0)
+    lab = Told(FIRST)
+    refusals = repeat(AskError(STARTING), 2 * labs._TRIES)
+    asked: list[Mapping[str, Any]] = []
+
+    class Nodes:
+        @contextmanager
+        def talk(self, name, node, question, timeout):
+            for exc in refusals:
+                raise exc
+            asked.append(question)
+            yield SimpleNamespace(hear=lambda seconds: {})
+
+    monkeypatch.setattr(Told, "_nodes", Nodes())
+    lab.end()
+    assert asked == [{"question": "end"}]
