@@ -8,6 +8,7 @@ it doesn't read, so of its texts those count that it passes to what opens files.
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import shlex
 import sys
@@ -19,7 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture.model import Call
-from nbtorchjob.runtime.objects import importable, pickler
+from nbtorchjob.runtime.objects import importable, pickler, rebuilt
 from nbtorchjob.text import words
 
 _OPENS = frozenset(
@@ -35,6 +36,7 @@ _WRITES = frozenset(("write_text", "write_bytes", "mkdir", "touch", "unlink", "r
 _PATHS = ("Path", "PosixPath", "PurePath")
 _LONGEST = 200  # characters of a path
 _NAMED = 3
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MOST_BYTES = 1 << 20  # of local modules that are looked through: 0.2 s
 
 
@@ -200,8 +202,10 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
     ``names`` are the modules that what travels refers to: their packages are looked through, as one module's
     functions run those of others. A module that the notebook made has no other place.
     """
-    tops = {name.partition(".")[0] for name in names} - {"__main__"}
-    for name, module in sys.modules.copy().items():
+    # All that travels refers to what rebuilds it.
+    tops = {name.partition(".")[0] for name in {*names} - {rebuilt.__name__}} - {"__main__"}
+    modules = sys.modules.copy() if tops else {"builtins": builtins}
+    for name, module in modules.items():
         if name != "builtins" and (name.partition(".")[0] not in tops or not importable.installed(module)):
             continue
         space = importable.attributes(module).copy()
@@ -212,7 +216,11 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
             replaced += [key for key, value in partials.items() if getattr(value.func, "__name__", "") == key]
         for key, value in space.items():
             # What was made by a metaclass is looked at by type alone: it may do anything when it is asked.
-            if issubclass(type(value), type) and type.__getattribute__(value, "__module__") == name:
+            if not issubclass(type(value), type):
+                continue
+            if not type.__getattribute__(value, "__flags__") & _HEAP_TYPE:  # nobody can change it
+                continue
+            if type.__getattribute__(value, "__module__") == name:
                 methods = type.__getattribute__(value, "__dict__").copy()
                 replaced += [f"{key}.{method}" for method, _ in _of_notebook(methods)]
         for key in replaced:

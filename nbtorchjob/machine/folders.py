@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from secrets import token_bytes, token_hex
 
@@ -33,8 +33,10 @@ _MOST_BYTES = 1 << 26  # of a record: the sources of a notebook, and the spec
 
 def state_dir() -> Path:
     """Return the user's state directory, created if need be, to which nobody else can write."""
-    named = os.environ.get(STATE)
-    path = (Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")).absolute()
+    variables = (os.environ.get(name) for name in (STATE, "XDG_STATE_HOME", "HOME"))
+    path = _named(*variables)
+    if not path.is_absolute():  # which depends on the working folder
+        path = path.absolute()
     try:
         status = _made(path, path.stat)
         if not stat.S_ISDIR(status.st_mode):
@@ -49,6 +51,12 @@ def state_dir() -> Path:
             f"jobs can't be kept in {path}: it {why}; set {STATE} to a folder that only you can write to"
         )
     return path
+
+
+@lru_cache(maxsize=8)  # asked for many times by each call
+def _named(named: str | None, *_others: str | None) -> Path:
+    """Return the folder that environment variables name."""
+    return Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")
 
 
 def cache_dir() -> Path:

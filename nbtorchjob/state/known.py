@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -167,11 +168,9 @@ class Known(FrozenDataclass):
 
     def base(self, round: int) -> int:
         """Return the round in which the ranks of such a round began: its own, unless it is a turn's."""
-        return self._bases.get(round, round)
-
-    @cached_property
-    def _bases(self) -> Mapping[int, int]:
-        return {turn.round: turn.base for turn in self.turns}
+        at = bisect_left(self.turns, round, key=lambda turn: turn.round)
+        known = at < len(self.turns) and self.turns[at].round == round
+        return self.turns[at].base if known else round
 
     @cached_property
     def restarts(self) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from itertools import islice, takewhile
+from operator import attrgetter
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
@@ -221,7 +222,9 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
     for at in reversed(range(len(lab.turns))):
         if lab.turns[at].id == known_as:
-            return len({_sent_as(turn.id) for turn in lab.turns[: at + 1]}), lab.turns[at]
+            ids = map(attrgetter("id"), islice(lab.turns, at + 1))
+            # Only jobs of a pool are sent again.
+            return len({*map(_sent_as, ids)} if lab.info.is_pool else {*ids}), lab.turns[at]
     return None
 
 

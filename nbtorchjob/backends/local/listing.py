@@ -315,7 +315,7 @@ class Listed:
             self.ttl = self.folder.ttl_s()
             alive, events = liveness.Liveness(self.folder), EventFile(self.folder.events)
             self._begun = _Begun(made, alive, events, JobState(_brief(self.folder)))
-        state = self._begun.read()
+        state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
             state = self._begun.read()  # its last words may have come in between
@@ -344,10 +344,12 @@ class _Begun:
     alive: liveness.Liveness
     events: EventFile
     known: JobState
+    seen: Mark | None = None  # how its events were, or before, when they were read last
 
-    def read(self) -> JobState:
-        """Return what is known now."""
-        self.known = _with_lines(self.known, self.events.lines())
+    def read(self, mark: Mark | None = None) -> JobState:
+        """Return what is known now, or, while its events have the same ``mark``, what was known."""
+        if mark is None or mark != self.seen:
+            self.known, self.seen = _with_lines(self.known, self.events.lines()), mark
         return self.known
 
 

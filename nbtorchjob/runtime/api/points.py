@@ -55,7 +55,7 @@ class Page:
     """The numbers that a node shares with its ranks; every field is a number of 64 bits."""
 
     def __init__(self, folder: str) -> None:
-        with open(os.path.join(folder, PAGE), "r+b") as file:
+        with open(os.path.join(folder, PAGE), "r+b", buffering=0) as file:
             self.numbers: Any = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
         self._every_call = False
 

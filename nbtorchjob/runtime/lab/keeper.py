@@ -77,7 +77,6 @@ class Keeper(NodeAgent):
             self._meter.begin(round_, self._pids)
         local = {worker.global_rank: worker.local_rank for worker in workers}
         self._may_swap(folder, [local[rank] for rank in ranks], all_ranks)
-        self.wake()
 
     def leave_turn(self) -> None:
         """Take in that the ranks of this node wait from now on; called in that thread, too."""
@@ -139,9 +138,6 @@ class Keeper(NodeAgent):
         swaps = self.swaps is not None and self.swaps.busy
         busy = seconds if swaps else max(seconds, _BUSY_S)
         woken = super()._wait_for_an_end(_IDLE_S if self._lab.idle else busy)
-        # For a turn, which most often is over before there is anything to see.
-        if woken and self._distrusted is None and not swaps:
-            super()._wait_for_an_end(_BUSY_S)
         if self._distrusted is not None:
             self._peers.tell(self._distrusted.code)
             raise self._distrusted

@@ -87,6 +87,7 @@ _KNOWN = 1024  # turns that are known again when they are sent twice
 _WAITING = 1000  # turns
 _BROUGHT = 64  # payloads that are there before the lead has named them
 _BROUGHT_S = 600.0
+_SHORT_S = 0.05  # of a turn that the agent needn't see
 _ROOM_S = 1.0  # between two looks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
 _ENDS = "it is ending"
@@ -155,6 +156,7 @@ class Lab:
         self._why = NOT_YET  # why no turn is taken
         self._since = 0.0  # when the last turn was over
         self._here: Optional[_Here] = None
+        self._wake_at: Optional[float] = None  # when the agent is to look after the turn
         self._running: Dict[int, _Turn] = {}  # by round
         self._line: Deque[_Turn] = deque()
         self._unwritten: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
@@ -503,6 +505,7 @@ class Lab:
             self._unlink(number)
         for rank in here:
             self._standing.tell(rank, {**self._order_of(rank, order), "path": path})
+        self._wake_at = time.monotonic() + _SHORT_S
 
     def _enter(self, here: Sequence[int], order: Dict[str, Any]) -> None:
         self.agent.enter_turn(order["round"], here)
@@ -537,6 +540,7 @@ class Lab:
     def _due(self) -> Optional[float]:
         """Do what is due; return in how many seconds to look again."""
         self._tell_all()
+        waking = self._wake_agent()
         # End a lab that has been idle for as long as it may
         limit = float(self._settings["idle"] or 0)
         busy = self._running or self._line or self._coming or self._why
@@ -551,7 +555,23 @@ class Lab:
                 self._tell("LabEnds", node=self._node, why="idle")
                 self._let_all_go()
                 idle = None
-        return idle if not self._unwritten else min(_ROOM_S, idle or _ROOM_S)
+        waits = [idle, waking, _ROOM_S if self._unwritten else None]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    def _wake_agent(self) -> Optional[float]:
+        """Have the agent look after a turn that isn't short; return in how many seconds it has to.
+
+        Woken for each it would take time from the ranks, most often to see nothing.
+        """
+        if self._wake_at is None or self._here is None:
+            self._wake_at = None
+            return None
+        left = self._wake_at - time.monotonic()
+        if left > 0:
+            return left
+        self._wake_at = None
+        self.agent.wake()
+        return None
 
     def _let_all_go(self) -> None:
         self._say({"end": True})

@@ -238,9 +238,7 @@ class _Turns:
         payload = Payload(order["path"])
         if order["files"]:
             importlib.invalidate_caches()
-        sources = payload.sources()
-        payload.show_sources()
-        for name in sources:
+        for name in payload.show_sources():
             if name in self._shown:
                 self._shown.remove(name)
             self._shown.append(name)

@@ -111,10 +111,12 @@ def reserve(file: Any, size: int) -> None:
     What it can't, or won't, the writes tell. Python's ``posix_fallocate`` writes to each block of a file
     system that has no such call.
     """
-    import ctypes  # late: only who packs something needs it
+    if size < _SMALL:
+        return
+    import ctypes  # late: only who packs something big needs it
 
     fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-    if size >= _SMALL and fallocate is not None:
+    if fallocate is not None:
         fallocate(file.fileno(), _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size))
 
 

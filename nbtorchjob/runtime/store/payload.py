@@ -93,10 +93,12 @@ class Payload:
         texts: Dict[str, str] = json.loads(self.read(SOURCES).decode())
         return texts
 
-    def show_sources(self) -> None:
-        """Have tracebacks show the lines of those cells."""
-        for filename, text in self.sources().items():
+    def show_sources(self) -> List[str]:
+        """Have tracebacks show the lines of those cells; return their file names."""
+        sources = self.sources()
+        for filename, text in sources.items():
             linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        return [*sources]
 
     def extract(self, folder: str) -> None:
         """Write the notebook's local modules below ``folder``."""

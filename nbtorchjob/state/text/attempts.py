@@ -298,8 +298,9 @@ def ended(state: JobState) -> str:
 
 def began_anew(state: JobState) -> Iterator[str]:
     """Tell who sends the first cell after a lab's ranks began anew that they are empty."""
-    cells = [turn for turn in state.turns if turn.id] or state.turns
-    if cells and cells[-1].base < state.round:
+    sent = (turn for turn in reversed(state.turns) if turn.id)
+    last = next(sent, state.turns[-1] if state.turns else None)
+    if last is not None and last.base < state.round:
         yield anew(state)
 
 

@@ -13,6 +13,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress
@@ -74,6 +75,19 @@ def test_only_what_is_new_is_read(act, here):
     [state] = here.jobs()
     assert state.ended is not None
     assert state.members
+
+
+def test_a_running_job_that_has_told_nothing_new_is_not_read_again(act, here, monkeypatch):
+    job = act()
+    job.begin()
+    before = here.known(job.name)
+    with monkeypatch.context() as patched:
+        patched.delattr(EventFile, "lines")
+        assert here.known(job.name).members == before.members
+    job.folder.emit("NodeExited", node=0, code=0)
+    job.end()
+
+    assert here.known(job.name).ended is not None
 
 
 def test_a_running_job_says_how_far_it_is(act, here):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -57,6 +58,26 @@ def test_an_exception_is_told_with_its_lines_and_leaves_ranks_as_they_are(lab):
     assert ["lost", "2"] in last["error"]["frames"][-1]["variables"]
     assert lab.fails("1 +")["type"] == "SyntaxError"
     assert lab.gives("kept") == 1
+
+
+def test_the_agent_sleeps_through_short_cells_and_looks_after_long_ones(lab):
+    def waits():
+        fields = (process / "status").read_text().split()
+        return int(fields[fields.index("voluntary_ctxt_switches:") + 1])
+
+    agent = lab.gives("os.getppid() if os.getppid() != 1 else 0")
+    while not len(list(Path(f"/proc/{agent}/task").iterdir())) > 2:  # the ranks' template is between
+        agent = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    process = Path(f"/proc/{agent}/task/{agent}")
+    began, before = time.monotonic(), waits()
+    for _ in range(30):
+        lab.gives("1 + 1")
+    short, seconds = waits() - before, time.monotonic() - began
+    before = waits()
+    lab.gives("time.sleep(0.5)")
+
+    assert short < 15 + 2 * seconds  # it looks each second anyway
+    assert waits() - before >= 3
 
 
 def test_a_child_that_ends_while_an_exception_is_told_ends_no_rank(lab):
