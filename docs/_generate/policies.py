@@ -31,8 +31,8 @@ This page is generated from what each kind can do (`nbtorchjob/backends/kubernet
   it; until then it waits.
 - **refused**: before anything is sent.
 
-A cancelled job is suspended rather than ended, so that its logs stay readable: nbtorchjob itself always
-removes it after `ttl_seconds_after_finished`.
+A job that was cancelled, or that nbtorchjob itself ended, as for `start_within`, is suspended: its logs stay
+readable, and its operator sees no end. nbtorchjob itself removes it after `ttl_seconds_after_finished`.
 """
 _BUDGETS = """
 ## Who owns the retries

@@ -80,6 +80,18 @@ def test_a_cancelled_job_whose_time_has_come_is_removed(stage, kind):
     assert (later.state.phase, later.logs(0)) == (Phase.CANCELLED, "told")
 
 
+# Nor does its operator see the end of one that was ended for it: by a suspension, or by Volcano's AbortJob.
+@pytest.mark.parametrize("kind", ["pytorchjob", "volcano", "indexedjob"])
+def test_a_job_that_never_started_is_removed_when_its_time_has_come(stage, kind):
+    stage.cluster.hold("^never-")
+    launch = policy(start_within="1s", ttl_seconds_after_finished=0)
+    job = stage.submit(HANGS, name="never", kind=kind, launch=launch)
+    assert job.wait(LIMIT)
+
+    until(lambda: not stage.left())
+    assert job.state.phase is Phase.FAILED
+
+
 LIST = "from nbtorchjob import api; print(len(api.jobs()))"
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.control import actions
+from nbtorchjob.backends.kubernetes.control import actions, controller
 from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
@@ -195,9 +195,8 @@ def expires(job: JobRef, state: JobState) -> float | None:
     ttl, info = job.info.ttl_s, job.info
     if ttl is None or state.ended is None:
         return None
-    cancelled = state.cancelled is not None
     try:
-        left = fit.ours(job.kind, info.asked, info.retry_owner, cancelled=cancelled)
+        left = fit.ours(job.kind, info.asked, info.retry_owner, halted=controller.halted(state))
     except (DamagedError, SpecError):  # who may change its object may write anything; it hides no other job
         return None
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None

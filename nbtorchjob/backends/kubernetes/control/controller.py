@@ -130,9 +130,7 @@ class JobController:
             return False
         if state.verdict is None and state.cancelled is None:
             return False
-        if state.queue is not None and (
-            state.cancelled is not None or (state.verdict is not None and state.verdict.reason in _OURS)
-        ):
+        if state.queue is not None and halted(state):
             # Its queue starts a job as soon as there is quota, whatever is written on it.
             return not state.queue.held and not (state.queue.admitted and state.all_over)
         if state.verdict is not None:
@@ -293,8 +291,16 @@ class JobController:
 
 def marked_only(kind: Kind, state: JobState) -> bool:
     """Whether an attempt may be marked as ended only, by somebody who didn't come to its Command."""
-    ours = state.verdict is not None and state.verdict.reason in _OURS
-    return ours and not kind.suspend and not state.all_over
+    return _stopped(state) and not kind.suspend and not state.all_over
+
+
+def halted(state: JobState) -> bool:
+    """Whether the job was cancelled, or ended for a reason of ours."""
+    return state.cancelled is not None or _stopped(state)
+
+
+def _stopped(state: JobState) -> bool:
+    return state.verdict is not None and state.verdict.reason in _OURS
 
 
 def _final(run: Life) -> bool:

@@ -261,12 +261,12 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     return {**policies, "retries": budgets, "preemptions": budgets}
 
 
-def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, cancelled: bool = False) -> frozenset[str]:
+def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, halted: bool = False) -> frozenset[str]:
     """Return which of the requested policies are left to us, at least in part, by field.
 
-    ``cancelled``: the job was cancelled. It is then suspended, so no controller sees its end.
+    ``halted``: we ended the job. It is then suspended, so no controller sees its end.
     """
     asked = {name for name, value in vars(spec.launch.run_policy or RunPolicy()).items() if value is not None}
     left = {name for name, policy in enforced(kind, spec, retry_owner).items() if policy.by_us}
-    left |= {"ttl_seconds_after_finished"} if cancelled else set()
+    left |= {"ttl_seconds_after_finished"} if halted else set()
     return frozenset(left & {*asked, "retries", "preemptions"})

@@ -393,9 +393,9 @@ def test_what_nobody_asked_for_is_left_to_nobody(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cancelled_job_is_removed_by_us(kind):
-    assert TTL in ours(KINDS[kind], spec(**ENFORCED), "", cancelled=True)
-    assert TTL not in ours(KINDS[kind], spec(), "", cancelled=True)
+def test_a_job_that_we_ended_is_removed_by_us(kind):
+    assert TTL in ours(KINDS[kind], spec(**ENFORCED), "", halted=True)
+    assert TTL not in ours(KINDS[kind], spec(), "", halted=True)
 
 
 def test_who_sees_to_a_policy_is_said_with_its_reason():
