@@ -29,7 +29,7 @@ that store when it ends, and a beat while it lives:
     R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
                cluster may take its log away as soon as another node has failed
     R/gather   what all nodes do is to be told to the one that says so (``ring.py``)
-    R/bye/N    node N has read the last word; the node that hosts the store waits for that
+    R/bye/N    node N has read the last word, or is gone; the node that hosts the store waits for that
 
 A thread of each agent waits for news of them (``ring.py``). Another one beats and looks at the next node
 (``ring.py``), with less than one call a second to the store. Nothing that they read ends the node there and
@@ -42,6 +42,7 @@ then: they note the end, and the main thread raises it at its next ``check``.
     end else                                 ``PeersEnded`` with the code that a peer's end stands for
     lost, or newest names another round      ``peer_lost``: an elastic group meets again (``rendezvous.py``)
     no beat for ``silence`` seconds          lost, in an elastic job; else end, for all of its nodes
+    no beat where another replaces the node  the same, after the time of one beat and a half: it says so
     sample                                   a sample of this node's ranks, which goes into seen
     asks, leave                              the ranks of this node save, and leave
     a value that isn't signed                ``PeersEnded``: somebody who isn't of the job writes there
@@ -65,7 +66,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
-from nbtorchjob.runtime.rendezvous.ring import GATHER, LOOK_S, News, Ring, announce, gather, give
+from nbtorchjob.runtime.rendezvous.ring import GATHER, LOOK_S, Beats, News, Ring, announce, gather, give
 
 PREFIX = "nbtorchjob/peers"
 END = "end"
@@ -115,6 +116,8 @@ class Peers(Alone):
         self._silence = silence
         self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
         self._ring: Optional[Ring] = None
+        self._former = Beats.of_former(self.replaces, node, silence) if self.replaces >= 0 else None
+        self._node = node
         self._ended: Optional[PeersEnded] = None
         self._ended_at = 0.0
         self._heeded = self._told = False
@@ -393,15 +396,20 @@ class Peers(Alone):
                     self._hear(store)
                 if ring is not None and self._ended is None and not self._settled:
                     self._beat(store, ring)
+                elif ring is None and self._former is not None and self._former.are_missing(store):
+                    self._tell_former(store)
                 self._looks += 1
                 pause, began = LOOK_S if ring is None else ring.pause, time.monotonic()
                 self._stirred.wait(pause)
                 self._stirred.clear()
                 if self._closed.is_set():
                     return
+                # A node that was stopped or starved hasn't looked all the while.
+                seconds = min(pause, time.monotonic() - began)
                 if ring is not None:
-                    # A node that was stopped or starved hasn't looked all the while.
-                    ring.pass_time(min(pause, time.monotonic() - began))
+                    ring.pass_time(seconds)
+                elif self._former is not None:
+                    self._former.pass_time(seconds)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -446,6 +454,7 @@ class Peers(Alone):
         self._look_for_samples(store)
         if ring.is_silent(store) and not ring.lost:
             text = "node %d has been silent for %d s" % (ring.next, self._silence)
+            store.set(ring.key("bye", ring.next), "1")
             if self._elastic:
                 emit("Notice", text=text)
                 store.set(ring.key("lost"), "1")
@@ -456,6 +465,17 @@ class Peers(Alone):
                     stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
                     self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
                 announce(store, END)
+
+    def _tell_former(self, store: Any) -> None:
+        """Say that the former node of this number is gone, long before the others would notice."""
+        self._former = None
+        store.set("%d/bye/%d" % (self.replaces, self._node), "1")
+        lost = "%d/lost" % self.replaces
+        if self._elastic:
+            store.set(lost, "1")
+        else:
+            store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR))
+        announce(store, lost if self._elastic else END)
 
     def _look_for_gathering(self, ring: Ring, store: Any) -> None:
         name = store.get(ring.key(GATHER)) if ring.gathered or store.check([ring.key(GATHER)]) else b""

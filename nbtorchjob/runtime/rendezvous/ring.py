@@ -22,15 +22,60 @@ from nbtorchjob.runtime.facts.emit import LONGEST_FACT
 LOOK_S = 0.5  # between two looks where something is awaited
 _BEATS_S = 5.0  # between two beats of a node, at most
 _BEATS = 3.5  # that go into a silence
+_LATE_BEATS = 1.5  # into a silence that is told of a node which another one replaces
 _EARLY = 0.98  # of the time between two beats: a look that comes too soon soon comes again, so it stays close
 
 
-class Ring:
-    """What one node, ``node``, knows of a round, and when it beats and looks.
+class Beats:
+    """What one node hears of the beats of another, which are ``every`` so many seconds, under a ``key``.
 
     A beat is looked for about when it is due, and then twice a second until it comes. So a silence is noticed
     as soon as if all nodes beat twice a second.
     """
+
+    def __init__(self, key: str, every: float, silence: float) -> None:
+        self.look_in = 0.0  # seconds
+        self._key = key
+        self._every = every
+        self._silence = silence
+        self._beats = 0
+        self._silent = 0.0  # seconds since the last one, as far as this node was awake
+
+    @classmethod
+    def of_former(cls, number: int, node: int, silence: float) -> Beats:
+        """Return those of the node that was in that round, and that another one of its number replaces.
+
+        It has ended or is about to, so that a beat is late is enough.
+        """
+        every = _every(silence)
+        return cls(_key(number, "beat", node), every, _LATE_BEATS * every)
+
+    def pass_time(self, seconds: float) -> None:
+        """Take in that this node was awake for so long."""
+        self.look_in -= seconds
+        self._silent += seconds
+
+    def are_missing(self, store: Any) -> bool:
+        """Look at the node, if that is due; return whether it has been silent for too long."""
+        if self.look_in > 0:
+            return False
+        beats = int(store.get(self._key)) if self._beats or store.check([self._key]) else 0
+        self.look_in = LOOK_S
+        if beats > self._beats:
+            self._beats, self._silent, self.look_in = beats, 0.0, self._every * _EARLY
+        return self._silent >= self._silence
+
+
+def _every(silence: float) -> float:
+    return min(_BEATS_S, silence / _BEATS)
+
+
+def _key(number: int, word: str, node: Optional[int] = None) -> str:
+    return "%d/%s" % (number, word if node is None else "%s/%d" % (word, node))
+
+
+class Ring:
+    """What one node, ``node``, knows of a round, and when it beats and looks."""
 
     def __init__(self, number: int, nodes: Sequence[int], node: int, silence: float) -> None:
         self.number = number
@@ -41,12 +86,10 @@ class Ring:
         place = nodes.index(node)
         self.after = [*nodes[place + 1 :], *nodes[:place]]
         self.next = self.after[0] if self.after else node
-        self._silence = silence
-        self._every = min(_BEATS_S, silence / _BEATS)
-        self._beats = 0  # of the next one
+        self._every = _every(silence)
+        self._next_beats = Beats(self.key("beat", self.next), self._every, silence)
         self._own_beats = 0
-        self._beat_in = self._look_in = 0.0  # seconds
-        self._silent = 0.0  # seconds since its last beat, as far as this node was awake
+        self._beat_in = 0.0  # seconds
         self.heard = False  # whether its words were read
         self.lost = False  # whether a node of it is gone
         self.sampled = b""  # the newest word on that
@@ -68,7 +111,7 @@ class Ring:
 
     def key(self, word: str, node: Optional[int] = None) -> str:
         """Return the key of a word of this round, or of one node's."""
-        return "%d/%s" % (self.number, word if node is None else "%s/%d" % (word, node))
+        return _key(self.number, word, node)
 
     def keys(self, word: str, *, everywhere: bool = True) -> "list[str]":
         """Return the keys of all nodes' words, or of those that run the same."""
@@ -79,13 +122,12 @@ class Ring:
         """Seconds until there is something to do."""
         if self.sample_looks > 0:
             return LOOK_S
-        return max(0.01, min(self._beat_in, self._look_in))
+        return max(0.01, min(self._beat_in, self._next_beats.look_in))
 
     def pass_time(self, seconds: float) -> None:
         """Take in that this node was awake for so long."""
         self._beat_in -= seconds
-        self._look_in -= seconds
-        self._silent += seconds
+        self._next_beats.pass_time(seconds)
 
     def beat(self, store: Any) -> None:
         """Give a sign of life, if it is due."""
@@ -96,14 +138,7 @@ class Ring:
 
     def is_silent(self, store: Any) -> bool:
         """Look at the next node, if that is due; return whether it has been silent for too long."""
-        if self._look_in > 0:
-            return False
-        key = self.key("beat", self.next)
-        beats = int(store.get(key)) if self._beats or store.check([key]) else 0
-        self._look_in = LOOK_S
-        if beats > self._beats:
-            self._beats, self._silent, self._look_in = beats, 0.0, self._every * _EARLY
-        return self._silent >= self._silence
+        return self._next_beats.are_missing(store)
 
 
 _LATEST = "news"

@@ -411,3 +411,40 @@ def test_a_node_that_has_heard_that_ranks_ask_doesnt_wake_all_again(gangs, store
     one.say_asks()
     other.say_asks()
     assert words_of(store).get("news") == newest
+
+
+def silent(theirs, key, value):
+    """Set all but the signs of life of a node."""
+    if "beat" not in key and "bye" not in key:
+        theirs(key, value)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_node_in_place_of_one_that_was_killed_tells_the_others_before_they_notice(store, elastic):
+    one = gang.join(store, 0, hosted=True, elastic=elastic, silence=60)
+    killed = gang.join(store, 1, watching=kept({"set": silent}), elastic=elastic)
+    for node, peers in enumerate((one, killed)):
+        peers.enter(7, (0, 1), node)
+    began = time.monotonic()
+    anew = gang.join(store, 1, elastic=elastic, silence=2)
+
+    eventually(lambda: one.peer_lost if elastic else ended(one) == exits.INFRASTRUCTURE_ERROR)
+    for peers in (one, anew, killed):
+        peers.close()
+    assert time.monotonic() - began < LINGER_S
+
+
+def test_a_node_in_place_of_one_that_still_beats_waits_for_its_end(gangs, store):
+    looks = threading.Semaphore(0)
+
+    def look(theirs, key):
+        if "7/beat/1" in key:
+            looks.release()
+        return theirs(key)
+
+    one, _ = gangs(silence=2)
+    anew = gang.join(store, 1, beating=kept({"check": look, "get": look}), silence=2)
+    for _ in range(5):
+        assert looks.acquire(timeout=LIMIT)
+    assert ended(one) is None
+    anew.close()
