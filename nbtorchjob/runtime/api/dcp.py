@@ -24,7 +24,6 @@ import shutil
 import time
 import uuid
 import warnings
-from functools import cached_property
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -37,6 +36,7 @@ from nbtorchjob.runtime.facts.emit import EVENTS, emit
 _NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
 _METADATA = ".metadata"
 _NONE: Dict[str, Any] = {}
+_Locked = Dict[Tuple[Any, ...], Any]  # tensors by the keys that lead to them
 _ALL = b"all"
 _PAUSE_S = 0.01
 _ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
@@ -61,6 +61,7 @@ class Checkpoints:
         self._removes = int(os.environ.get("LOCAL_RANK") or 0) == 0
         self._life: str = self._gathered(uuid.uuid4().hex[:8])[0]
         self._whole: List[str] = []  # in the order of their steps
+        self._locked: _Locked = {}
         self._in_store = checkpoints.in_store(folder)
         self._sent: Optional[str] = None  # the newest that all nodes have sent
         self._sending: Optional[str] = None
@@ -162,11 +163,13 @@ class Checkpoints:
         again = sum(_step(name) == step and name.endswith(self._life) for name in self._whole)
         name = "step-%09d%s-%s" % (step, ".%d" % again if again else "", self._life)
         path = os.path.join(self._folder, name)
-        options = {"checkpoint_id": path, "process_group": self._group}
-        if self._stager is None:
-            saving: Any = dcp.async_save(_copied(state), **options)
-        else:
-            saving = dcp.async_save(state, async_stager=self._stager, **options)
+        copy, self._locked = _copied(state, self._locked)
+        # DCP by itself would copy the copies, too.
+        writer = None if is_sharded(copy) else dcp.FileSystemWriter(path)
+        if writer is not None:
+            writer.stage = lambda staged: staged
+        options = {"checkpoint_id": path, "storage_writer": writer, "process_group": self._group}
+        saving: Any = dcp.async_save(copy, **options)
         self._pending = (name, saving)
 
     def finish(self, *, wait: bool = True) -> None:
@@ -209,21 +212,6 @@ class Checkpoints:
         own = value[0] if len(value) == 1 else value[distributed.get_rank(self._group)]
         # As DCP loads what isn't a tensor: whoever can write to the folder can run code here.
         return torch.load(io.BytesIO(own), map_location="cpu", weights_only=False)
-
-    @cached_property
-    def _stager(self) -> Any:
-        """What copies states of a GPU to page-locked memory, which it keeps for the next save, or None.
-
-        A GPU waits for a copy to other memory ten times as long, and to lock new memory takes longer yet.
-        """
-        from torch.distributed.checkpoint import staging
-
-        if not torch.cuda.is_initialized() or not hasattr(staging, "DefaultStager"):  # torch 2.4 has none
-            return None
-        options = {"use_pinned_memory": True, "use_shared_memory": False}
-        # Not beside the training, which the next step would otherwise have to wait for.
-        options.update(use_async_staging=False, use_non_blocking_copy=True)
-        return staging.DefaultStager(staging.StagingOptions(**options))
 
     @property
     def _is_first(self) -> bool:
@@ -293,16 +281,39 @@ def _step(name: str) -> int:
     return int(match[1])
 
 
-def _copied(value: Any) -> Any:
-    """Return a state with copies of its tensors in the host's memory, which ``async_save`` may not copy."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        copies = [_copied(inner) for inner in value]
-        return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
-    return value
+def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
+    """Return a state with copies of its tensors in the host's memory, and those of a GPU's by their places.
+
+    These lie in page-locked memory, which a GPU fills ten times as fast as other memory. To lock memory takes
+    long, so that of the copies ``locked`` is filled anew. Sharded tensors of GPUs are left for DCP to copy.
+    """
+    now: _Locked = {}
+
+    def copied(value: Any, place: Tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            source, where = value.detach(), value.device.type
+            if where == "cpu":
+                return source.clone()
+            if is_sharded(source):
+                return source
+            if where != "cuda" or type(source) is not torch.Tensor or source.layout != torch.strided:
+                return source.to("cpu")
+            copy = locked.get(place)
+            if copy is None or (copy.shape, copy.dtype) != (source.shape, source.dtype):
+                copy = torch.empty_like(source, device="cpu", pin_memory=True)
+            now[place] = copy.copy_(source, non_blocking=True)
+            return copy
+        if isinstance(value, dict):
+            return {key: copied(inner, (*place, key)) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            copies = [copied(inner, (*place, index)) for index, inner in enumerate(value)]
+            return type(value)(*copies) if hasattr(value, "_fields") else type(value)(copies)
+        return value
+
+    copy = copied(state, ())
+    if now:
+        torch.cuda.synchronize()
+    return copy, now
 
 
 def is_sharded(state: Any) -> bool:
