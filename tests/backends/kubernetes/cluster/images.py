@@ -100,7 +100,8 @@ def _interpreter(folder: Path, *, packages: bool) -> None:
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
     target = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     target.mkdir(parents=True)
-    for source in map(Path, site.getsitepackages()) if packages else ():
+    # Debian's Python names folders that aren't there.
+    for source in filter(Path.is_dir, map(Path, site.getsitepackages())) if packages else ():
         for each in source.iterdir():
             if each.suffix != ".pth" and not each.name.startswith("nbtorchjob"):
                 (target / each.name).symlink_to(each)
