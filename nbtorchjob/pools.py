@@ -6,13 +6,15 @@ fits where it requests nothing else of them. An option that a job leaves at its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbtorchjob import capture
-from nbtorchjob.backends import backend
-from nbtorchjob.errors import JobEndedError, JobNotFoundError, Shape, SpecError
+from nbtorchjob.backends import backend, resending
+from nbtorchjob.errors import JobEndedError, JobNotFoundError, NBTorchJobError, Shape, SpecError
+from nbtorchjob.job import Job
 from nbtorchjob.labs import Lab, newest
 from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.rank import fresh
@@ -38,6 +40,7 @@ _RESTARTS = "max-restarts"
 _NODES = "nnodes"  # a job may take a part of them
 _PLACES = ("context", "namespace")  # which the pool may have had from a kubeconfig
 _BUDGETS_OF_JOBS = [o for o in options.TABLE if o.home == overlay.RETRY and o.key != "on-demand-last"]
+_AGAIN_S = 300.0  # between two tries to follow a job of a pool that may be gone
 _BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
 
 
@@ -84,6 +87,37 @@ def find(name: str, cluster: Cluster) -> Lab:
     if not there.mine(info.address):
         raise SpecError("pool", name, "one of yours; this is another user's")
     return Lab(there, info)
+
+
+class Sender:
+    """Sends jobs of pools again after the kernel that did has ended: those of this user and this machine.
+
+    Who follows one does that (``backends/resending.py``), so they are followed. With ``scopes`` only those in
+    these namespaces are.
+    """
+
+    def __init__(self, scopes: Sequence[str] = ()) -> None:
+        self._namespaces = frozenset(scope.rpartition("/")[2] for scope in scopes)
+        self._jobs: dict[str, Job[Any]] = {}
+        self._again: dict[str, float] = {}  # when to look again at one that can't be followed
+
+    def look(self) -> None:
+        """Begin to follow what was sent since the last look."""
+        now = time.monotonic()
+        for id_ in [id_ for id_, job in self._jobs.items() if job.done()]:
+            del self._jobs[id_]
+            self._again[id_] = now + _AGAIN_S
+        for info in resending.unfinished():
+            wanted = not self._namespaces or info.cluster.get("namespace") in self._namespaces
+            if not wanted or info.id in self._jobs or now < self._again.get(info.id, now):
+                continue
+            there = backend(info.backend)
+            try:
+                pool = Lab(there, there.info(info.address.rpartition(MARK)[0]))
+                job = self._jobs[info.id] = pool.turn(info.address)
+                job.done()
+            except NBTorchJobError:
+                self._again[info.id] = now + _AGAIN_S
 
 
 def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:

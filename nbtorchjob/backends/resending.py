@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
@@ -54,7 +55,9 @@ _LOOK_S = 0.1
 _FOLDER = "pools"  # in the state folder: below it one for each pool, and there one for each of its jobs
 _RECORD = "sent.json"
 _PAYLOAD = "payload"
+_INFO = "info.json"
 _CANCELLED = "cancelled"
+_LOG = logging.getLogger("nbtorchjob.tending")  # as what a tender does
 _KEPT_S = 14 * 24 * 3600.0
 
 
@@ -112,7 +115,7 @@ class Kept:
                 if old.stat().st_mtime < time.time() - _KEPT_S:
                     shutil.rmtree(old.parent, ignore_errors=True)
         kept = cls(folder)
-        for name, content in ((_PAYLOAD, data), ("info.json", write(info).encode())):
+        for name, content in ((_PAYLOAD, data), (_INFO, write(info).encode())):
             with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(content)
         kept.note(record)
@@ -123,7 +126,7 @@ class Kept:
         """Return what is kept of the job that was sent with that id; None where that is nothing."""
         folder = state_dir() / _FOLDER / pool / id_
         with suppress(OSError, DamagedError):
-            info = read((folder / "info.json").read_bytes(), "kubernetes", address)
+            info = read((folder / _INFO).read_bytes(), "kubernetes", address)
             if (folder / _RECORD).exists():
                 return cls(folder), info
         return None
@@ -169,6 +172,13 @@ class Kept:
             if record["round"] == round_ and "end" not in record:
                 self.note({**record, "end": [to_json(fact) for fact in end]})
                 (self._folder / _PAYLOAD).unlink(missing_ok=True)
+
+
+def unfinished() -> Iterator[JobInfo]:
+    """Yield the jobs of pools that were sent from this machine, and that nobody has seen to be over."""
+    for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
+        with suppress(OSError, DamagedError):
+            yield read((payload.parent / _INFO).read_bytes(), "kubernetes", payload.parent.name)
 
 
 class Plan(NamedTuple):
@@ -331,6 +341,7 @@ class Sent:
                 changed = {"times": times, "round": taken.round, "attempt": attempt, "past": facts}
                 self._kept.note({**record, **changed})
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
+                _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)
         except OSError as exc:
             raise NBTorchJobError(f"what was sent isn't kept any more ({exc.strerror})") from exc
 

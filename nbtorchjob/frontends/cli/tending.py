@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends import tended
+from nbtorchjob.backends import resending, tended
 from nbtorchjob.errors import LineError
 from nbtorchjob.frontends.cli import output
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import state_dir
 
 LOG = "nbtorchjob.tending"
+_POOLS_S = 5.0  # between two looks whether jobs were sent to pools
 _BASE, _OURS = "kustomization.yaml", "# Written by nbtorchjob tend --kustomize\n"
 
 
@@ -57,7 +58,15 @@ def tend(options: Mapping[str, Any]) -> None:
         "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
     )
     output.beside(f"tending jobs; health and metrics at {listen}")
-    stopped.wait()
+    pools: Any = None
+    while not stopped.is_set():
+        if pools is None and any(resending.unfinished()):
+            from nbtorchjob.pools import Sender  # late: a tender's pod has none, nor what that imports
+
+            pools = Sender(options.get("namespace", ()))
+        if pools is not None:
+            pools.look()
+        stopped.wait(_POOLS_S)
     if tending is not None:
         tending.stop()
 

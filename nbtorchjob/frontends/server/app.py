@@ -25,7 +25,7 @@ from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets import Bool, Float, Int
 
-from nbtorchjob.backends import ROWS, tended
+from nbtorchjob.backends import ROWS, resending, tended
 from nbtorchjob.backends.base import Tending
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import Lanes, installed
@@ -60,6 +60,7 @@ class Tenders:
 
     def _run(self) -> None:
         begun: dict[str, Tending | None] = {}
+        pools: Any = None
         while not self._stopping.is_set():
             for name in [
                 name for name, row in ROWS.items() if row.tends and row.used() and name not in begun
@@ -69,6 +70,12 @@ class Tenders:
                 except NBTorchJobError as exc:
                     begun[name] = None
                     _log.warning("jobs (%s) are not tended: %s", name, exc)
+            if pools is None and any(resending.unfinished()):
+                from nbtorchjob.pools import Sender  # late: most users have none
+
+                pools = Sender()
+            if pools is not None:
+                installed(pools.look)
             self._stopping.wait(_FIND_S)
         for tending in begun.values():
             if tending is not None:

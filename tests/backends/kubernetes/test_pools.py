@@ -589,6 +589,26 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     assert budgets == [[0, 0], []] or budgets == [[1, 0], []]
 
 
+def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool):
+    template = run(PARENT).result(LIMIT)
+    with subprocess.Popen([sys.executable, "-c", KERNEL, LOST], stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        ran, waits = (kernel.stdout.readline().strip() for _ in range(2))
+        until(lambda: turns.running(pool.state))
+        kernel.kill()
+    command = [sys.executable, "-m", "nbtorchjob", "tend"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tender:
+        assert tender.stderr is not None
+        os.kill(template, signal.SIGKILL)
+        again = (line.split(" ", 2)[2].strip() for line in tender.stderr if "again" in line)
+        told = {next(again), next(again)}
+        tender.terminate()
+
+    sent = "sent to its pool again, as attempt"
+    assert told == {f"default/{ran}: {sent} 2", f"default/{waits}: {sent} 1"}
+    assert [api.attach(name).result(LIMIT) for name in (ran, waits)] == [2, 2]
+
+
 TRIES = """
 from nbtorchjob import RecoverableError, attempt, checkpoint_dir
 if attempt() < 3: raise RecoverableError(attempt())
