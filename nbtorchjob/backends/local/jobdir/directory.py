@@ -439,18 +439,21 @@ def environment() -> str:
     torch = importlib.util.find_spec("torch")
     origin = torch.origin if torch and torch.origin else ""
     try:
-        stamp = Path(origin).with_name("version.py").stat().st_mtime_ns if origin else 0
+        version = Path(origin).with_name("version.py").read_text() if origin else ""
     except FileNotFoundError:
         raise SubmitError(f"{origin} hides the installed torch: rename it") from None
     # Nobody may raise a limit above the most of the process that it comes from.
     most = sorted((name, pair[1]) for name, pair in processes.of_this_process().items())
-    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{stamp}\n{code()}\n{most}"
+    text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{version}\n{code()}\n{most}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @cache
 def code() -> str:
     """Name our own code: another version of it writes other things."""
-    # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms.
-    files = (f"{folder}/{name}" for folder, _, names in os.walk(Path(__file__).parents[3]) for name in names)
-    return str(max(os.stat(file).st_mtime_ns for file in files if file.endswith(".py")))
+    # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms. Sizes count, as all files of a
+    # package whose build can be repeated have one time, which conda and Nix keep.
+    paths = (f"{folder}/{name}" for folder, _, names in os.walk(Path(__file__).parents[3]) for name in names)
+    seen = [(path, os.stat(path)) for path in paths if path.endswith(".py")]
+    lines = sorted(f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -348,3 +348,25 @@ def test_a_state_folder_that_can_not_be_written_is_told_in_one_line(folder, monk
     [line] = capfd.readouterr().err.splitlines()
     assert "jobs can't be kept in /sys/jobs (" in line
     assert line.endswith(f"): set {folders.STATE} to a folder that you can write to")
+
+
+def test_another_version_of_the_code_is_told_apart_where_all_files_have_one_time(tmp_path):
+    # As in packages whose build can be repeated, which conda and Nix install with the times that they have.
+    package = tmp_path / "nbtorchjob"
+    shutil.copytree(Path(nbtorchjob.__file__).parent, package, ignore=shutil.ignore_patterns("labextension"))
+
+    def name():
+        for path in package.rglob("*.py"):
+            os.utime(path, (1, 1))
+        argv = [
+            sys.executable,
+            "-c",
+            "from nbtorchjob.backends.local.jobdir import directory as d; print(d.code())",
+        ]
+        return subprocess.check_output(argv, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+
+    before = name()
+    assert name() == before
+    with (package / "api.py").open("a") as file:
+        file.write("# newer\n")
+    assert name() != before
