@@ -144,8 +144,11 @@ class NumberedMapping(Mapping[int, V]):
 
     def _ordered(self) -> dict[int, V]:
         if self._flat is None:
-            pages = (page for _, page in sorted(self._pages.items()))
-            self._flat = {number: page[number] for page in pages for number in sorted(page)}
+            pages = [page for _, page in sorted(self._pages.items())]
+            if len(pages) == 1 and [*pages[0]] == sorted(pages[0]):
+                self._flat = pages[0]  # as of most jobs, which have few ranks: no copy is needed
+            else:
+                self._flat = {number: page[number] for page in pages for number in sorted(page)}
         return self._flat
 
 

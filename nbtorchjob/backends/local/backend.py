@@ -200,7 +200,7 @@ class LocalBackend(Backend):
     def _running(self, given: str) -> Iterator[JobState]:
         """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""
         for job in self._listing.look(directory.jobs_dir()):
-            name = job.folder.path.name
+            name = job.name
             if naming.is_run(name, given) and not job.folder.cancel.exists():
                 with self._listing.leaving_out(name):
                     state = job.state()
@@ -238,7 +238,7 @@ class LocalBackend(Backend):
         """Read what is new of every job; the state folder is this user's alone."""
         states = []
         for job in self._unexpired():
-            with self._listing.leaving_out(job.folder.path.name):
+            with self._listing.leaving_out(job.name):
                 states.append(job.state())
         listing.tidy([state.info.name for state in states if state.phase.terminal])
         return sorted(states, key=lambda s: s.info.created)
@@ -259,7 +259,7 @@ class LocalBackend(Backend):
             return line is not None
 
         for job in self._unexpired(without=known):
-            name = job.folder.path.name
+            name = job.name
             with self._listing.leaving_out(name):
                 state = job.state()
                 summary = made_of(state, make, now)
@@ -269,7 +269,7 @@ class LocalBackend(Backend):
                 if not job.closed or job.mark is None:
                     going.append(summary)
                 else:
-                    ended[name] = listing.Line(job.mark, job.changed + job.ttl, summary)
+                    ended[name] = listing.Line(job.mark, job.changed + job.ttl, listing.alike(summary))
                     over.append(name)
                     job.forget()
         kept.keep(ended)
@@ -311,7 +311,7 @@ class LocalBackend(Backend):
         job = self._job(name)
         listed = self._asked.get(name)
         if listed is None:
-            listed = self._asked[name] = Listed(job)
+            listed = self._asked[name] = Listed(job.path.parent, name)
         with suppress(*DAMAGED):
             listed.look()
             return listed.state()
@@ -545,7 +545,7 @@ class LocalBackend(Backend):
         for job in self._listing.look(directory.jobs_dir(), without):
             with suppress(*DAMAGED, NBTorchJobError):
                 if job.expired(time.time()):
-                    self.delete(job.folder.path.name)
+                    self.delete(job.name)
                     continue
             stay.append(job)
         return stay

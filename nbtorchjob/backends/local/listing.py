@@ -16,17 +16,18 @@ from __future__ import annotations
 import json
 import marshal
 import os
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory
@@ -45,6 +46,8 @@ from nbtorchjob.text import words
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.local.launch import queue
+
+V = TypeVar("V")
 
 Mark: TypeAlias = (
     "tuple[int, int, int]"  # of the file of a job's events; another one once there is more to read
@@ -87,7 +90,8 @@ class Summaries:
             self._write(first)
 
     def _write(self, lines: dict[str, Line]) -> None:
-        text = json.dumps(lines, separators=(",", ":")).encode()
+        # A job a line: to read all at once would take three times the memory that is kept of it.
+        text = "\n".join(json.dumps(item, separators=(",", ":")) for item in lines.items()).encode()
         partial = self._path.with_name(f".{os.getpid()}.{token_hex(4)}")
         with suppress(OSError, NotOwnError):  # a full disk, maybe: then the next process makes them again
             own(self._path.parent)
@@ -107,9 +111,26 @@ class Summaries:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
-                lines = json.loads(text).items()
-                return {name: Line(tuple(mark), until, summary) for name, (mark, until, summary) in lines}
+                lines = map(json.loads, text.splitlines())
+                return {
+                    name: Line(tuple(mark), until, alike(summary)) for name, (mark, until, summary) in lines
+                }
         return {}
+
+
+def alike(summary: Any) -> Any:
+    """Return a summary whose texts and parts are those of others that have the same."""
+    if type(summary) is not dict:
+        return summary
+    shared: dict[str, Any] = {}
+    for key, value in summary.items():
+        kind = type(value)
+        if kind is str:
+            value = sys.intern(value)
+        elif kind in (dict, list):
+            value = _one(marshal.dumps(value, _ALIKE)) if value else _EMPTY[kind]
+        shared[sys.intern(key)] = value
+    return shared
 
 
 _STEP_S = 2.0  # between two steps of who waits: normally the end of another job is one
@@ -165,7 +186,7 @@ def _does(name: str, now: float) -> _Doing:
     """Return what a job does, as of a moment ago."""
     listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
     if listed is None or not 0 <= now - looked < _LOOK_S:
-        listed = listed or Listed(JobDirectory(directory.jobs_dir() / name))
+        listed = listed or Listed(directory.jobs_dir(), name)
         with suppress(*DAMAGED):
             listed.look()
             state = listed.state()
@@ -260,7 +281,7 @@ class Listing:
                         stat = os.stat(f"{folder}/{name}/events.jsonl")
                         if without(name, _mark(stat)):
                             continue  # nor is it remembered here
-                        job = self._known[name] = known.get(name) or Listed(JobDirectory(folder / name))
+                        job = self._known[name] = known.get(name) or Listed(folder, name)
                         job.seen(stat)
             return [*self._known.values()]
 
@@ -268,11 +289,12 @@ class Listing:
 class Listed:
     """A job's folder, as it was at the last look."""
 
-    __slots__ = ("_begun", "_lock", "_read", "_state", "changed", "closed", "folder", "mark", "ttl")
+    __slots__ = ("_begun", "_home", "_lock", "_read", "_state", "changed", "closed", "mark", "name", "ttl")
 
-    def __init__(self, folder: JobDirectory) -> None:
-        self.folder = folder
-        self.ttl = folder.ttl_s()
+    def __init__(self, home: Path, name: str) -> None:
+        self._home = home
+        self.name = name
+        self.ttl = self.folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
         self.mark: Mark | None = None  # another one once there is more to read
         self.closed = False  # whether its events say that it has ended, as far as they were read
@@ -281,9 +303,14 @@ class Listed:
         self._state: JobState | None = None
         self._begun: _Begun | None = None
 
+    @property
+    def folder(self) -> JobDirectory:
+        """The job's folder, made anew: of thousands of jobs paths take megabytes."""
+        return JobDirectory(self._home / self.name)
+
     def look(self) -> None:
         """Look whether there is more to read."""
-        self.seen(os.stat(self.folder.events))
+        self.seen(os.stat(f"{self._home}/{self.name}/events.jsonl"))
 
     def seen(self, stat: os.stat_result) -> None:
         """Take in how the file of its events is."""
@@ -310,11 +337,12 @@ class Listed:
         return now - self.changed >= self.ttl
 
     def _look(self) -> JobState:
-        made = _mark(os.stat(self.folder.path / "job.json"))
+        made = _mark(os.stat(f"{self._home}/{self.name}/job.json"))
         if self._begun is None or self._begun.made != made:  # a job that was deleted may be made again
-            self.ttl = self.folder.ttl_s()
-            alive, events = liveness.Liveness(self.folder), EventFile(self.folder.events)
-            self._begun = _Begun(made, alive, events, JobState(_brief(self.folder)))
+            folder = self.folder
+            self.ttl = folder.ttl_s()
+            alive, events = liveness.Liveness(folder), EventFile(folder.events)
+            self._begun = _Begun(made, alive, events, JobState(_brief(folder)))
         state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
@@ -326,7 +354,7 @@ class Listed:
             waits = None if state.nodes else waiting(self.folder)
             return self._heard(state) if waits is None else apply(state, waits)
         self._begun = None
-        return replace(state, series=_last(state), variables={}, uses=NumberedMapping())
+        return _compact(replace(state, series=_last(state), variables={}, uses=NumberedMapping()))
 
     def _heard(self, state: JobState) -> JobState:
         """Return the state that knows when its ranks wrote last."""
@@ -365,10 +393,27 @@ def _last(state: JobState) -> NumberedMapping[Series]:
 def _brief(folder: JobDirectory) -> JobInfo:
     """Return what is written down of a job, in as little memory as thousands of them should take."""
     info = folder.info()
-    spec = {key: _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
+    spec = {sys.intern(key): _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
     # Of its code only what its cells are called: a line says where a rank stops.
     labels = _one(marshal.dumps({file: (label, "") for file, (label, _) in info.sources.items()}, _ALIKE))
-    return replace(info, sources=labels, spec=spec, variant="")
+    return _compact(replace(info, sources=labels, spec=spec, variant=""))
+
+
+# Most mappings of most jobs are empty, and most texts are another job's, too.
+_EMPTY: Mapping[type, Any] = {dict: {}, list: [], NumberedMapping: NumberedMapping()}
+
+
+def _compact(known: V) -> V:
+    """Return the same dataclass in as little memory as thousands of them should take."""
+    alike: dict[str, Any] = {}
+    for name, value in vars(known).items():
+        if type(value) is str:
+            alike[name] = sys.intern(value)
+        else:
+            alike[name] = value if value else _EMPTY.get(type(value), value)
+    new = object.__new__(type(known))
+    object.__setattr__(new, "__dict__", alike)  # what ``replace`` makes has twice the room that it needs
+    return new
 
 
 @lru_cache(maxsize=256)

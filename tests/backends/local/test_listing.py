@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import pytest
@@ -133,6 +134,18 @@ def test_an_ended_job_takes_little_memory(act, here):
     assert [(rank, [dict(p.metrics) for p in series.points]) for rank, series in state.series.items()] == [
         (0, [{"step": 8, "steps": 9, "loss": 1}])
     ]
+
+
+def test_ended_jobs_share_what_is_alike(act, here):
+    for name in ("one", "two"):
+        act(name).end()
+
+    one, two = here.jobs()
+    assert {id(value) for value in vars(one).values()} >= {
+        id(value) for value in vars(two).values() if isinstance(value, Mapping) and not value
+    }
+    assert {*map(id, one.info.spec)} == {*map(id, two.info.spec)}
+    assert one.info.label is two.info.label
 
 
 def test_of_a_jobs_code_only_the_names_of_its_cells_are_listed(act, here):
