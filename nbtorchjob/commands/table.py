@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import Backend, Queues, Suspends, able
 from nbtorchjob.commands import connecting, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
@@ -257,7 +256,7 @@ _ROWS = (
         "[NAME]",
         "show each rank's stack, and the blocking rank",
         answers=verbs.stacks,
-        change=stacks.look,
+        change=verbs.sample,
         offer=Offer(
             "Stacks",
             "Show Stacks of Torch Job…",

@@ -132,6 +132,13 @@ def stacks(args: ParsedArgs, find: Find) -> Answers:
     yield Answer(str(report), report.to_json(), report._repr_html_(), good=bool(report.samples))
 
 
+def sample(backend: Backend, name: str) -> None:
+    """Have a job's nodes tell what their ranks do; raises as ``stacks.look`` does."""
+    from nbtorchjob.backends import stacks  # late: most lines ask no node
+
+    stacks.look(backend, name)
+
+
 def profile(args: ParsedArgs, find: Find) -> Answers:
     """Profile a rank of a job for some seconds."""
     job, spelled, rank = find(args.name), args.options.get("seconds", "3"), args.options.get("rank", 0)

@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple
@@ -119,13 +119,13 @@ class _Unit(NamedTuple):
     followed: bool
 
 
-@dataclass
 class _Loss:
     """Ends of one round that are one loss."""
 
-    units: list[_Unit] = field(default_factory=list)
-    nodes: set[int] = field(default_factory=set)
-    end: float = 0.0
+    def __init__(self) -> None:
+        self.units: list[_Unit] = []
+        self.nodes: set[int] = set()
+        self.end = 0.0
 
     def add(self, unit: _Unit) -> None:
         self.units.append(unit)
@@ -133,13 +133,13 @@ class _Loss:
         self.end = max(self.end, unit.life.end)
 
 
-@dataclass
 class Part:
     """What belongs to one attempt."""
 
-    number: int = 1
-    units: list[_Unit] = field(default_factory=list)
-    rounds: set[int] = field(default_factory=set)
+    def __init__(self, number: int = 1) -> None:
+        self.number = number
+        self.units: list[_Unit] = []
+        self.rounds: set[int] = set()
 
 
 def parts(known: Known) -> list[Part]:

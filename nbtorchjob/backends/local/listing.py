@@ -22,7 +22,6 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import islice
 from pathlib import Path
@@ -341,8 +340,7 @@ class Listed:
         if self._begun is None or self._begun.made != made:  # a job that was deleted may be made again
             folder = self.folder
             self.ttl = folder.ttl_s()
-            alive, events = liveness.Liveness(folder), EventFile(folder.events)
-            self._begun = _Begun(made, alive, events, JobState(_brief(folder)))
+            self._begun = _Begun(made, folder)
         state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
@@ -364,15 +362,18 @@ class Listed:
         return apply(state, Wrote(wrote)) if wrote else state
 
 
-@dataclass(slots=True)
 class _Begun:
     """What was read of a job that goes on; ``made`` tells it from a later one of its name."""
 
-    made: Mark
-    alive: liveness.Liveness
-    events: EventFile
-    known: JobState
-    seen: Mark | None = None  # how its events were, or before, when they were read last
+    # No dataclass: to make one takes longer than to list a hundred jobs.
+    __slots__ = ("alive", "events", "known", "made", "seen")
+
+    def __init__(self, made: Mark, folder: JobDirectory) -> None:
+        self.made = made
+        self.alive = liveness.Liveness(folder)
+        self.events = EventFile(folder.events)
+        self.known = JobState(_brief(folder))
+        self.seen: Mark | None = None  # how its events were, or before, when they were read last
 
     def read(self, mark: Mark | None = None) -> JobState:
         """Return what is known now, or, while its events have the same ``mark``, what was known."""
