@@ -42,8 +42,8 @@ UNREAD = "EndedBefore"
 ENDED = "the lab ended before it was over"
 GONE = "the lab's ranks began anew before it was over: what they held is gone"
 POOL_ENDED = "its pool ended before it was over"
-POOL_GONE = "the pool lost a node, or the ranks on one, before the job ended: run it again"
-POOL_GONE_BEFORE = "the pool lost a node, or the ranks on one, before the job began: run it again"
+POOL_GONE = "the pool lost a node, or the ranks on one, before the job ended"
+POOL_GONE_BEFORE = "the pool lost a node, or the ranks on one, before the job began"
 
 # What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
 _OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)
@@ -454,7 +454,7 @@ class View:
             elif (
                 event.node in _nodes(self.lab, taken)
                 and event.node not in self._through
-                and event.pod in ("", self._node(event.node).life.pod)
+                and event.pod in ("", self._pod(event.node, taken))
             ):
                 yield event
         elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
@@ -511,7 +511,7 @@ class View:
             self._through[event.node] = event
             code = exits.USER_ERROR if event.failed else exits.OK
             if event.node in self._started or self.first:
-                yield ev.NodeExited(event.time, event.node, code, pod=self._node(event.node).life.pod)
+                yield ev.NodeExited(event.time, event.node, code, pod=self._pod(event.node, taken))
         if self._through.keys() >= {*_nodes(self.lab, taken)}:
             ends = self._through.values()
             time = max(end.time for end in ends)
@@ -538,9 +538,9 @@ class View:
         if before:
             more = len(before) - _NAMED
             named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
-            said, needs = f"behind {', '.join(named)}", _needs(self.lab.info, taken)
+            said, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, taken)
             if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
-                said = f"{said}: it needs {needs} of {words.count(len(taken.nodes), 'node')}"
+                said = f"{said}; it needs {needs} of {words.count(len(taken.nodes), 'node')}"
         if said not in ("", self._said):
             self._said = said
             yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), said)
@@ -554,12 +554,19 @@ class View:
             self._early.append(event)
         elif event.round == taken.round:
             # A life of its own: what the node did before says nothing of the turn.
-            yield ev.NodeStarted(event.time, event.node, node.host, node.pid, node.life.pod)
+            pod = self._pod(event.node, taken)
+            yield ev.NodeStarted(event.time, event.node, node.host, node.pid, pod)
             self._started.add(event.node)
-            yield replace(event, pod=event.pod or node.life.pod)
+            yield replace(event, pod=pod)
         elif self.lab.base(event.round) == event.round > taken.base:
             self._elsewhere.add(event.node)
             self._gone()
+
+    def _pod(self, index: int, taken: ev.TurnTaken) -> str:
+        """Return the pod that has run the turn on a node, which may have had others since."""
+        node = self._node(index)
+        pods = (worker.pod for worker in node.workers if worker.round == taken.base)
+        return next(pods, "") or node.life.pod
 
     def _node(self, index: int) -> Node:
         return self.lab.nodes.get(index, Node(index))

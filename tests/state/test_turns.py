@@ -11,6 +11,7 @@ from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
+from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
 from nbtorchjob.state.turns import Stage, View
 
@@ -147,7 +148,7 @@ def test_a_turn_that_waits_says_behind_which_and_whose():
     ahead = taken(5, 3.0, "a", by="ann, a.ipynb")
     waits = [*FIRST, ahead, taken(6, 3.1, "b")]
 
-    assert [wait.text for wait in seen(waits, "b").waiting] == ["behind cell 2 (ann, a.ipynb)"]
+    assert [wait.text for wait in seen(waits, "b").waiting] == ["waits behind cell 2 (ann, a.ipynb)"]
     assert seen(waits, "b").phase is Phase.PENDING
     assert seen([*waits, *ran(5, 3.2), *ran(6, 4.0)[:1]], "b").phase is Phase.RUNNING
 
@@ -325,6 +326,23 @@ def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
     assert [notice.text for notice in alone.notices] == [turns.POOL_GONE]  # it may have
 
 
+def test_how_a_pools_job_lost_its_node_is_told_also_to_who_looks_later():
+    lost = [ev.NodeExited(4.0, 1, 201, pod="p1"), ev.NodeStarted(5.0, 1, "host1", 12, pod="p2")]
+    told = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *lost, *base(9, 6.0)]
+    pods = {1: ("p0", "p1"), 5: ("p0", "p1"), 9: ("p0", "p2")}
+    events = [
+        replace(event, pod=pods[event.round][event.node]) if isinstance(event, ev.WorkersStarted) else event
+        for event in told
+    ]
+    live, later = seen(events, "a", info=POOL), View(known(*events, info=POOL), "a")
+    facts = [*later.begin(), *(fact for event in events for fact in later.take(event)), *later.last]
+    state = reduce(apply, facts, JobState(POOL))
+
+    assert (state.failure, state.attempts) == (live.failure, live.attempts)
+    assert state.failure is not None
+    assert state.failure.reason.cause is Cause.INFRA
+
+
 def test_a_job_may_have_begun_where_the_one_before_it_was_lost_with_earlier_ranks():
     lost = [
         ev.NodeExited(4.0, 1, 137, pod="p1"),
@@ -374,7 +392,7 @@ def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
     one, other, both = (seen(SIDE_BY_SIDE, key, info=POOL) for key in ("a", "b", "c"))
     assert ([*one.nodes], [*other.nodes], other.nodes[1].ranks) == ([0], [1], (0,))
     assert both.phase is Phase.PENDING
-    assert both.waits[-1].text == "behind job 1 (Ann) on node 0, job 2 on node 1: it needs 2 of 2 nodes"
+    assert both.waits[-1].text == "waits behind job 1 (Ann) on node 0, job 2 on node 1; it needs 2 of 2 nodes"
 
 
 @pytest.mark.parametrize("late", [False, True])
