@@ -363,8 +363,12 @@ class TurnBackend(Backend):
         facts = view.begin()
         for event in able(self.inner, Stores, "facts", lab).facts(lab, view):
             facts += view.take(event)
-        facts = [numbered(event, attempt) for event in (*facts, *view.last)]
+        begun, facts = len(facts), [numbered(event, attempt) for event in (*facts, *view.last)]
         plan = sent.plan(facts) if sent is not None else None
+        if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is sent once more
+            why = _why(self.inner.known(lab)) or "it is being sent to its pool again"
+            facts = [fact for fact in facts[:begun] if not isinstance(fact, Waiting)]
+            facts.append(Waiting(plan.at, why, attempt=attempt))
         if sent is not None and plan is None:
             if sent.given_up(facts):
                 sent.end(time.time())
@@ -372,9 +376,7 @@ class TurnBackend(Backend):
             if any(isinstance(fact, Closed) for fact in facts):
                 sent.over()  # also where nobody follows it
         yield from past
-        for fact in facts if plan is None else unclosed(facts):
-            if plan is None or plan.attempt > attempt or not isinstance(fact, Verdict):
-                yield fact
+        yield from facts if plan is None else unclosed(facts)
 
     def snapshot(self, name: str) -> JobState:
         """Return what is known of the turn now."""

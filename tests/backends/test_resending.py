@@ -18,7 +18,7 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
 from nbtorchjob.state import events as ev
 from tests.patience import LIMIT
-from tests.state.test_turns import BEGUN, POOL, known, ran, taken
+from tests.state.test_turns import BEGUN, POOL, base, known, ran, taken
 
 LAB = known(*BEGUN, info=POOL)
 BEFORE, AFTER = Taken(LAB, 5, Since(None, None)), Taken(LAB, 7, Since(None, None))
@@ -216,3 +216,14 @@ def test_a_job_that_another_process_cancels_between_two_attempts_is_never_sent_a
     states = [reduce(apply, followed(backend, info), JobState(info))]
     states += [TurnBackend(backend.inner).snapshot(info.address)]
     assert [state.phase for state in states] == [Phase.CANCELLED] * 2
+
+
+def test_a_job_that_waited_as_its_pool_was_lost_shows_that_it_is_sent_again(kept):
+    before = [taken(5, 100.0, "c0"), *ran(5, 101.0)[:6], taken(6, 102.0, "c1")]
+    backend, info = of_pool([*before, *base(9, 200.0)]), job()
+    backend.sent(info, Taken(LAB, 6, Since(None, None)), lambda times, attempt: AFTER)
+    state = backend.snapshot(info.address)
+
+    assert not state.phase.terminal
+    assert [wait.text for wait in state.waits] == ["it is being sent to its pool again"]
+    assert not state.notices

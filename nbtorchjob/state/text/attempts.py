@@ -216,11 +216,11 @@ def _turn(
 
 WHY: Mapping[str, str] = {"asked": "its end was asked for", "idle": "nobody used it"}
 IDLE = "idle"
-_MAX_WHOSE = 80
+_MAX_WHOSE, _MAX_NAMED = 80, 4
 
 
 def doing(state: JobState, now: float) -> str:
-    """Return what a lab does, in a few words: ``idle 3 min``, ``runs cell 4, 2 wait``; "" as it starts."""
+    """Say in a few words what a lab does: ``idle 3 min``, ``runs cell 4, 2 more wait``; "" as it starts."""
     since = turns.idle_since(state) if state.info.lab is not None else None
     text = doing_now(state)
     return f"{text} {about(max(0.0, now - since))}" if since is not None and text == IDLE else text
@@ -236,14 +236,13 @@ def doing_now(state: JobState) -> str:
         return "ending"
     if since is not None:
         return IDLE
-    if not running or not state.working:
+    if not running or not state.working or state.suspended:
         return ""
     more = sum(turn.stage is Stage.WAITS for turn in turns.turns(state))
-    behind = f", {more} {'waits' if more == 1 else 'wait'}" if more else ""
-    names = running[0].name
-    if running[1:]:
-        names = f"{turns.what_of(state.info)}s {', '.join(str(turn.number) for turn in running)}"
-    return f"runs {names}{behind}"
+    behind = f", {more} more {'waits' if more == 1 else 'wait'}" if more else ""
+    *numbers, last = (str(turn.number) for turn in running)
+    names = f"s {', '.join(numbers)} and {last}" if numbers else f" {last}"
+    return f"runs {turns.what_of(state.info)}{names}{behind}"
 
 
 def lab_lines(state: JobState, now: float) -> list[str]:
@@ -251,15 +250,16 @@ def lab_lines(state: JobState, now: float) -> list[str]:
     if state.info.lab is None:
         return []
     known, what = turns.turns(state), turns.what_of(state.info)
-    running = turns.running(state)
+    running = turns.running(state) if not state.suspended else []
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
         return [f"{count(len(known), what)}{f'; it ended as {why}' if why else ''}"]
-    whose = ", ".join(turn.whose for turn in running if turn.taken.by or turn.nodes)
-    parts = [line(f"{whose} run{'s' if len(running) == 1 else ''}", _MAX_WHOSE)] if whose else []
+    named = [line(turn.whose, _MAX_WHOSE) for turn in running if turn.taken.by or turn.nodes]
+    whose = [*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if named[_MAX_NAMED:] else [])]
+    parts = [f"{', '.join(whose)} run{'s' if len(running) == 1 else ''}"] if whose else []
     parts += [f"{count(len(known), what)} so far"] if known else []
-    parts += [f"holds {size(held)}"] if (held := memory(state)) else []
-    end = ends(state, now)
+    parts += [f"holds {size(held)}"] if (held := memory(state)) and not state.suspended else []
+    end = ends(state, now) if not state.suspended else ""
     parts += [end] if end else []
     return [DOT.join(parts)] if parts else []
 

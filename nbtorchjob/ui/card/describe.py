@@ -126,8 +126,9 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
 
 def _stage(turn: Turn, open_: Sequence[int]) -> str:
     """Say how far a turn has come, where it runs, and how many of those that are ``open_`` are before it."""
-    if turn.stage is Stage.WAITS:
-        return f"{turn.stage.value} behind {open_.index(turn.number)}"
+    before = open_.index(turn.number) if turn.stage is Stage.WAITS else 0
+    if before:
+        return f"{turn.stage.value} behind {count(before, turn.what)}"
     return f"{turn.stage.value} on {turn.where}" if turn.where else turn.stage.value
 
 

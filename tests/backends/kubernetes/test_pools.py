@@ -172,9 +172,9 @@ def test_jobs_that_fit_run_side_by_side_each_as_if_it_were_alone(pool, tmp_path)
     seen(third, lambda state: state.waits)
     numbers = [int(job.name.partition("#")[2]) for job in (one, other, both, third)]
     runs = [f"job {number} (root) on node {node}" for node, number in enumerate(numbers[:2])]
-    said = f"behind {', '.join(runs)}, job {numbers[2]} (root): it needs 1 of 2 nodes"
+    said = f"waits behind {', '.join(runs)}, job {numbers[2]} (root); it needs 1 of 2 nodes"
     assert third.state.waits[-1].text == said
-    assert attempts.doing_now(pool.state) == f"runs jobs {numbers[0]}, {numbers[1]}, 2 wait"
+    assert attempts.doing_now(pool.state) == f"runs jobs {numbers[0]} and {numbers[1]}, 2 more wait"
     assert [[*job.state.nodes] for job in (one, other)] == [[0], [1]]
     stacks = one.stacks()
     assert (stacks.asked, [*stacks.samples], stacks.trouble) == (True, [0], {})
@@ -586,7 +586,7 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     assert not [*(folders.state_dir() / "pools").glob("*/*/payload")]  # what both have sent is kept no longer
     turns_of(pool.info)._sent.clear()
     budgets = [[spent.used for spent in api.attach(job.name).state.budgets] for job in jobs]
-    assert budgets == [[0, 0], []] or budgets == [[1, 0], []]
+    assert budgets == [[1, 0], []]
 
 
 def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool):

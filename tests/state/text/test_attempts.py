@@ -207,7 +207,8 @@ def lab(*events, **info):
         ([*START, FIRST], "runs cell 1"),
         ([*START, FIRST, OVER], "idle 3 min"),
         ([*START, FIRST, OVER, SECOND], "runs cell 2"),
-        ([*START, FIRST, OVER, SECOND, THIRD], "runs cell 2, 1 waits"),
+        ([*START, FIRST, OVER, SECOND, THIRD], "runs cell 2, 1 more waits"),
+        ([*START, FIRST, ev.Suspended(150.0, True)], ""),
         ([*START, FIRST, OVER, ENDED[0]], "ending"),
         ([*START, FIRST, OVER, *ENDED], ""),
     ],
@@ -229,6 +230,7 @@ def test_a_lab_says_whose_cell_runs_what_it_holds_and_when_it_ends(greenwich):
     assert attempts.lab_lines(lab(*START, FIRST, lab=0.0), 200.0) == [
         "cell 1 (ann, a.ipynb) runs · 1 cell so far"
     ]
+    assert attempts.lab_lines(lab(*START, FIRST, ev.Suspended(150.0, True)), 200.0) == ["1 cell so far"]
     assert attempts.lab_lines(lab(*START, FIRST, OVER, *ENDED), 300.0) == [
         "1 cell; it ended as nobody used it"
     ]
