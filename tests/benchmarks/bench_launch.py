@@ -45,12 +45,13 @@ this one's ports, and what it holds of a GPU. Nor can the template end earlier: 
 they die with it.
 """
 
+import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -152,8 +153,27 @@ def plain(script: Path) -> float:
 def torchrun(script: Path) -> float:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     started = time.perf_counter()
-    subprocess.run([*argv, str(script)], check=True, capture_output=True, timeout=120)
+    subprocess.run([*argv, str(script)], check=True, capture_output=True, text=True, timeout=120)
     return time.perf_counter() - started
+
+
+class Peer:
+    """Another tool, a failed run of which is a note and doesn't end the benchmark."""
+
+    def __init__(self, name: str, run: Callable[[], float]) -> None:
+        self.name = name
+        self._run = run
+        self.failures: list[str] = []
+
+    def __call__(self) -> float:
+        """Return how long a run took, NaN if it failed."""
+        try:
+            return self._run()
+        except subprocess.SubprocessError as exc:
+            said = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else None
+            lines = [line for line in (said or "").splitlines() if line.strip()]
+            self.failures.append(f"{self.name} failed: {lines[-1].strip() if lines else exc}")
+        return math.nan
 
 
 def install_torchrunx(folder: Path) -> str | None:
@@ -193,25 +213,34 @@ def main() -> None:
             "warm call": warm_call(two),
             "warm call, two nodes": warm_call(Elastic(nnodes=2)),
             "warm call, nnodes 1:2": warm_call(Elastic(nnodes="1:2")),
-            "torchrun": lambda: torchrun(script),
         }
+        peers = [Peer("torchrun", lambda: torchrun(script))]
         path = install_torchrunx(folder / "torchrunx")
         if path is not None:
-            subjects["torchrunx"] = lambda: torchrunx(theirs, path)
-        report(in_turn(subjects, ROUNDS), has_torchrunx=path is not None)
+            peers.append(Peer("torchrunx", lambda: torchrunx(theirs, path)))
+        taken = in_turn({**subjects, **{peer.name: peer for peer in peers}}, ROUNDS)
+        notes = [failure for peer in peers for failure in peer.failures]
+        if path is None:
+            notes.append("torchrunx: not installed")
+        report(measured(taken), notes)
         took = median(tail() for _ in range(ROUNDS * WARM_CALLS))
         show("Launch: a warm job's tail, from its value to its end", "1", [Row("tail", took, 1, TAIL_GOAL_S)])
 
 
-def report(taken: dict[str, list[float]], *, has_torchrunx: bool) -> None:
+def measured(taken: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the runs that didn't fail, of subjects that have any."""
+    came = {name: [value for value in values if not math.isnan(value)] for name, values in taken.items()}
+    return {name: values for name, values in came.items() if values}
+
+
+def report(taken: dict[str, list[float]], notes: Sequence[str]) -> None:
     nodes = {"warm call, two nodes": 0.1, "warm call, nnodes 1:2": 0.1}
     goals = {"first call": 0.6, "warm call": 0.035, **nodes}
     found = medians(taken)
     base = found["plain"]
     peers = ("torchrun", "torchrunx")
     rows = [Row(name, value, base, goals.get(name), peer=name in peers) for name, value in found.items()]
-    notes = [spread(taken)] if has_torchrunx else [spread(taken), "torchrunx: not installed"]
-    show("Launch: two ranks, gloo, one all_reduce, the value back", "plain", rows, *notes)
+    show("Launch: two ranks, gloo, one all_reduce, the value back", "plain", rows, spread(taken), *notes)
 
 
 if __name__ == "__main__":
