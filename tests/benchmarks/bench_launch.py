@@ -31,7 +31,8 @@ each rank's OpenBLAS started a thread that spun for 25 ms, and an agent looked a
 By ``perf record`` page faults are 39% of what comes before the ends, and forks 18%; Python's own code is 25%.
 A goal of 0.035, some 70 ms on two cores, asks for less than what copying pages, forks and ends take. A
 node that is forked before there is a job for it, agent and template included, would leave out four forks, 18
-of 142 ms (medians of 32 jobs, by the monotonic clock at some forty places of each). That is no shortcut for a
+of 142 ms (medians of 32 jobs, by the monotonic clock at some forty places of each), or 27 of 162 ms of CPU on
+a busy machine (31 jobs; four forks of a pool's process, one from the other). That is no shortcut for a
 call that follows another, as the next node's 50 ms of CPU time would be taken from the job that runs; for the
 first after a pause it would keep the 20 MB that an agent writes to.
 
