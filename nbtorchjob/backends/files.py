@@ -381,30 +381,7 @@ class _Copy:
         while True:
             before = file.tell()
             try:
-                # Read on from what is here; return whether the file was written to meanwhile
-                if self._reader is None:
-                    self._reader = Reader(self._backend, self._state.info.address, self._source.node)
-                here = file.tell()
-                parts = self._reader.read(self._source.path, here, here, self._digest.hexdigest())
-                if next(parts) != here:
-                    if not own:
-                        folder = str(self._target.parent)
-                        raise SpecError(
-                            "folder", folder, f"a folder without another file named {self._target.name}"
-                        )
-                    self._kept, self._digest = 0, hashlib.sha256()
-                    file.truncate(0)
-                for part in parts:
-                    assert isinstance(part, bytes)
-                    file.write(part)
-                    self._digest.update(part)
-                file.flush()
-                sha256, changed = self._reader.end
-                if sha256 != self._digest.hexdigest():
-                    file.truncate(whole)
-                    raise ResultError(
-                        f"{self._source.path} was damaged on its way: its digest isn't the node's"
-                    )
+                changed = self._read_on(file, whole, own=own)
             except (AskError, ClusterError, TimeoutError) as exc:
                 self._leave()
                 tries = tries + 1 if file.tell() == before else 0
@@ -415,6 +392,29 @@ class _Copy:
             passes += 1
             if not changed or passes == _PASSES:
                 return changed
+
+    def _read_on(self, file: BinaryIO, whole: int, *, own: bool) -> bool:
+        """Read on from what is here; return whether the file was written to meanwhile."""
+        if self._reader is None:
+            self._reader = Reader(self._backend, self._state.info.address, self._source.node)
+        here = file.tell()
+        parts = self._reader.read(self._source.path, here, here, self._digest.hexdigest())
+        if next(parts) != here:
+            if not own:
+                allowed = f"a folder without another file named {self._target.name}"
+                raise SpecError("folder", str(self._target.parent), allowed)
+            self._kept, self._digest = 0, hashlib.sha256()
+            file.truncate(0)
+        for part in parts:
+            assert isinstance(part, bytes)
+            file.write(part)
+            self._digest.update(part)
+        file.flush()
+        sha256, changed = self._reader.end
+        if sha256 != self._digest.hexdigest():
+            file.truncate(whole)
+            raise ResultError(f"{self._source.path} was damaged on its way: its digest isn't the node's")
+        return changed
 
     def _lost(self, exc: Exception) -> Exception:
         """Say why a copy ends before it is whole, and how it goes on."""

@@ -274,25 +274,28 @@ class Forward:
                             self._woken.recv(1 << 12)
                 while not self._heard.empty():
                     talk, message = self._heard.get()
-                    if talk is not self._talk:
-                        continue
-                    if message is None:
-                        self._break_off()
-                    elif isinstance(message, dict) and isinstance(number := message.get("opened"), int):
-                        if peer := self._peers.pop(number, None):
-                            self._channels.add(number, peer)
-                    elif isinstance(message, dict) and isinstance(number := message.get("failed"), int):
-                        why = line(str(message.get("why")), 200)
-                        self.trouble = f"nothing answers at port {self.port} of rank {self.rank}: {why}"
-                        if peer := self._peers.pop(number, None):
-                            peer.close()
-                    else:
-                        self._channels.hear(message)
+                    if talk is self._talk:
+                        self._hear(message)
         finally:
             self._closed.set()
             self._break_off()
             for file in (self._listener, self._waker, self._woken):
                 file.close()
+
+    def _hear(self, message: Message | None) -> None:
+        """Act on what the node says; None where it says no more."""
+        if message is None:
+            self._break_off()
+        elif isinstance(message, dict) and isinstance(number := message.get("opened"), int):
+            if peer := self._peers.pop(number, None):
+                self._channels.add(number, peer)
+        elif isinstance(message, dict) and isinstance(number := message.get("failed"), int):
+            why = line(str(message.get("why")), 200)
+            self.trouble = f"nothing answers at port {self.port} of rank {self.rank}: {why}"
+            if peer := self._peers.pop(number, None):
+                peer.close()
+        else:
+            self._channels.hear(message)
 
     def _accept(self) -> None:
         try:

@@ -241,13 +241,9 @@ def surely_read(cell: Cell) -> set[str]:
             line = lines.get(instruction.offset) or line
             if isinstance(instruction.argval, CodeType):
                 # Those of a function are taken to be called by it, those of a class by who names the class.
-                later = (
-                    code.co_name
-                    if (not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier())
-                    else ""
-                    if code is not cell.code
-                    else instruction.argval.co_name
-                )
+                of_class = not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier()
+                of_cell = instruction.argval.co_name if code is cell.code else ""
+                later = code.co_name if of_class else of_cell
                 if later and _is_function(instruction.argval):
                     defined.setdefault(later, []).append(instruction.argval)
                 elif instruction.argval.co_name not in ("__annotate__", "<lambda>"):

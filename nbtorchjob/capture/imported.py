@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePath
@@ -254,22 +255,11 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     if type(module.__loader__) is SourceFileLoader and _edited(module, compiled):
         yield f"{name} was edited after it was imported here: ranks run its new text"
         return
-    # Describe what the module's and its classes' namespaces have that its text doesn't give them.
     anew, bound = f"on ranks: they import {name} anew", _bound(tree)
     for owner, space, body in _spaces(module, tree):
-        literals = {}  # what the statements set to plain values
-        for stmt in body:
-            target = stmt.targets[0] if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 else None
-            target = stmt.target if isinstance(stmt, ast.AnnAssign) else target
-            value = stmt.value if isinstance(stmt, ast.Assign | ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and value is not None:
-                try:
-                    literals[target.id] = _literal(value)
-                except (ValueError, TypeError):
-                    continue
-        defined = {
-            stmt.name: stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        literals = _literals(body)
+        definitions = [stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)]
+        undecorated = {stmt.name: not stmt.decorator_list for stmt in definitions}
         for key, here in [*space.items()]:
             if key in literals and bound.count(key) == 1:
                 value = literals[key]
@@ -278,25 +268,26 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
                 continue
             function = here.__func__ if type(here) in (staticmethod, classmethod) else here
             code = function.__code__ if type(function) is FunctionType else None
-            replaced = (
-                code is not None and key in defined and not bool(getattr(defined[key], "decorator_list", ()))
-            )
-            # The name of the module that defines a function, a class, or another object's class.
-            # The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
-            if issubclass(type(function), FunctionType):
-                made_in = function.__module__
-            else:
-                made_in = type.__getattribute__(
-                    function if issubclass(type(function), type) else type(function), "__module__"
-                )
-            if made_in == "__main__":
+            moved = code is not None and (code.co_name, code.co_filename) != (key, str(path))
+            if _made_in(function) == "__main__":
                 yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
-            elif replaced and code is not None and (code.co_name, code.co_filename) != (key, str(path)):
+            elif moved and undecorated.get(key):
                 yield f"{owner}.{key} was replaced here, which isn't so {anew}"
             elif (here is None or type(here) in _PLAIN) and not (
                 key.startswith("__") or key in bound or "*" in bound
             ):
                 yield f"{owner}.{key} was set here, and isn't there {anew}"
+
+
+def _made_in(value: Any) -> str:
+    """Return the name of the module that defines a function, a class, or another object's class.
+
+    The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
+    """
+    if issubclass(type(value), FunctionType):
+        return str(value.__module__)
+    cls = value if issubclass(type(value), type) else type(value)
+    return str(type.__getattribute__(cls, "__module__"))
 
 
 _Body = list[ast.stmt]
@@ -336,6 +327,20 @@ def _bound(tree: ast.Module) -> list[str]:
 
 
 _CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "sort")
+
+
+def _literals(body: Iterable[ast.stmt]) -> dict[str, Any]:
+    """Return the names that statements set to plain values, and those."""
+    literals: dict[str, Any] = {}
+    for stmt in body:
+        match stmt:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                with suppress(ValueError, TypeError):
+                    literals[name] = _literal(value)
+    return literals
 
 
 def _literal(value: ast.expr) -> Any:

@@ -50,50 +50,50 @@ def provided(call: Call, spec: JobSpec) -> Call:
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
     if asked.like_here and spec.remote:  # which has what is here
-        # What no index has is taken from where it is from, or travels as it is installed: somebody may
-        # have put another one of its name on an index.
-        own = [need for need in call.needs if need.project]
-        named = wanted.names
-        projects = {need.distribution for need in own}
-        # What projects need that are installed in place, those that need each other left out
-        of_projects: list[str] = []
-        for name in projects:
-            of_projects += requirements.required(name)
-        needed = {need.distribution for need in call.needs} | set(of_projects)
-        wanting = sorted(needed - projects - named)
-        every = [name for name in requirements.closure(wanting) if name not in named]
-        origins = here.origins()
-        places = {name: here.reference(origins[name])[0] for name in every if name in origins}
-        apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
-        copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
-        lines = requirements.pins(name for name in wanting if name not in places)
-        beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
-        exactly: tuple[str, ...] = ()
-        if requirements.at_odds(every):
-            lines, beneath, exactly = (), (), (*lines, *beneath)
-        # The files of modules that are installed in place: no index has them as they are here
-        in_place: list[tuple[str, Path]] = []
-        for need in own:
-            for name, path in modules.files_of(need.module.partition(".")[0]):
-                if path.resolve().is_relative_to(need.project):
-                    in_place.append((name, path))
-        files = modules.read(dict(in_place), Path("/nowhere"))
-        modules.refuse_too_much((*call.files, *files))
-        return replace(
-            call,
-            wanted=replace(
-                wanted,
-                requirements=(*wanted.requirements, *lines, *apart),
-                wheels=(*wanted.wheels, *copies),
-                constraints=beneath,
-                exactly=exactly,
-            ),
-            files=(
-                *call.files,
-                *(file for file in files if file.path not in {present.path for present in call.files}),
-            ),
-        )
+        return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call
+
+
+def _like_here(call: Call, wanted: Wanted) -> Call:
+    """Return a call whose nodes install ``wanted``, and all else that it imports as this kernel has it.
+
+    What no index has is taken from where it is from, or travels as it is installed: somebody may have put
+    another one of its name on an index. The modules of projects that are installed in place travel.
+    """
+    own = [need for need in call.needs if need.project]
+    projects = {need.distribution for need in own}
+    needed = {need.distribution for need in call.needs}.union(*map(requirements.required, projects))
+    wanting = sorted(needed - projects - wanted.names)
+    every = [name for name in requirements.closure(wanting) if name not in wanted.names]
+    origins = here.origins()
+    places = {name: here.reference(origins[name])[0] for name in every if name in origins}
+    apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
+    copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
+    lines = requirements.pins(name for name in wanting if name not in places)
+    beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
+    exactly: tuple[str, ...] = ()
+    if requirements.at_odds(every):
+        lines, beneath, exactly = (), (), (*lines, *beneath)
+    in_place = {
+        name: path
+        for need in own
+        for name, path in modules.files_of(need.module.partition(".")[0])
+        if path.resolve().is_relative_to(need.project)
+    }
+    files = modules.read(in_place, Path("/nowhere"))
+    modules.refuse_too_much((*call.files, *files))
+    present = {file.path for file in call.files}
+    return replace(
+        call,
+        wanted=replace(
+            wanted,
+            requirements=(*wanted.requirements, *lines, *apart),
+            wheels=(*wanted.wheels, *copies),
+            constraints=beneath,
+            exactly=exactly,
+        ),
+        files=(*call.files, *(file for file in files if file.path not in present)),
+    )
 
 
 def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,31 +95,12 @@ def pool(args: ParsedArgs, front: Front) -> Any:
 def promote(args: ParsedArgs, front: Front) -> Any:
     """Make one job of the cells that were run on a lab."""
     with interrupts.message(interrupts.NOTHING):
-        # The lab's name, which cells, and the options of the job
-        cells: tuple[int, ...] = ()
-        rest = []
-        words_ = iter(args.words)
-        for word in words_:
-            flag, equals, value = word.partition("=")
-            if flag == CELLS:
-                spelled = value if equals else next(words_, "")
-                try:
-                    cells = words.parse(spelled)
-                except words.SpansError:
-                    raise LineError(
-                        f"{hint('promote')}: --cells expects cells such as 1,3-5, got {spelled!r}"
-                    ) from None
-            else:
-                rest.append(word)
-        alone, options_ = options.apart(rest)
-        if len(alone) != 1:
-            raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
-        name, cells, line = alone[0], cells, shlex.join(options_)
+        name, numbers, line = _promoted(args.words)
         lab = _lab(front.find, name)
         if lab.info.is_pool:
             raise SpecError("promote", lab.name, "a lab; what ran in a pool was a job already")
         state = lab.state
-        chosen = _chosen(state, cells)
+        chosen = _chosen(state, numbers)
         base = replace(lab.info.asked, lab=False, name=None)
         spec, cell_options = options.parse(line, base)
         for name in ("keep", "on", "arg", "argv", "out"):
@@ -141,6 +122,28 @@ def promote(args: ParsedArgs, front: Front) -> Any:
             front.show(Answer("\n".join(lines)))
     request = RunRequest(call, spec, replace(cell_options, detach=True), front.origin(call))
     return submit(request, front)
+
+
+def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], str]:
+    """Return the lab's name, which of its cells are meant, and the options of the job."""
+    numbers: tuple[int, ...] = ()
+    rest, remaining = [], iter(line)
+    for word in remaining:
+        flag, equals, value = word.partition("=")
+        if flag != CELLS:
+            rest.append(word)
+            continue
+        spelled = value if equals else next(remaining, "")
+        try:
+            numbers = words.parse(spelled)
+        except words.SpansError:
+            raise LineError(
+                f"{hint('promote')}: --cells expects cells such as 1,3-5, got {spelled!r}"
+            ) from None
+    alone, flagged = options.apart(rest)
+    if len(alone) != 1:
+        raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
+    return alone[0], numbers, shlex.join(flagged)
 
 
 def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:

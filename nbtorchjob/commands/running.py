@@ -48,6 +48,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card.sending import Output
 
 if TYPE_CHECKING:
+    from nbtorchjob.capture import Call
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
 
@@ -173,20 +174,8 @@ def submit(request: RunRequest, front: Front) -> Any:
         return submit_runs(request, front)
     with interrupts.message(interrupts.NOTHING):
         if request.options.dry_run:
-            if request.on is None:
-                dry_run = submission.dry_run(request.call, request.spec)
-            else:
-                lab, call = request.on.lab, request.call
-                there = words.ranks(request.on.ranks or turns.ranks(lab.state))
-                lines = [f"# {call.label}", f"on the lab {lab.name}: {there}"]
-                try:
-                    lines += [f"# note: {note}" for note in lab.notes(call, request.on.answer)]
-                except LackingError as exc:
-                    lines.append(f"# would be refused: {exc}")
-                lines += ["# ships:"] if call.ships else []
-                lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
-                dry_run = "\n".join(lines)
-            front.show(Answer(dry_run))
+            on, call = request.on, request.call
+            front.show(Answer(submission.dry_run(call, request.spec) if on is None else _on_lab(on, call)))
             return None
         if request.options.rehearse:
             _rehearse(request, front)
@@ -206,6 +195,19 @@ def submit(request: RunRequest, front: Front) -> Any:
                     say=front.say,
                 )
     return _hold(job, request.options, front, output, request.on)
+
+
+def _on_lab(on: OnLab, call: Call) -> str:
+    """Say what would be sent to a lab."""
+    there = words.ranks(on.ranks or turns.ranks(on.lab.state))
+    lines = [f"# {call.label}", f"on the lab {on.lab.name}: {there}"]
+    try:
+        lines += [f"# note: {note}" for note in on.lab.notes(call, on.answer)]
+    except LackingError as exc:
+        lines.append(f"# would be refused: {exc}")
+    lines += ["# ships:"] if call.ships else []
+    lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
+    return "\n".join(lines)
 
 
 def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) -> OnLab | None:

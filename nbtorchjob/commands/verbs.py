@@ -178,22 +178,7 @@ def files(args: ParsedArgs, find: Find) -> Answers:
     """List what a job's ranks have written so far."""
     job, path = find(args.words[0]), "".join(args.words[1:])
     if "sync" in args.options:
-        # Keep a folder in step with what ranks write, until the job ends
-        folder = Path(args.options["sync"])
-        sync = job.sync(folder, path)
-        yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
-        try:
-            with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
-                while not sync.wait(_LOOK_S):
-                    pass
-        finally:
-            sync.stop()
-        text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")
-        yield Answer(
-            text,
-            {"folder": str(folder), "copied": sync.copied, "trouble": sync.trouble},
-            good=not sync.trouble,
-        )
+        yield from _keep_in_step(job, path, Path(args.options["sync"]))
         return
     listing, now = job.files(path), time.time()
     for node, why in listing.trouble.items():
@@ -224,6 +209,21 @@ def files(args: ParsedArgs, find: Find) -> Answers:
         else f"; {hint('get', job.name, 'PATH')} copies one"
     )
     yield Answer(f"{words.count(len(rows), 'file')}, {total}{more}", aside=True)
+
+
+def _keep_in_step(job: Job[Any], path: str, folder: Path) -> Answers:
+    """Keep a folder in step with what ranks write, until the job ends."""
+    sync = job.sync(folder, path)
+    yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
+    try:
+        with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
+            while not sync.wait(_LOOK_S):
+                pass
+    finally:
+        sync.stop()
+    text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")
+    data = {"folder": str(folder), "copied": sync.copied, "trouble": sync.trouble}
+    yield Answer(text, data, good=not sync.trouble)
 
 
 def get(args: ParsedArgs, find: Find) -> Answers:

@@ -125,35 +125,39 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "PATH": path}
     with suppress(OSError, ValueError), tempfile.TemporaryDirectory(prefix="nbtorchjob-git-") as made:
-        # Where a checkout's own state is, and where what it shares with other worktrees is
-        own = root / ".git"
-        if own.is_file():
-            with open(own, "rb", opener=plain) as file:
-                kind, _, where = os.fsdecode(file.read(_MOST_NAME * 32)).strip().partition(": ")
-            if kind != "gitdir":
-                raise ValueError(f"{own} names no folder")
-            own = root / where
-        common = own / "commondir"
-        shared = own
-        if common.is_file():
-            with open(common, "rb", opener=plain) as file:
-                shared = own / os.fsdecode(file.read(_MOST_NAME * 32)).strip()
-        # The plain ones among a repository's settings, and before them the user's own
-        config = shared / "config"
-        settings: list[tuple[str, str]] = []
+        own, shared = _state_folders(root)
+        settings: list[tuple[str, str]] = []  # the plain ones: the user's own, then the repository's
         # Of a file no other one is included unless that is asked for, and a list runs nothing.
-        for options in (("--global", "--includes"), ("--file", str(config.absolute()))):
+        for options in (("--global", "--includes"), ("--file", str((shared / "config").absolute()))):
             listed = _asked([program, "config", *options, "--null", "--list"], Path("/"), env, until) or b""
-            for entry in listed.decode(errors="surrogateescape").split("\0"):
-                name, _, value = entry.partition("\n")
-                if name in _PLAIN:
-                    settings.append((name, value))
+            entries = (entry.partition("\n") for entry in listed.decode(errors="surrogateescape").split("\0"))
+            settings += ((name, value) for name, _, value in entries if name in _PLAIN)
         env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1"}
         _imitate(Path(made), own, shared, settings)
         env |= {"GIT_DIR": made, "GIT_WORK_TREE": str(root)}
         answer = _asked([program, *_ASKED], folder, env, until)
         return None if answer is None else parsed(answer)
     return None
+
+
+def _state_folders(root: Path) -> tuple[Path, Path]:
+    """Return where a checkout's own state is, and where what it shares with other worktrees is.
+
+    Raises ``OSError`` or ``ValueError``.
+    """
+
+    def read(path: Path) -> str:
+        with open(path, "rb", opener=plain) as file:
+            return os.fsdecode(file.read(_MOST_NAME * 32)).strip()
+
+    own = root / ".git"
+    if own.is_file():
+        kind, _, where = read(own).partition(": ")
+        if kind != "gitdir":
+            raise ValueError(f"{own} names no folder")
+        own = root / where
+    common = own / "commondir"
+    return own, own / read(common) if common.is_file() else own
 
 
 def _imitate(made: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:

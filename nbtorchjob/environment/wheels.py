@@ -93,45 +93,48 @@ def wheel(path: Path) -> Wheel:
     if path.suffix == ".whl":
         return _read(path)
     project, sources = path.resolve(), _sources(path)
-    built, cached = _built.get(project, ("", None))
-    if cached is None or built != sources:
-        with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
-            try:
-                if find_spec("pip") is not None:
-                    pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
-                    command = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(path)]
-                elif uv := shutil.which("uv"):
-                    python = ("--python", sys.executable)
-                    command = [uv, "build", "--wheel", *python, "--out-dir", folder, "--", str(path)]
-                else:
-                    raise SubmitError(
-                        f"--package {path} can't be built: {sys.executable} has neither pip nor uv"
-                    )
-                done = subprocess.run(
-                    command,
-                    env={**_EPOCH, **os.environ},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    timeout=_BUILD_S,
-                )
-            except subprocess.TimeoutExpired:
-                raise SubmitError(f"--package {path}: it wasn't built within {_BUILD_S:g} s") from None
-            if done.returncode:
-                # The line of a builder's words that says most: the error of the build, or else the last one
-                lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-                errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
-                plain = [line for line in lines if line.lower().startswith("error: ")]
-                why = (errors or plain or lines or ["no reason given"])[-1]
-                raise SubmitError(f"--package {path} can't be built: {why}")
-            made = sorted(Path(folder).glob("*.whl"))
-            if len(made) != 1:
-                raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
-            cached = _read(made[0])
-        _built[project] = sources, cached
-    return cached
+    built_of, built = _built.get(project, ("", None))
+    if built is None or built_of != sources:
+        built = _build(path)
+        _built[project] = sources, built
+    return built
+
+
+def _build(path: Path) -> Wheel:
+    """Build the wheel of the project at ``path``; raises ``SubmitError``."""
+    with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
+        if find_spec("pip") is not None:
+            pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+            command = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(path)]
+        elif uv := shutil.which("uv"):
+            python = ("--python", sys.executable)
+            command = [uv, "build", "--wheel", *python, "--out-dir", folder, "--", str(path)]
+        else:
+            raise SubmitError(f"--package {path} can't be built: {sys.executable} has neither pip nor uv")
+        try:
+            done = subprocess.run(
+                command,
+                env={**_EPOCH, **os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_BUILD_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise SubmitError(f"--package {path}: it wasn't built within {_BUILD_S:g} s") from None
+        if done.returncode:
+            # The line of a builder's words that says most: the error of the build, or else the last one
+            lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+            errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
+            plain = [line for line in lines if line.lower().startswith("error: ")]
+            why = (errors or plain or lines or ["no reason given"])[-1]
+            raise SubmitError(f"--package {path} can't be built: {why}")
+        made = sorted(Path(folder).glob("*.whl"))
+        if len(made) != 1:
+            raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
+        return _read(made[0])
 
 
 def _sources(project: Path) -> str:

@@ -91,28 +91,26 @@ def restyle(style: Style, args: str) -> Style:
         elif code in _SETS:
             style = style._replace(**_SETS[code])
         elif code in (38, 48):
+            colour: RGB | None = None
             space = next(codes, 0)
             if space == 5:
-                index = min(255, next(codes, 0))
-                # xterm's palette: 16 colours, a 6x6x6 cube, 24 greys.
-                if index < 16:
-                    colour = _BASE[index]
-                elif index >= 232:
-                    grey = 8 + 10 * (index - 232)
-                    colour = (grey, grey, grey)
-                else:
-                    red, green, blue = (
-                        0 if step == 0 else 55 + 40 * step
-                        for step in ((index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6)
-                    )
-                    colour = (red, green, blue)
+                colour = _indexed(min(255, next(codes, 0)))
             elif space == 2:
-                red, green, blue = (min(255, next(codes, 0)) for _ in range(3))
-                colour = (red, green, blue)
-            else:
-                colour = None
+                colour = (min(255, next(codes, 0)), min(255, next(codes, 0)), min(255, next(codes, 0)))
             style = style._replace(fg=colour) if code == 38 else style._replace(bg=colour)
     return style
+
+
+def _indexed(index: int) -> RGB:
+    """Return a colour of xterm's palette: 16 colours, a 6x6x6 cube, 24 greys."""
+    if index < 16:
+        return _BASE[index]
+    if index >= 232:
+        grey = 8 + 10 * (index - 232)
+        return grey, grey, grey
+    steps = (index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6
+    red, green, blue = (55 + 40 * step if step else 0 for step in steps)
+    return red, green, blue
 
 
 @lru_cache(maxsize=512)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, TypeAlias
 
 from nbtorchjob.environment.here import reference
@@ -238,16 +238,7 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     jobs = [code.of(state) for state in states]
     swapped_names = dict.fromkeys(name for job in jobs for name in job.swapped)
     rows = {name: [job.defined(name) for job in jobs] for name in swapped_names}
-    settings: list[dict[str, str]] = []
-    for state in states:
-        # The values of optimizers that were set, from the comments below a swap's text
-        values: dict[str, str] = {}
-        for text in _made(state):
-            for words in reversed(text.split("\n")):
-                if (match := _SETTING.fullmatch(words)) is None:
-                    break
-                values[match[1]] = match[2]
-        settings.append(values)
+    settings = [_settings(state) for state in states]
     for path in dict.fromkeys(path for values in settings for path in values):
         rows[path] = [(values.get(path, ""), values.get(path, code.AS_SUBMITTED)) for values in settings]
     differ = {name: row for name, row in rows.items() if _differ([text for text, _ in row])}
@@ -260,6 +251,16 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         changes=tuple(changes),
         unknown=f"The code of {_some(list(dict.fromkeys(unknown)))} isn't known here." if unknown else "",
     )
+
+
+def _settings(state: JobState) -> dict[str, str]:
+    """Return the values of optimizers that were set, from the comments below a swap's text."""
+    values: dict[str, str] = {}
+    for text in _made(state):
+        for match in takewhile(bool, map(_SETTING.fullmatch, reversed(text.split("\n")))):
+            assert match is not None
+            values[match[1]] = match[2]
+    return values
 
 
 def _made(state: JobState) -> list[str]:

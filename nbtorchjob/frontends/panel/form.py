@@ -145,29 +145,10 @@ def judge(
     for key, option in ENTRY_KEYS.items():
         if held[key] and shows(option, held):
             try:
-                entry = held[key]
-                if isinstance(entry, str):
-                    values[option] = read(option, entry.strip(), option.key)
-                elif isinstance(entry, bool):
-                    values[option] = entry
-                else:
-                    rows = [row for row in entry if row]
-                    values[option] = (
-                        dict(pair(row, option.key) for row in rows)
-                        if option.takes == "pairs"
-                        else tuple(rows)
-                    )
+                values[option] = _value(option, held[key])
             except SpecError as exc:
                 errors[key] = _message(exc)
-    # The part of the launch config that no option can express, all else at its default
-    launch = base.launch
-    if held[LAUNCH] == Elastic.__name__:
-        kept: Launch = Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
-    elif isinstance(launch, Elastic):
-        kept = PyTorch(worker=Worker(replicas=0))
-    else:
-        kept = PyTorch(launch.master, launch.worker)
-    blank = JobSpec(kept)
+    blank = JobSpec(_unexpressed(base.launch, elastic=held[LAUNCH] == Elastic.__name__))
     while True:
         try:
             spec = overlay(blank, values, lambda o: o.key)
@@ -182,6 +163,25 @@ def judge(
                 return Verdict(None, errors)
         else:
             return Verdict(None, errors) if errors else Verdict(spec, {}, notes)
+
+
+def _value(option: Option, entry: str | bool | Sequence[str]) -> Any:
+    """Return an option's value of what was entered; raises ``SpecError``."""
+    if isinstance(entry, str):
+        return read(option, entry.strip(), option.key)
+    if isinstance(entry, bool):
+        return entry
+    rows = [row for row in entry if row]
+    return dict(pair(row, option.key) for row in rows) if option.takes == "pairs" else tuple(rows)
+
+
+def _unexpressed(launch: Launch, *, elastic: bool) -> Launch:
+    """Return the part of a launch config that no option can express, all else at its default."""
+    if elastic:
+        return Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
+    if isinstance(launch, Elastic):
+        return PyTorch(worker=Worker(replicas=0))
+    return PyTorch(launch.master, launch.worker)
 
 
 def _message(error: SpecError, *, named: bool = False) -> str:

@@ -93,10 +93,32 @@ def send(home: str, key: bytes) -> None:
 
 def _send_one(folder: str, number: int, key: bytes) -> None:
     node, packed, by_log = node_index(), folder + ".zip", STREAM in os.environ
-    left: List[str] = []
     over: List[str] = []
     limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
-    sizes = {}
+    sizes, left = _listed(folder)
+    taken = _pack(sizes, folder, packed, limit, over, left)
+    if left or over:
+        names = [*over, *sorted(left)]
+        text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
+        if over:
+            text += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
+            text += ": set --storage for more" if limit == store.BY_LOG else ""
+        emit("Notice", text="left out of node %d's artifacts: %s" % (node, text))
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    if taken:
+        ref, size = packed, os.path.getsize(packed)
+        if by_log:
+            own = artifacts_key(key, run(), number, node)
+            ref, size = store.send(packed, "attempt-%d-node-%d.zip" % (number, node), own)
+        total = sum(taken.values())
+        emit("ArtifactsReady", node=node, attempt=number, ref=ref, size=size, files=len(taken), total=total)
+
+
+def _listed(folder: str) -> Tuple[Dict[str, int], List[str]]:
+    """Return the sizes of what can be sent of a folder, by name, and what can't be, with the reasons."""
+    sizes: Dict[str, int] = {}
+    left: List[str] = []
 
     def refused(exc: OSError) -> None:
         left.append("%s (%s)" % (os.path.relpath(exc.filename, folder), exc.strerror))
@@ -115,23 +137,7 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
                     left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
             elif not stat.S_ISDIR(seen.st_mode):
                 left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
-    taken = _pack(sizes, folder, packed, limit, over, left)
-    if left or over:
-        names = [*over, *sorted(left)]
-        text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
-        if over:
-            text += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
-            text += ": set --storage for more" if limit == store.BY_LOG else ""
-        emit("Notice", text="left out of node %d's artifacts: %s" % (node, text))
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    if taken:
-        ref, size = packed, os.path.getsize(packed)
-        if by_log:
-            own = artifacts_key(key, run(), number, node)
-            ref, size = store.send(packed, "attempt-%d-node-%d.zip" % (number, node), own)
-        total = sum(taken.values())
-        emit("ArtifactsReady", node=node, attempt=number, ref=ref, size=size, files=len(taken), total=total)
+    return sizes, left
 
 
 def artifacts_key(key: bytes, run: str, attempt: int, node: int) -> bytes:

@@ -234,14 +234,7 @@ class _Line:
         fresh = bool(text)
         while True:
             if self._peer is None:
-                listener = self.listen()
-                while self._peer is None and not self.released:
-                    seconds = self.until - time.monotonic()
-                    if seconds <= 0:
-                        raise TimeoutError
-                    ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
-                    if ready:
-                        self._accept(listener)
+                self._await_peer()
                 if self.released:
                     return ""
                 if not fresh:
@@ -253,28 +246,23 @@ class _Line:
             text = ""
             said = self._heard()
             while said is not None and "complete" in said:
-                # What pdb completes a line to
-                try:
-                    line, begin, end = str(said["complete"]), int(said["begin"]), int(said["end"])
-                    typed = line[begin:end]
-                    command = pdb.parseline(line)[0] if begin else None
-                    if command is None:
-                        names = [
-                            *pdb.completenames(typed, line, begin, end),
-                            *pdb._complete_expression(typed, line, begin, end),
-                        ]
-                    else:
-                        complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
-                        names = complete(typed, line, begin, end)
-                    words = sorted({str(name) for name in names if str(name).startswith(typed)})[:_MOST_WORDS]
-                except Exception:  # of the user's objects
-                    words = []
-                self.say({"words": words})
+                self.say({"words": _completions(pdb, said)})
                 said = self._heard()
             if said is not None:
                 return str(said.get("line", ""))
             if self.released:
                 return ""
+
+    def _await_peer(self) -> None:
+        """Wait for somebody to attach, or a release; raise ``TimeoutError`` where nobody came."""
+        listener = self.listen()
+        while self._peer is None and not self.released:
+            seconds = self.until - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError
+            ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
+            if ready:
+                self._accept(listener)
 
     def _parted(self) -> Tuple[str, str]:
         said, self._said = self._said, ""
@@ -526,3 +514,22 @@ def hold_at(exc: BaseException) -> None:
     """See ``Debugger.hold``."""
     for debugger in _the:
         debugger.hold(exc)
+
+
+def _completions(pdb: Any, said: Dict[str, Any]) -> List[str]:
+    """Return what pdb completes a line to."""
+    try:
+        line, begin, end = str(said["complete"]), int(said["begin"]), int(said["end"])
+        typed = line[begin:end]
+        command = pdb.parseline(line)[0] if begin else None
+        if command is None:
+            names = [
+                *pdb.completenames(typed, line, begin, end),
+                *pdb._complete_expression(typed, line, begin, end),
+            ]
+        else:
+            complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
+            names = complete(typed, line, begin, end)
+        return sorted({str(name) for name in names if str(name).startswith(typed)})[:_MOST_WORDS]
+    except Exception:  # of the user's objects
+        return []

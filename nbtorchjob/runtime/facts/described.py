@@ -201,40 +201,9 @@ def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
     """Describe what torch, numpy or pandas made, if they are loaded."""
     bases = _mro(type_)
     if _made(bases, "torch", "Tensor"):
-        # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
-        # collective that hangs. Subclasses may run anything to give out a number.
-        torch = sys.modules["torch"]
-        without = torch_versions.WITHOUT_SUBCLASSES.get()
-        if without is None:
-            return "a tensor"
-        with without():
-            dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
-            layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
-            grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
-            own = type_ in (torch.Tensor, torch.nn.Parameter)
-            plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
-            numbers = _numbers(torch, value, depth) if plain else ""
-        kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
-        laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
-        what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
-        return what + laid + numbers + grad
+        return _tensor(value, type_, depth)
     if _made(bases, "torch.nn", "Module"):
-        torch = sys.modules["torch"]
-        seen: Set[int] = set()
-        many, open_ = 0, [value]
-        while open_ and len(seen) < _MODULES:
-            own = object.__getattribute__(open_.pop(), "__dict__")
-            if id(own) in seen:
-                continue
-            seen.add(id(own))
-            open_ += [child for child in dict.values(own.get("_modules", {})) if child is not None]
-            for parameter in dict.values(own.get("_parameters", {})):
-                if parameter is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    many += torch.Tensor.numel(parameter)
-        training = object.__getattribute__(value, "__dict__").get("training")
-        mode = ", in eval mode" if training is False else ""
-        return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
+        return _neural_module(value, type_)
     if _made(bases, "numpy", "ndarray"):
         array = sys.modules["numpy"].ndarray
         return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
@@ -243,6 +212,45 @@ def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
             shape = getattr(sys.modules["pandas"], kind_name).shape.__get__(value)
             return "%s of %s" % (kind_name, " × ".join(format(size, ",") for size in shape))
     return None
+
+
+def _tensor(value: Any, type_: type, depth: int) -> str:
+    # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
+    # collective that hangs. Subclasses may run anything to give out a number.
+    torch = sys.modules["torch"]
+    without = torch_versions.WITHOUT_SUBCLASSES.get()
+    if without is None:
+        return "a tensor"
+    with without():
+        dtype, device = torch.Tensor.dtype.__get__(value), torch.Tensor.device.__get__(value)
+        layout, shape = torch.Tensor.layout.__get__(value), torch.Tensor.shape.__get__(value)
+        grad = ", requires grad" if torch.Tensor.requires_grad.__get__(value) else ""
+        own = type_ in (torch.Tensor, torch.nn.Parameter)
+        plain = own and device.type == "cpu" and layout is torch.strided and not value.is_quantized
+        numbers = _numbers(torch, value, depth) if plain else ""
+    kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
+    laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
+    what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
+    return what + laid + numbers + grad
+
+
+def _neural_module(value: Any, type_: type) -> str:
+    torch = sys.modules["torch"]
+    seen: Set[int] = set()
+    many, open_ = 0, [value]
+    while open_ and len(seen) < _MODULES:
+        own = object.__getattribute__(open_.pop(), "__dict__")
+        if id(own) in seen:
+            continue
+        seen.add(id(own))
+        open_ += [child for child in dict.values(own.get("_modules", {})) if child is not None]
+        for parameter in dict.values(own.get("_parameters", {})):
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                many += torch.Tensor.numel(parameter)
+    training = object.__getattribute__(value, "__dict__").get("training")
+    mode = ", in eval mode" if training is False else ""
+    return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
 
 
 def _made(bases: Tuple[type, ...], module: str, name: str) -> bool:

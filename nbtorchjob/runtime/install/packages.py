@@ -303,38 +303,39 @@ class _Installer:
         ) as process:
             try:
                 assert process.stdout is not None
-                fd, output_bytes = process.stdout.fileno(), b""
-                while True:
-                    left = self._until - time.monotonic()
-                    if left <= 0 or not select.select([fd], [], [], left)[0]:
-                        output = output_bytes.decode(errors="replace")
-                        last_words = _SECRET.sub("//", " ".join(_last(output)))
-                        last = "; it said last: %s" % last_words if output.strip() else ""
-                        raise InstallError(
-                            "%s didn't install %s within %g s (--env %s=S allows more)%s"
-                            % (self.name, self._what, self._within, WITHIN, last),
-                            again=True,
-                        )
-                    chunk = os.read(fd, 1 << 16)
-                    if not chunk:
-                        said = _COLOURS.sub("", output_bytes.decode(errors="replace"))
-                        break
-                    os.write(1, chunk)
-                    output_bytes = (output_bytes + chunk)[-_MOST:]
-                if process.wait():
-                    words = list(dict.fromkeys(self.words(said))) or _last(said)
-                    if any(map(_FOR_OTHERS, words)):
-                        has = environment.description()
-                        words.append("this node has Python %(python)s on %(platform)s" % has)
-                    text = _SECRET.sub("//", "\n".join(words))
-                    raise InstallError(
-                        "%s couldn't install %s: %s" % (self.name, self._what, text),
-                        again=bool(_TROUBLES(text)),
-                    )
+                said = self._passed_on(process.stdout.fileno())
+                code = process.wait()
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+        if code:
+            words = list(dict.fromkeys(self.words(said))) or _last(said)
+            if any(map(_FOR_OTHERS, words)):
+                words.append("this node has Python %(python)s on %(platform)s" % environment.description())
+            text = _SECRET.sub("//", "\n".join(words))
+            raise InstallError(
+                "%s couldn't install %s: %s" % (self.name, self._what, text), again=bool(_TROUBLES(text))
+            )
         return said
+
+    def _passed_on(self, pipe: int) -> str:
+        """Write what comes from a pipe to the node's log; return the end of it, without colours."""
+        said = b""
+        while True:
+            left = self._until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                text = said.decode(errors="replace")
+                last = "; it said last: %s" % _SECRET.sub("//", " ".join(_last(text))) if text.strip() else ""
+                raise InstallError(
+                    "%s didn't install %s within %g s (--env %s=S allows more)%s"
+                    % (self.name, self._what, self._within, WITHIN, last),
+                    again=True,
+                )
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk:
+                return _COLOURS.sub("", said.decode(errors="replace"))
+            os.write(1, chunk)
+            said = (said + chunk)[-_MOST:]
 
 
 def _last(said: str) -> List[str]:

@@ -146,17 +146,7 @@ class Sampler:
                 try:
                     name, _, most = question.partition("-")
                     if name == "pulse":
-                        before = self._counts
-                        self._counts = {**recorder.counts(), **recorder.sequence_numbers()}
-                        moved = not self._counts or before != self._counts
-                        pending = [] if moved or self._returned else recorder.pending()
-                        waits = bool(self._counts) and not moved and not self._returned and _waits()
-                        # Where the main thread is in the user's code, for whoever finds this process stopped
-                        stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
-                        own = (frame for frame in reversed(stack) if not is_library(frame.filename))
-                        place = asdict(_with_line(next(own, Frame("", 0, ""))))
-                        answer = {"counts": self._counts, "reports": report.sent, "place": place}
-                        answer.update(pending=pending, waits=waits)
+                        answer = self._pulse()
                     elif name in ("profile", "memory"):
                         answer = {"trouble": self._profile(name, *map(float, most.split("-")))}
                     else:
@@ -188,6 +178,22 @@ class Sampler:
             self._profiler = Profiler()
         why: str = self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
         return why
+
+    def _pulse(self) -> Dict[str, Any]:
+        """Return how far this rank is, and what it waits for if it hasn't moved since the last pulse."""
+        before = self._counts
+        self._counts = {**recorder.counts(), **recorder.sequence_numbers()}
+        still = bool(self._counts) and before == self._counts and not self._returned
+        # Where the main thread is in the user's code, for whoever finds this process stopped
+        stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
+        own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+        return {
+            "counts": self._counts,
+            "reports": report.sent,
+            "place": asdict(_with_line(next(own, Frame("", 0, "")))),
+            "pending": recorder.pending() if still else [],
+            "waits": still and _waits(),
+        }
 
     def _sample(self) -> RankSample:
         if self._returned:

@@ -61,10 +61,7 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
             type.__delattr__(cls, name)
     absent = [name for name, value in attributes.items() if stands_in(_function(value))]
     if attributes.get("_is_protocol"):
-        for name in absent:
-            if name in vars(cls):
-                type.__delattr__(cls, name)
-        for name in _PROTOCOL:
+        for name in (*absent, *_PROTOCOL):
             if name in vars(cls):
                 type.__delattr__(cls, name)
         typing.Protocol.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
@@ -72,31 +69,14 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
             attrs: Any = typing._get_protocol_attrs(cls)
             cls.__protocol_attrs__ = attrs
             if sys.version_info[:2] == (3, 12):
-                cls.__callable_proto_members_only__ = all(
-                    callable(getattr(cls, attr, None)) for attr in attrs
-                )
+                methods_only = all(callable(getattr(cls, attr, None)) for attr in attrs)
+                cls.__callable_proto_members_only__ = methods_only
         if attributes.get("_is_runtime_protocol"):
             typing.runtime_checkable(cls)
     elif absent and "__dataclass_params__" in attributes:
         for name in absent:
             type.__delattr__(cls, name)
-        annotations = attributes.get("__annotations__", {})
-        fields = {k: field for k, field in attributes["__dataclass_fields__"].items() if k in annotations}
-        before = {name: vars(cls)[name] for name in fields if name in vars(cls)}
-        for name, field in fields.items():
-            if field._field_type.name != "_FIELD_CLASSVAR":
-                type.__setattr__(cls, name, copy.copy(field))
-        type.__setattr__(cls, "__annotations__", {name: _annotation(field) for name, field in fields.items()})
-        params = attributes["__dataclass_params__"]
-        try:
-            dataclasses.dataclass(**{name: getattr(params, name) for name in _WRITES})(cls)
-        finally:
-            for name in fields:
-                if name in vars(cls):
-                    type.__delattr__(cls, name)
-            before.update({k: attributes[k] for k in ("__dataclass_fields__", "__dataclass_params__")})
-            for name, value in {**before, "__annotations__": annotations}.items():
-                type.__setattr__(cls, name, value)
+        _renew_dataclass(cls, attributes)
     elif absent and _is_namedtuple(cls, attributes):
         defaults = attributes["_field_defaults"].values()
         fields = attributes["_fields"]
@@ -104,6 +84,27 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
         for name in _NAMEDTUPLE:
             if name in vars(made) and (name in absent or name not in attributes):
                 type.__setattr__(cls, name, vars(made)[name])
+
+
+def _renew_dataclass(cls: Any, attributes: Dict[str, Any]) -> None:
+    """Have ``dataclass`` write its methods from the fields of the class itself, which then are as before."""
+    annotations = attributes.get("__annotations__", {})
+    fields = {k: field for k, field in attributes["__dataclass_fields__"].items() if k in annotations}
+    before = {name: vars(cls)[name] for name in fields if name in vars(cls)}
+    for name, field in fields.items():
+        if field._field_type.name != "_FIELD_CLASSVAR":
+            type.__setattr__(cls, name, copy.copy(field))
+    type.__setattr__(cls, "__annotations__", {name: _annotation(field) for name, field in fields.items()})
+    params = attributes["__dataclass_params__"]
+    try:
+        dataclasses.dataclass(**{name: getattr(params, name) for name in _WRITES})(cls)
+    finally:
+        for name in fields:
+            if name in vars(cls):
+                type.__delattr__(cls, name)
+        before.update({k: attributes[k] for k in ("__dataclass_fields__", "__dataclass_params__")})
+        for name, value in {**before, "__annotations__": annotations}.items():
+            type.__setattr__(cls, name, value)
 
 
 # Names that not every Python has

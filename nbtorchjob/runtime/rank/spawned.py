@@ -165,39 +165,41 @@ def notes(exc: BaseException, log: str) -> List[str]:
     """
     text, main = str(exc), sys.modules["__main__"]
     reasons = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
+    tail = ""
     if _ENDED.search(text):
-        try:
-            with open(log, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                tail = file.read().decode(errors="replace")
-        except OSError:
-            tail = ""
-    else:
-        tail = ""
+        with suppress(OSError), open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            tail = file.read().decode(errors="replace")
     said = _LAST_WORDS.findall(tail)
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
-    # How workers of a DataLoader ended that was asked for its next batch.
-    # What torch raises is often just the end of a connection: to the worker that was to send a file's
-    # number along with its batch.
-    ended_workers: List[str] = []
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         workers = getattr(frame.f_locals.get("self"), "_workers", ())
-        if not frame.f_code.co_filename.endswith(_LOADER) or not isinstance(workers, list) or not workers:
-            continue
-        if isinstance(exc, (EOFError, ConnectionError)):
-            until = time.monotonic() + _END_S
-            closed = connection.wait([worker.sentinel for worker in workers], _END_S)
-            for worker in workers:
-                if worker.sentinel in closed:  # one file among others that are closed before it has ended
-                    worker.join(max(0.0, until - time.monotonic()))
-        for number, worker in enumerate(workers):
-            code = worker.exitcode
-            if code and code < 0:
-                name = signal.Signals(-code).name
-                ended_workers.append(
-                    "DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, ""))
-                )
-            elif code:
-                ended_workers.append("DataLoader worker %d %s" % (number, exited % code))
-        break
-    return reasons + ["That process said: %s" % line for line in said[-1:]] + ended_workers
+        if frame.f_code.co_filename.endswith(_LOADER) and isinstance(workers, list) and workers:
+            ended = _ended_workers(workers, exc, exited)
+            break
+    else:
+        ended = []
+    return reasons + ["That process said: %s" % line for line in said[-1:]] + ended
+
+
+def _ended_workers(workers: List[Any], exc: BaseException, exited: str) -> List[str]:
+    """Return how workers of a DataLoader ended that was asked for its next batch.
+
+    What torch raises is often just the end of a connection: to the worker that was to send a file's
+    number along with its batch.
+    """
+    if isinstance(exc, (EOFError, ConnectionError)):
+        until = time.monotonic() + _END_S
+        closed = connection.wait([worker.sentinel for worker in workers], _END_S)
+        for worker in workers:
+            if worker.sentinel in closed:  # one file among others that are closed before it has ended
+                worker.join(max(0.0, until - time.monotonic()))
+    ended = []
+    for number, worker in enumerate(workers):
+        code = worker.exitcode
+        if code and code < 0:
+            name = signal.Signals(-code).name
+            ended.append("DataLoader worker %d was ended by %s%s" % (number, name, _CURES.get(name, "")))
+        elif code:
+            ended.append("DataLoader worker %d %s" % (number, exited % code))
+    return ended

@@ -138,24 +138,8 @@ class Change:
             if _keeps_object(old, new):
                 stays.setdefault(id(new), old)
         for name, (old, new) in pairs.items():
-            # Raise ``CannotSwapError`` where one value can't take the other's place. ``stays`` are the
-            # objects that stay what they are, by the identity of what the cell has for them.
             if isinstance(old, type) and _is_mine(old):
-                if not isinstance(new, type):
-                    raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
-                if isinstance(old, enum.EnumMeta):
-                    raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
-                if _is_mine(new):
-                    if stays[id(new)] is not old:
-                        raise CannotSwapError(
-                            "%s can't become another name for %s" % (name, stays[id(new)].__name__)
-                        )
-                    bases = tuple(stays.get(id(base), base) for base in new.__bases__)
-                    if bases != old.__bases__ or type(old) is not type(new):
-                        change = "other bases now (%s, not %s)" % (_named(bases), _named(old.__bases__))
-                        raise CannotSwapError(_NOT_FOR_EXISTING % (name, change))
-                    if _slots(old) != _slots(new):
-                        raise CannotSwapError(_NOT_FOR_EXISTING % (name, "other __slots__ now"))
+                _check_class(name, old, new, stays)
         _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
         for name, new in self._new.items():
             if name not in pairs or not _keeps_object(*pairs[name]):
@@ -383,6 +367,27 @@ def _interchangeable(old: Any, new: Any) -> bool:
         and not hasattr(new, _COMPILED)
         and not hasattr(old, _COMPILED)
     )
+
+
+def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
+    """Raise ``CannotSwapError`` where a value can't take the place of a class.
+
+    ``stays`` are the objects that stay what they are, by the identity of what the cell has for them.
+    """
+    if not isinstance(new, type):
+        raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
+    if isinstance(old, enum.EnumMeta):
+        raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
+    if not _is_mine(new):
+        return
+    if stays[id(new)] is not old:
+        raise CannotSwapError("%s can't become another name for %s" % (name, stays[id(new)].__name__))
+    bases = tuple(stays.get(id(base), base) for base in new.__bases__)
+    if bases != old.__bases__ or type(old) is not type(new):
+        change = "other bases now (%s, not %s)" % (_named(bases), _named(old.__bases__))
+        raise CannotSwapError(_NOT_FOR_EXISTING % (name, change))
+    if _slots(old) != _slots(new):
+        raise CannotSwapError(_NOT_FOR_EXISTING % (name, "other __slots__ now"))
 
 
 def _class_cells(values: Any, cls: Any) -> Iterator[Any]:

@@ -132,15 +132,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     compilers.lead(os.environ, os.path.join(folder, "compiled"))
     _provide(payload, node, folder, key)
-    data, fetching_s = payload.header.get("data"), 0.0
-    if data:
-        from nbtorchjob.runtime.data import provide  # late: it travels only where it is needed
-
-        fetching_s = provide.provide(data, folder, node)
-    if payload.header["ship"]:
-        from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
-
-        os.chdir(shipped.lay(payload, folder))
+    fetching_s = _lay_files(payload, node, folder)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -160,13 +152,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     payload.extract(modules)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
     sys.path.insert(1, modules)
-    if launch["nproc"] > 1:
-        # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name, value in _NCCL.items():
-        os.environ.setdefault(name, value)
-    if not any(os.environ.get(name) for name in recorder.SIZES):
-        os.environ[recorder.SIZES[0]] = str(recorder.SIZE)
+    _set_defaults(launch["nproc"])
     # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
     # where the local backend started a node fresh, for a variable that libraries read as they load, so do
     # its ranks.
@@ -218,23 +204,8 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         agent.swaps.wake = agent.wake
         agent.swaps.kept.begin_with(payload)
     if key:  # which a node that was started by hand needn't have
-        own = questions.node_key(key, injected.run(), node)
-        handlers: Dict[str, answering.Handler] = {
-            "sample": lookout.answer,
-            "profile": lookout.profile,
-            "files": _files,
-            "forward": _forward,
-            **agent.questions,
-        }
-        if payload.header["debug"]:
-            from nbtorchjob.runtime.debug import bridge  # late: it travels only where it is needed
-
-            handlers.update(bridge.handlers(folder))
-        # In a thread, so from when the template was forked on.
-        try:
-            answering.serve(folder, own, handlers)
-        except OSError as exc:  # a file system without sockets: the job goes on without
-            sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
+        own_key = questions.node_key(key, injected.run(), node)
+        _answer_questions(folder, own_key, lookout, agent, debug=payload.header["debug"])
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with artifacts.sending(key), agent.saving() as agent.saved, artifacts.telling_saved():
@@ -270,6 +241,50 @@ def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
         from nbtorchjob.runtime.install import needed
 
         needed.check_versions(needs, installed)
+
+
+def _lay_files(payload: Payload, node: int, folder: str) -> float:
+    """Lay the job's data and shipped files where ranks find them; return how many seconds the data took."""
+    data, fetching_s = payload.header.get("data"), 0.0
+    if data:
+        from nbtorchjob.runtime.data import provide  # late: it travels only where it is needed
+
+        fetching_s = provide.provide(data, folder, node)
+    if payload.header["ship"]:
+        from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
+
+        os.chdir(shipped.lay(payload, folder))
+    return fetching_s
+
+
+def _set_defaults(nproc: int) -> None:
+    """Set what the variables of ranks are where nobody has set them."""
+    if nproc > 1:
+        # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name, value in _NCCL.items():
+        os.environ.setdefault(name, value)
+    if not any(os.environ.get(name) for name in recorder.SIZES):
+        os.environ[recorder.SIZES[0]] = str(recorder.SIZE)
+
+
+def _answer_questions(folder: str, key: bytes, lookout: Any, agent: Any, *, debug: bool) -> None:
+    """Answer what this node is asked, in a thread: so the template has to be forked by now."""
+    handlers: Dict[str, answering.Handler] = {
+        "sample": lookout.answer,
+        "profile": lookout.profile,
+        "files": _files,
+        "forward": _forward,
+        **agent.questions,
+    }
+    if debug:
+        from nbtorchjob.runtime.debug import bridge  # late: it travels only where it is needed
+
+        handlers.update(bridge.handlers(folder))
+    try:
+        answering.serve(folder, key, handlers)
+    except OSError as exc:  # a file system without sockets: the job goes on without
+        sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
 
 
 def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:

@@ -144,35 +144,37 @@ def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) ->
         alike.setdefault((sample.state, sample.threads, groups, sample.note), []).append(rank)
     shown = [*alike.values()][:_MOST_BLOCKS]
     for mine in shown:
-        block: list[str] = []
-        sample, _ = samples[mine[0]]
-        state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
-        block.append(
-            ", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"
-        )
-        for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
-            for call in _telling_calls(group):
-                sinces = [
-                    samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
-                ]
-                block.append(
-                    f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}")
-                )
-        for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
-            block.extend([f"  thread {line(thread.name, 60)}:"] if number else [])
-            folded: list[Frame] = []
-            for frame in thread.frames:
-                if library(frame, sources):
-                    folded.append(frame)
-                    continue
-                block.extend(_folded(folded))
-                folded = []
-                inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
-                block.append(line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE))
-            block.extend(_folded(folded))
-        yield block
+        yield _block(mine, samples, sources)
     if len(alike) > len(shown):
         yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
+
+
+def _block(
+    mine: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
+) -> list[str]:
+    """Return the lines of ranks that are at one place in the same calls."""
+    sample, _ = samples[mine[0]]
+    state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
+    block = [", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"]
+    for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
+        for call in _telling_calls(group):
+            sinces = [
+                samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
+            ]
+            block.append(f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}"))
+    for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
+        block.extend([f"  thread {line(thread.name, 60)}:"] if number else [])
+        folded: list[Frame] = []
+        for frame in thread.frames:
+            if library(frame, sources):
+                folded.append(frame)
+                continue
+            block.extend(_folded(folded))
+            folded = []
+            inside = "" if frame.name == "<module>" else f"  (in {frame.name})"
+            block.append(line(f"{_USERS}{place(frame, sources)}{inside}", _MAX_LINE))
+        block.extend(_folded(folded))
+    return block
 
 
 def _telling_calls(group: Group) -> list[Collective]:

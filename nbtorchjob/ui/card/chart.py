@@ -212,19 +212,10 @@ def curves(
         *_legend(drawn, numbers, left, up, smooth=any(_smooth(runs, up) for runs in drawn.values())),
         _text(width - 14, 16, x_label, "end"),
     ]
-    many = 1 + max([3, *numbers])
-    # Each of several lines has a pattern of its own.
-    dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
-    dashes = "".join(f".line{n}{{stroke-dasharray:{_DASHES[n]}}}" for n in dashed)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{_FONT}">'
-        f"<style>{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}"
-        f"{dashes}"
-        f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}"
-        f"@media(min-width:{1.4 * width:.0f}px){{svg{{font-size:{_FONT * 0.75:.0f}px}}}}</style>"
-        + "".join(body)
-        + "</svg>"
+        f"<style>{_stylesheet(numbers, width)}</style>" + "".join(body) + "</svg>"
     )
     return Chart(svg, title, width, height, across)
 
@@ -232,6 +223,19 @@ def curves(
 def legend_width(names: Sequence[str]) -> float:
     """Return how many pixels the legend of several lines takes."""
     return sum(_SAMPLE + _BESIDE + _CHAR * len(name) + _APART for name in names)
+
+
+def _stylesheet(numbers: Sequence[int], width: int) -> str:
+    """Return the style of lines with these numbers, on a light and on a dark ground, at any width."""
+    many = 1 + max([3, *numbers])
+    # Each of several lines has a pattern of its own.
+    dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
+    dashes = "".join(f".line{n}{{stroke-dasharray:{_DASHES[n]}}}" for n in dashed)
+    return (
+        f"{_rules(LIGHT, many)}@media(prefers-color-scheme:dark){{{_rules(DARK, many)}}}{dashes}"
+        f"@media(max-width:{0.75 * width:.0f}px){{svg{{font-size:{_FONT * 1.3:.0f}px}}}}"
+        f"@media(min-width:{1.4 * width:.0f}px){{svg{{font-size:{_FONT * 0.75:.0f}px}}}}"
+    )
 
 
 def _rules(palette: Palette, many: int) -> str:

@@ -240,43 +240,46 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
 
 def _words(state: JobState, pulses: Sequence[Pulse], now: float) -> dict[int, str]:
     """Return how each rank stands out; "" for one that doesn't."""
-    # What became of each rank that no longer runs in the newest round; "" where it completed
-    ends = {}
+    ends, usual = _ends(state), _usual(pulses)
+    diagnosis = hang(state, now)
+    awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
+    if awaited:  # all others wait for those, whatever they have reported
+        going = {pulse.rank: "awaited" if pulse.rank in awaited else "waiting" for pulse in pulses}
+    else:
+        going = {pulse.rank: _pace(pulse, usual) for pulse in pulses}
+    return {rank: ends.get(rank, word) for rank, word in going.items()}
+
+
+def _ends(state: JobState) -> dict[int, str]:
+    """Return what became of each rank that no longer runs in the newest round; "" where it completed."""
+    ends: dict[int, str] = {}
     for node in state.members:
-        for rank in node.ranks:
-            if node.ended or node.left:
-                if node.working and node.code == 0:
-                    ends[rank] = ""
-                else:
-                    # Of a code that it ended with its ranks tell.
-                    ends[rank] = "lost" if node.code is None or node.signal else "ended"
+        if node.ended or node.left:
+            if node.working and node.code == 0:
+                end = ""
+            else:  # of a code that it ended with its ranks tell
+                end = "lost" if node.code is None or node.signal else "ended"
+            ends |= dict.fromkeys(node.ranks, end)
     # A rank that communicates with a lost one fails because of that, or is ended by its own watchdog.
     lost = "lost" in ends.values()
     errors = [e.rank for e in state.errors if e.round == state.round and not (lost and e.error.lost_peer)]
     exits = [e.rank for e in state.exits if e.round == state.round and not lost]
-    usual, ends = _usual(pulses), {**ends, **dict.fromkeys([*errors, *exits], "failed")}
-    diagnosis = hang(state, now)
-    awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
-    words = {}
-    for pulse in pulses:
-        if pulse.rank in ends:
-            words[pulse.rank] = ends[pulse.rank]
-        elif pulse.at is None or pulse.heard is None:
-            words[pulse.rank] = ""
-        else:
-            lag = usual.at - pulse.at
-            if pulse.heard > usual.silent:
-                # Where all wait for one, it is the one that got least far.
-                words[pulse.rank] = "behind" if usual.hung and lag >= 1 else "silent"
-            elif pulse.pace is not None and pulse.pace > _SLOW * usual.pace:
-                words[pulse.rank] = "slow"
-            else:
-                # One that has just started again has no pace yet, and may catch up with what it left.
-                late = pulse.pace is not None and lag >= 2 and lag * usual.pace > _LATE_S
-                words[pulse.rank] = "behind" if late else ""
-    if awaited:  # all others wait for those, whatever they have reported
-        words |= {rank: "awaited" if rank in awaited else "waiting" for rank in words if rank not in ends}
-    return words
+    return {**ends, **dict.fromkeys([*errors, *exits], "failed")}
+
+
+def _pace(pulse: Pulse, usual: _Usual) -> str:
+    """Return how a rank that runs stands out by what it reports."""
+    if pulse.at is None or pulse.heard is None:
+        return ""
+    lag = usual.at - pulse.at
+    if pulse.heard > usual.silent:
+        # Where all wait for one, it is the one that got least far.
+        return "behind" if usual.hung and lag >= 1 else "silent"
+    if pulse.pace is None:  # one that has just started again may catch up with what it left
+        return ""
+    if pulse.pace > _SLOW * usual.pace:
+        return "slow"
+    return "behind" if lag >= 2 and lag * usual.pace > _LATE_S else ""
 
 
 def _usual(pulses: Sequence[Pulse]) -> _Usual:

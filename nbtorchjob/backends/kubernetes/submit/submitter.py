@@ -146,17 +146,7 @@ class Submitter:
                 await self._await_collection(draft)
                 if not self._packed.travels:
                     await asyncio.to_thread(self._packed.store, self._url(draft.info))
-                # Create everything; return the job's uid. All or nothing, also when it is cancelled on the
-                # way.
-                made: list[tuple[Target, str]] = []  # with their uids
-                # Never cut: of a request that is, nobody knows what it has made.
-                making = asyncio.ensure_future(self._make(draft, made))
-                try:
-                    uid = await asyncio.shield(making)
-                except BaseException:
-                    await asyncio.shield(self._unmake(making, made))
-                    await asyncio.shield(self._unstore(draft))
-                    raise
+                uid = await self._create(draft)
             except AlreadyExistsError as taken:
                 others = await self._others(draft)
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
@@ -271,6 +261,18 @@ class Submitter:
 
     def _url(self, info: JobInfo) -> str:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
+
+    async def _create(self, draft: Draft) -> str:
+        """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
+        made: list[tuple[Target, str]] = []  # with their uids
+        # Never cut: of a request that is, nobody knows what it has made.
+        making = asyncio.ensure_future(self._make(draft, made))
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            await asyncio.shield(self._unmake(making, made))
+            await asyncio.shield(self._unstore(draft))
+            raise
 
     async def _unstore(self, draft: Draft) -> None:
         if self._packed.travels:

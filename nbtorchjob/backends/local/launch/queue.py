@@ -171,15 +171,7 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         running, waiting = _read(folder / "running"), _read(folder / "waiting")
         going = {}
         for name, entry in running.items():
-            # Whether a job whose turn has come runs, or is being started; None where nobody will
-            job = JobDirectory(directory.jobs_dir() / entry.name)
-            try:
-                if job.supervisor() is None and job.handover() is None and job.events.exists():
-                    goes_on = True if entry.starter is not None and entry.starter.alive() else None
-                else:
-                    goes_on = liveness.why(job) is None and not _closed(job)
-            except _DAMAGED:
-                goes_on = False
+            goes_on = _goes_on(entry)
             if goes_on:
                 going[name] = entry
             elif goes_on is None and name not in waiting:
@@ -202,6 +194,17 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
             if entry.name not in begun:
                 _write(folder / "waiting", entry)
     return starts
+
+
+def _goes_on(entry: Place) -> bool | None:
+    """Whether a job whose turn has come runs, or is being started; None where nobody will start it."""
+    job = JobDirectory(directory.jobs_dir() / entry.name)
+    try:
+        if job.supervisor() is None and job.handover() is None and job.events.exists():
+            return True if entry.starter is not None and entry.starter.alive() else None
+        return liveness.why(job) is None and not _closed(job)
+    except _DAMAGED:
+        return False
 
 
 def _behind(new: Iterable[Place], waiting: Iterable[Place]) -> Iterator[Place]:
