@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frontends.cli import output
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold, turns
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, factlines, fold, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import read
 from nbtorchjob.state.text import attempts
@@ -39,7 +39,7 @@ def draw(state):
 @settings(max_examples=300, deadline=None)
 @given(facts, chunks, infos, st.randoms(use_true_random=False))
 def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
-    told = [*ev.read(lines(records)), *chunks]
+    told = [*factlines.read(lines(records)), *chunks]
 
     state = reduce(apply, told, JobState(info))
 
@@ -49,7 +49,7 @@ def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
 
 
 def draw_lab(records):
-    told = [*ev.read(lines(records))]
+    told = [*factlines.read(lines(records))]
     lab = reduce(apply, told, JobState(JobInfo("lab", created=NOW, nodes=(1, 4), lab=60.0)))
 
     draw(lab)
@@ -70,7 +70,7 @@ def test_whatever_facts_say_of_a_lab_it_and_its_turns_can_be_drawn(records):
 
 def test_honest_histories_with_a_few_forged_fields_can_be_drawn():
     for at, history in enumerate(corpus(100)):
-        draw(reduce(apply, ev.read(lines(history)), JobState(JobInfo("job", created=NOW))))
+        draw(reduce(apply, factlines.read(lines(history)), JobState(JobInfo("job", created=NOW))))
         if at % 2:
             draw_lab(history)
 
@@ -119,7 +119,7 @@ def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told
         info = read(json.dumps(written), "local", "job")
     except DamagedError:
         return
-    draw(reduce(apply, ev.read(lines(told)), JobState(info)))
+    draw(reduce(apply, factlines.read(lines(told)), JobState(info)))
 
 
 BIG = {"filename": "a", "lineno": 1, "name": "f", "variables": [["x", "x" * 9_000]]}
@@ -153,7 +153,9 @@ def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
     record = {"event": event, "time": NOW, "node": 0, **given}
     known = ev.Notice(NOW, "known")
 
-    state = reduce(apply, ev.read(lines([record, record, ev.to_json(known)])), JobState(JobInfo("job")))
+    state = reduce(
+        apply, factlines.read(lines([record, record, factlines.to_json(known)])), JobState(JobInfo("job"))
+    )
 
     assert [each.text for each in state.notices] == ["known"]
     assert len(state.refused) == 1
@@ -162,7 +164,7 @@ def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
 
 
 def test_a_line_without_an_end_is_refused():
-    [refused] = ev.read([b'{"event": "Notice", "time": 1.0, "text": "' + b"x" * (1 << 20) + b'"}'])
+    [refused] = factlines.read([b'{"event": "Notice", "time": 1.0, "text": "' + b"x" * (1 << 20) + b'"}'])
 
     assert isinstance(refused, ev.Refused)
 

@@ -18,7 +18,7 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.state import JobInfo, JobState, Phase, apply, factlines
 from nbtorchjob.state import events as ev
 from tests.backends.full import Logs, Questions
 from tests.patience import LIMIT
@@ -407,7 +407,7 @@ def test_the_repr_names_the_job_and_its_phase(backend):
 def test_asks_its_nodes_what_their_ranks_do(backend):
     job: Job[Any] = Job(backend, JobInfo("job"))
     backend.known = STARTED
-    sample = ev.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS), RankSample(1, STOPPED))))
+    sample = factlines.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS), RankSample(1, STOPPED))))
     backend.answers = [NodeAnswer(0, (sample, {"event": "Sampled"})), NodeAnswer(1, (), "doesn't answer")]
 
     found = job.stacks(timeout=3.0)

@@ -45,9 +45,8 @@ from nbtorchjob.state.events import (
     NodeStarted,
     Notice,
     Verdict,
-    from_json,
-    to_json,
 )
+from nbtorchjob.state.factlines import from_json, to_json
 from nbtorchjob.state.info import read, write
 from nbtorchjob.state.turns import View
 

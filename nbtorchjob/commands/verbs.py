@@ -22,8 +22,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state import Phase
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import Phase, factlines
 from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
@@ -270,7 +269,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
         return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
-    except ev.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
+    except factlines.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
         why = f"its state can't be determined ({type(exc).__name__}: {exc})"
     return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 

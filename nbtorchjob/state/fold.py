@@ -22,7 +22,7 @@ from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
-from nbtorchjob.state import failure
+from nbtorchjob.state import factlines, failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.known import described
@@ -58,7 +58,7 @@ def apply(state: JobState, event: ev.Event) -> JobState:
     """
     try:
         return _APPLY[type(event)](state, event)
-    except ev.UNREADABLE as exc:
+    except factlines.UNREADABLE as exc:
         info, kind = state.info, type(event).__name__
         raise DamagedError(info.backend, info.address, f"{kind} fact", f"{exc}"[:_MOST_WHY]) from exc
 

@@ -22,7 +22,7 @@ from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.spec.validation import checked
-from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.factlines import UNREADABLE
 
 US, OPERATOR = "us", "operator"
 SAMPLED = "~"  # in front of a digest of samples: where those are alike, the rest may differ

@@ -13,7 +13,7 @@ from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample, Thread
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, factlines
 from nbtorchjob.state import events as ev
 from tests.backends.full import Questions
 
@@ -42,7 +42,7 @@ class Asked(Questions):
 
     def __init__(self, answer=GOOD, trouble="", state=RUNS, sampled=""):
         sample = RankSample(1, state, 7, (Thread("main", FRAMES),))
-        fact = json.loads(json.dumps(ev.to_json(ev.Sampled(5.0, 1, 0, "asked", (sample,)))))
+        fact = json.loads(json.dumps(factlines.to_json(ev.Sampled(5.0, 1, 0, "asked", (sample,)))))
         self.answers = {
             "sample": NodeAnswer(1, () if sampled else (fact,), sampled),
             "profile": NodeAnswer(1, tuple(answer), trouble),

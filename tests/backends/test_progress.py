@@ -9,7 +9,7 @@ import pytest
 
 from nbtorchjob.backends.progress import NODES, Telling, lasting
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import read
+from nbtorchjob.state.factlines import read
 
 
 def used(seq, *, node=0, round_=0):

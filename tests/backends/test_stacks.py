@@ -13,7 +13,7 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, factlines
 from nbtorchjob.state import events as ev
 from tests.backends.full import Questions
 
@@ -31,7 +31,7 @@ class Asked(Questions):
         yield from self.answers
 
 
-TOLD = NodeAnswer(0, (ev.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS),))),))
+TOLD = NodeAnswer(0, (factlines.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS),))),))
 SILENT = NodeAnswer(1, (), "doesn't answer since 12 s")
 
 
@@ -85,7 +85,7 @@ class Many(Asked):
 
 
 def own(node):
-    return json.loads(json.dumps(ev.to_json(sampled(node))))
+    return json.loads(json.dumps(factlines.to_json(sampled(node))))
 
 
 GROUP = Group("default", (0, 1), (Collective(3, "all_reduce", 4.0, done=False, sizes=((2, 3),)),), "gloo")

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from nbtorchjob import capture, submission
 from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import JobState
+from nbtorchjob.state import JobState, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
 from tests.benchmarks.measure import Row, show
@@ -55,7 +55,7 @@ def first_reading(ranks: int, reports: int) -> tuple[float, float]:
                 for rank in range(ranks):
                     metrics = {"step": number + 1, "loss": 1 / (number + 1)}
                     fact = ev.Reported(job.info.created + number, rank, 0, number, metrics)
-                    file.write(json.dumps(ev.to_json(fact)) + "\n")
+                    file.write(json.dumps(factlines.to_json(fact)) + "\n")
         began = time.process_time()
         state = reduce(apply, EventFile(path).read_lasting(), job)
         took = time.process_time() - began

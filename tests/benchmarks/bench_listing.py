@@ -24,6 +24,7 @@ from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.watch import Watch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import events as ev
+from nbtorchjob.state import factlines
 from tests.benchmarks.measure import Row, own_state, show
 
 JOBS = 5000
@@ -47,7 +48,7 @@ def write(number: int) -> None:
     folder = directory.jobs_dir() / info.name
     folder.mkdir(mode=0o700)
     (folder / "job.json").write_text(json.dumps({"info": told}))
-    lines = [json.dumps(ev.to_json(event)) + "\n" for event in events(at)]
+    lines = [json.dumps(factlines.to_json(event)) + "\n" for event in events(at)]
     (folder / "events.jsonl").write_text("".join(lines))
 
 

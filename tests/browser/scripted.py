@@ -13,7 +13,7 @@ from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.runtime.store.stream import TIMES
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import JobInfo, factlines
 from nbtorchjob.state import events as ev
 
 CELL = """import torch, torch.distributed as dist
@@ -47,7 +47,7 @@ def _job(name: str, facts: Iterable[ev.Event], log: str = "", ended: bool = Fals
     job = directory.create(directory.jobs_dir(), JobInfo(name, **info), lambda folder: None)
     job.claim(Process.of(os.getpid()))
     for fact in facts:
-        append(str(job.events), ev.to_json(fact))
+        append(str(job.events), factlines.to_json(fact))
     if log:
         path = job.rank_log(0, 0, 0)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import factlines
 from tests.benchmarks.measure import own_state
 from tests.patience import LIMIT
 from tests.runtime import hangs
@@ -59,7 +59,7 @@ def write(folder, names, **launch):
     """Write the samples of cases to files of their names."""
     for name in names:
         began = time.monotonic()
-        found = [ev.to_json(each) for _, each in sorted(sampled(hangs.ALL[name], **launch).items())]
+        found = [factlines.to_json(each) for _, each in sorted(sampled(hangs.ALL[name], **launch).items())]
         (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -57,7 +57,6 @@ from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
-    UNREADABLE,
     Annotated,
     ArtifactsReady,
     CheckoutTold,
@@ -67,9 +66,8 @@ from nbtorchjob.state.events import (
     Lost,
     ValueReady,
     WorkersStarted,
-    believed,
-    to_json,
 )
+from nbtorchjob.state.factlines import UNREADABLE, believed, to_json
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 

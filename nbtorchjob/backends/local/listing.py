@@ -38,7 +38,8 @@ from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.machine.folders import own, record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
-from nbtorchjob.state.events import UNREADABLE, Lost, Waiting, Wrote, read
+from nbtorchjob.state.events import Lost, Waiting, Wrote
+from nbtorchjob.state.factlines import UNREADABLE, read
 from nbtorchjob.state.fold import replace
 from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words

@@ -28,7 +28,7 @@ from nbtorchjob.runtime.facts import emit, samples
 from nbtorchjob.runtime.look import outside, sampler
 from nbtorchjob.runtime.look.lookout import Lookout, _Stall
 from nbtorchjob.runtime.rendezvous.alone import Alone
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import factlines
 from nbtorchjob.state.text import attempts
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -78,7 +78,7 @@ def told(folder, monkeypatch):
         while True:
             found = path.read_bytes().splitlines() if path.exists() else []
             if len(found) >= number:
-                return list(ev.read(found))
+                return list(factlines.read(found))
             assert time.monotonic() < until, found
             time.sleep(0.01)
 
@@ -117,7 +117,7 @@ def test_a_rank_that_has_yet_to_come_begins(look_out, told):
     lookout, _ = look_out()
     (record,) = lookout.answer({"question": "sample"})
     (fact,) = told(1)
-    assert ev.from_json(record) == fact
+    assert factlines.from_json(record) == fact
     assert (fact.node, fact.round, fact.why) == (7, 3, "asked")
     assert [(each.rank, each.state, each.pid) for each in fact.samples] == [(0, "begins", os.getpid())]
 

@@ -17,7 +17,7 @@ from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.node.meter import Roots
 from nbtorchjob.runtime.rendezvous.groups import ITSELF
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import Budget, budget
 from nbtorchjob.state.failure import Cause, of_agent_error
@@ -60,7 +60,7 @@ def permitted(*command):
 def told(node, code):
     """Return how a job's failure reads, and its budget, from what its only node has said."""
     (fact,) = node.facts("NodeFailed")
-    ending = [ev.from_json(fact), ev.NodeExited(fact["time"], 0, code=code), ev.Closed(fact["time"])]
+    ending = [factlines.from_json(fact), ev.NodeExited(fact["time"], 0, code=code), ev.Closed(fact["time"])]
     state = reduce(apply, ending, JobState(JobInfo("job")))
     assert state.failure is not None
     assert state.failure.error is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
 from nbtorchjob.state.text.hang import describe
@@ -93,7 +93,7 @@ CASES += [
 
 
 def of_samples(name: str, without_calls: bool = False) -> Any:
-    facts: list[Any] = [ev.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
+    facts: list[Any] = [factlines.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
     if without_calls:
         facts = [replace(fact, samples=tuple(map(forgotten, fact.samples))) for fact in facts]
     world = 1 + max(sample.rank for fact in facts for sample in fact.samples)

@@ -36,7 +36,8 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import AWAITED, HELD, UNREADABLE, Sent
+from nbtorchjob.state.events import AWAITED, HELD, Sent
+from nbtorchjob.state.factlines import UNREADABLE
 from nbtorchjob.text.hints import hint
 
 

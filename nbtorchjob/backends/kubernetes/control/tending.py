@@ -34,7 +34,7 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
 from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobState, apply, runs
-from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.factlines import UNREADABLE
 
 AGAIN_S = 30.0  # between two tries at what the cluster refuses
 _Name: TypeAlias = tuple[str, str]  # a job's name, and which job of that name

@@ -37,8 +37,8 @@ from nbtorchjob.state.events import (
     TurnTaken,
     WorkersStarted,
     Wrote,
-    read,
 )
+from nbtorchjob.state.factlines import read
 from nbtorchjob.state.info import address
 
 # A line of a cached log is its stamp and a frame (``runtime/store/frames.py``); a report fits into one, and

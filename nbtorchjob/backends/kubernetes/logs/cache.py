@@ -28,9 +28,10 @@ from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.frames import ValuePart
 from nbtorchjob.runtime.store.store import BY_LOG, LOG
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import JobInfo, factlines
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import UNREADABLE, ArtifactsReady, CheckoutTold, Event, Sent, read, to_json
+from nbtorchjob.state.events import ArtifactsReady, CheckoutTold, Event, Sent
+from nbtorchjob.state.factlines import UNREADABLE, read, to_json
 from nbtorchjob.state.info import read as read_info
 from nbtorchjob.state.info import why, write
 
@@ -321,7 +322,7 @@ class Reader:
         elif isinstance(frame, frames.ValuePart):
             self._parts.add(frame)
         else:
-            event = ev.believed(frame.record)
+            event = factlines.believed(frame.record)
             if isinstance(event, ev.Sent) and event.ref.startswith(f"{LOG}#"):
                 data = self._parts.take(event)
                 if data is not None:

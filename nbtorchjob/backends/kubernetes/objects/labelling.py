@@ -27,8 +27,9 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec.cluster.grammars import DOMAIN, MANAGED_BY
 from nbtorchjob.spec.validation import digits
-from nbtorchjob.state import JobInfo, events
-from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict, sane
+from nbtorchjob.state import JobInfo, events, factlines
+from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict
+from nbtorchjob.state.factlines import sane
 from nbtorchjob.state.info import read, write
 
 MANAGER = "nbtorchjob"
@@ -165,14 +166,14 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 
 def note(fact: Annotated) -> str:
     """Return the text of ``NOTE``."""
-    return json.dumps(events.to_json(fact), ensure_ascii=False)
+    return json.dumps(factlines.to_json(fact), ensure_ascii=False)
 
 
 def noted(obj: Mapping[str, Any]) -> list[Annotated]:
     """Return the note and the tags that a person has put on the job."""
     text = (obj["metadata"].get("annotations") or {}).get(NOTE)
-    with suppress(*events.UNREADABLE):  # whatever somebody else wrote there
-        fact = events.believed(json.loads(text or "null"))
+    with suppress(*factlines.UNREADABLE):  # whatever somebody else wrote there
+        fact = factlines.believed(json.loads(text or "null"))
         return [fact] if isinstance(fact, Annotated) else []
     return []
 

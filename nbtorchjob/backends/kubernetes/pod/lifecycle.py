@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import events as ev
-from nbtorchjob.state import failure
+from nbtorchjob.state import factlines, failure
 from nbtorchjob.state.events import Stage
 
 GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
@@ -336,8 +336,8 @@ class _Pod:
         for line in message.splitlines():
             try:
                 record = json.loads(line)
-                event = ev.from_json(record) if record["event"] in _LAST_WORDS else None
-            except ev.UNREADABLE:  # whatever the container wrote there
+                event = factlines.from_json(record) if record["event"] in _LAST_WORDS else None
+            except factlines.UNREADABLE:  # whatever the container wrote there
                 event = None
             if event is None:
                 rest.append(line)

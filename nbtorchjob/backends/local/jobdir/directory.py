@@ -27,7 +27,7 @@ from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.spec.validation import checked
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import UNREADABLE
+from nbtorchjob.state.factlines import UNREADABLE
 from nbtorchjob.state.info import read, run_at, why, write
 from nbtorchjob.text.hints import hint
 

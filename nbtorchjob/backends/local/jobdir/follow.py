@@ -22,8 +22,8 @@ from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
 from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
-from nbtorchjob.state import events
 from nbtorchjob.state import events as ev
+from nbtorchjob.state import factlines
 from nbtorchjob.state.events import Event
 from nbtorchjob.state.logs import TAIL_BYTES
 
@@ -94,15 +94,15 @@ class EventFile:
     def read(self, *, reports: bool = True) -> list[Event]:
         """Return the new events, with or without what ranks report and display, and nodes use."""
         left_out = () if reports else (REPORTED, USED, DISPLAYED)
-        return [*events.read(line for line in self.lines() if not line.startswith(left_out))]
+        return [*factlines.read(line for line in self.lines() if not line.startswith(left_out))]
 
     def read_lasting(self) -> list[Event]:
         """Return the new events without reports of which a state keeps nothing; not for a lab's turn."""
-        return [*events.read(lasting([*self.lines()]))]
+        return [*factlines.read(lasting([*self.lines()]))]
 
     def read_on(self) -> list[Event]:
         """Return some of the new events: as many as may be read while others wait."""
-        return [*events.read(self.lines(pieces=1))]
+        return [*factlines.read(self.lines(pieces=1))]
 
     def lines(self, pieces: int | None = None) -> Iterator[bytes]:
         """Yield the new lines, or those of so many pieces; half a line waits for its end."""

@@ -39,7 +39,7 @@ from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.runtime.rank.given import GIVEN
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
-from nbtorchjob.state import US, JobInfo, JobState, Phase, apply
+from nbtorchjob.state import US, JobInfo, JobState, Phase, apply, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import AGENT_KILLED
 
@@ -382,7 +382,7 @@ class Supervisor:
                 begins = self._info.created
             else:
                 resumed = ev.Suspended(now, suspended=False)
-                self._job.emit(**ev.to_json(resumed))
+                self._job.emit(**factlines.to_json(resumed))
                 begins = now
             self._deadline = _monotonic(begins + seconds)
         before = self._info.leave_before_s
@@ -419,7 +419,7 @@ class Supervisor:
                     following = None
                 else:
                     verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
-                    self._job.emit(**ev.to_json(verdict))
+                    self._job.emit(**factlines.to_json(verdict))
                     following = apply(self._state, verdict).next
             if following is None:
                 return

@@ -9,7 +9,7 @@ from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.logs.follow import Lines
 from nbtorchjob.runtime.facts.samples import RankUse
 from nbtorchjob.runtime.store import frames
-from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state import JobInfo, JobState, apply, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.record import record
 from tests.backends.kubernetes.stage import until
@@ -58,7 +58,9 @@ def test_a_list_says_how_far_a_job_is_that_is_followed_here(stage):
 def test_what_a_node_uses_does_not_make_a_job_look_alive(tmp_path):
     cache, pod = JobCache(tmp_path / "job"), Pod(0, "ffff")
     assert cache.claim(JobInfo("train"))
-    used = json.dumps(ev.to_json(ev.Used(1.0, 0, 0, 0, 2.0, 1, 2, uses=(RankUse(0, 1.0, 2, 3, 1),) * 300)))
+    used = json.dumps(
+        factlines.to_json(ev.Used(1.0, 0, 0, 0, 2.0, 1, 2, uses=(RankUse(0, 1.0, 2, 3, 1),) * 300))
+    )
     looks = [(b"2026-01-01T00:00:09Z", line) for line in frames.fact(used.encode()).splitlines()]
     cache.add(pod, Lines.of([(b"2026-01-01T00:00:01Z", frames.log(0, 0, 0, b"one").rstrip()), *looks]))
     cache.release()

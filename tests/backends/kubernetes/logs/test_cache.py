@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.logs.cache import Fresh, JobCache, Pod, Read
 from nbtorchjob.backends.kubernetes.logs.follow import Lines
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.store import BY_LOG
-from nbtorchjob.state import JobInfo
+from nbtorchjob.state import JobInfo, factlines
 from nbtorchjob.state import events as ev
 
 
@@ -128,7 +128,7 @@ def sent(rank, data, round_=0):
 
 def announced(rank, size, round_=0):
     told = ev.ValueReady(1.0, rank, round_, "log#ff", size)
-    line = frames.fact(json.dumps(ev.to_json(told)).encode()).rstrip()
+    line = frames.fact(json.dumps(factlines.to_json(told)).encode()).rstrip()
     return [(b"2026-01-01T00:00:02Z", line)], told
 
 
@@ -238,7 +238,7 @@ def test_a_gap_or_a_repetition_begins_a_new_piece():
 
 
 def test_facts_stand_among_what_ranks_wrote_where_they_were_told():
-    notice = frames.fact(json.dumps(ev.to_json(ev.Notice(1.0, "x" * 9000))).encode()).splitlines()
+    notice = frames.fact(json.dumps(factlines.to_json(ev.Notice(1.0, "x" * 9000))).encode()).splitlines()
     found = events(b"Killed", b"0.1.0 a", *notice, b"1.1.0 b", b"0.1.2 c", b"2026-01-01T00:00:09Z 7.1.0 no")
 
     assert [type(event).__name__ for event in found] == [
@@ -254,7 +254,7 @@ def test_what_a_node_prints_is_not_taken_for_a_ranks_log(line):
 
 def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
     def line(second, event):
-        told = frames.fact(json.dumps(ev.to_json(event)).encode()).rstrip()
+        told = frames.fact(json.dumps(factlines.to_json(event)).encode()).rstrip()
         return (b"2026-01-01T00:00:0%dZ" % second, told)
 
     used = ev.Used(1.0, 0, 0, 0, 2.0, 1, 2)
