@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from http import HTTPStatus
 from types import MappingProxyType, TracebackType
@@ -377,3 +378,35 @@ class NoAnswerError(NBTorchJobError):
 
 class NotInstalledError(NBTorchJobError):
     """A package of an extra is missing, or too old."""
+
+
+@contextmanager
+def needs_extra(extra: str, by: str) -> Iterator[None]:
+    """Have imports of what an ``extra`` brings raise ``NotInstalledError`` where it isn't there.
+
+    ``by`` is who needs it, for the message.
+    """
+    try:
+        yield
+    except ImportError as exc:
+        from importlib import metadata  # late: only whoever lacks something waits for it
+
+        from packaging.requirements import Requirement
+
+        lacking: list[str] = []  # what isn't installed, or in another version than the extra asks for
+        for text in metadata.requires(__package__) or ():
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
+                continue
+            asked = f"{requirement.name}{requirement.specifier}"
+            try:
+                version = metadata.version(requirement.name)
+            except metadata.PackageNotFoundError:
+                lacking.append(asked)
+                continue
+            if not requirement.specifier.contains(version, prereleases=True):
+                lacking.append(f"{asked} (here: {version})")
+        lacks = sorted(lacking) or [exc.name or str(exc)]
+        text = f"{by} needs {' and '.join(lacks)}: pip install '{__package__}[{extra}]'"
+        raise NotInstalledError(text) from exc

@@ -21,7 +21,7 @@ from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.resending import Kept, Taken
 from nbtorchjob.backends.talk import MOST, STARTING
-from nbtorchjob.capture import RankNames, cells, origin
+from nbtorchjob.capture import RankNames, cells, identity, origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import compare, here, images
 from nbtorchjob.environment.here import Environment
@@ -38,7 +38,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.job import Job, newest_run
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import archive, identity
+from nbtorchjob.payload import archive
 from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.runtime.rank import given
 from nbtorchjob.spec.jobspec import PLACES, JobSpec

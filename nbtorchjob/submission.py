@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import capture
 from nbtorchjob.backends import backend, naming, turns_of
 from nbtorchjob.backends.base import Backend, Images, known_images
+from nbtorchjob.capture import identity
 from nbtorchjob.errors import JobNotFoundError, LackingError, NameTakenError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
-from nbtorchjob.payload import identity
 from nbtorchjob.spec import grid, profiles
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec

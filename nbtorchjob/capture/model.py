@@ -23,7 +23,7 @@ NO_ITEMS: Mapping[str, str] = MappingProxyType({})
 class Ship(FrozenDataclass):
     """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value.
 
-    ``digest`` is that of data (``digests``); empty of code, and of what is secret by its name.
+    ``digest`` is that of data (``identity``); empty of code, and of what is secret by its name.
     """
 
     name: str

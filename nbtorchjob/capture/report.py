@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
-from nbtorchjob.capture import digests
-from nbtorchjob.capture.digests import Buffer
+from nbtorchjob.capture import identity
+from nbtorchjob.capture.identity import Buffer
 from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
@@ -59,7 +59,7 @@ def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str,
     }
     for top, some in _by_module(files).items():
         size = words.size(sum(len(file.data) for file in some))
-        rows[top] = (f"module, {words.count(len(some), 'file')}, {size}", digests.of_files(some))
+        rows[top] = (f"module, {words.count(len(some), 'file')}, {size}", identity.of_files(some))
     return dict([*rows.items()][:_MOST_NAMES])
 
 
@@ -203,4 +203,4 @@ class _Gauge:
         """Return the value's digest."""
         # Of a pickle that is longer nothing else is looked at, so that it doesn't matter what came with it.
         buffers = self._buffers if self._seen else ()
-        return digests.of_value(b"".join(self._parts), buffers, sources, whole=self._seen)
+        return identity.of_value(b"".join(self._parts), buffers, sources, whole=self._seen)

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from nbtorchjob.capture import digests
+from nbtorchjob.capture import identity
 from nbtorchjob.capture.model import DataFolder, Ship, Shipped, ShippedFile
 from nbtorchjob.capture.modules import stays
 from nbtorchjob.errors import CaptureError
@@ -88,7 +88,7 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
 
 def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
     size, known = sum(file.size for file in files), all(file.sha256 for file in files)
-    combined = digests.of_contents((file.path, file.sha256) for file in files) if known else ""
+    combined = identity.of_contents((file.path, file.sha256) for file in files) if known else ""
     if (root / name).is_dir():
         label = "./" if name == "." else f"{name}/"
         return Ship(label, words.count(len(files), "file"), size, digest=combined)

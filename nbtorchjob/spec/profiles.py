@@ -42,8 +42,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob import errors
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.machine import extras
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import toml
 from nbtorchjob.spec.jobspec import JobSpec
@@ -242,7 +242,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
     path = next((path for path in near(folder) if os.path.isfile(path)), folder / FILE)
     # The file's text with the profile in it
-    with extras.needed("jupyter", "a profile that is saved"):
+    with errors.needs_extra("jupyter", "a profile that is saved"):
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
     try:  # an entry that should be a table but isn't has no such methods

@@ -7,14 +7,12 @@ from functools import cached_property
 
 from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import events as ev
-from nbtorchjob.state import retrying
-from nbtorchjob.state.attempts import Attempt
+from nbtorchjob.state.attempts import Attempt, Next, Spent
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
 from nbtorchjob.state.events import GIVEN_UP, NodeLeaves, RankStops
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
-from nbtorchjob.state.retrying import Next, Spent
 
 _LEFT = "No attempt can follow: run it again; what checkpoint_dir() holds is still there."
 
@@ -185,7 +183,7 @@ class JobState(Known):
     def budgets(self) -> tuple[Spent, ...]:
         """What the budgets have paid for; empty where the spec has none."""
         retry = self.info.retry
-        return () if retry is None else retrying.spent(retry, self.attempts)
+        return () if retry is None else trying.spent(retry, self.attempts)
 
     @cached_property
     def next(self) -> Next | None:
@@ -211,7 +209,7 @@ class JobState(Known):
             return None
         if verdict.reason == ABANDONED or (self.pause is not None and self.pause.suspended):
             return None
-        return retrying.following(retry, trying.attempts(self, self._own_end), verdict.attempt, verdict.time)
+        return trying.following(retry, trying.attempts(self, self._own_end), verdict.attempt, verdict.time)
 
     @cached_property
     def _own_end(self) -> Failure | None:

@@ -23,10 +23,10 @@ from nbtorchjob import capture
 from nbtorchjob.backends import backend, stacks
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.talk import Talk
-from nbtorchjob.capture import RankNames, cells
+from nbtorchjob.capture import RankNames, cells, identity
 from nbtorchjob.errors import AskError, JobEndedError, NBTorchJobError, SpecError, SwapError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.payload import archive, identity
+from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME, merged
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec

@@ -11,7 +11,7 @@ import yaml
 from jsonschema import validate
 
 from nbtorchjob import JobSpec, capture
-from nbtorchjob.capture import digests, packages
+from nbtorchjob.capture import identity, packages
 from nbtorchjob.errors import SpecError
 from tests.environment.built import project, wheel
 from tests.environment.installed import install
@@ -149,7 +149,7 @@ def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
 def test_a_call_that_installs_something_else_is_another_call(folder):
     made = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
 
-    assert len({digests.of(call) for call in made}) == 3
+    assert len({identity.of(call) for call in made}) == 3
 
 
 def needs(call):

@@ -4,7 +4,7 @@ import linecache
 import sys
 
 from nbtorchjob import capture
-from nbtorchjob.capture import digests
+from nbtorchjob.capture import identity
 
 pid, count, lr = sys.argv[1:]
 namespace = sys.modules["__main__"].__dict__
@@ -19,4 +19,4 @@ def run(text, name):
 run("class Model:\n    scale = 2\n", f"/tmp/ipykernel_{pid}/1.py")
 run("def train(lr):\n    return Model.scale * lr\n", f"/tmp/ipykernel_{pid}/2.py")
 call = capture.from_cell("train(lr)", namespace, filename=f"<torchjob cell {count}>")
-print(digests.of(call))
+print(identity.of(call))

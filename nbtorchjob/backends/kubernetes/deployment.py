@@ -23,11 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob import errors
 from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import Api, grant
-from nbtorchjob.machine import extras
 
 NAME = "nbtorchjob-tender"
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
@@ -68,7 +68,7 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
 
     It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
     """
-    with extras.needed("kubernetes", "a tender"):
+    with errors.needs_extra("kubernetes", "a tender"):
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
     shared = server.rights(server.TENDING_CLUSTERWIDE)

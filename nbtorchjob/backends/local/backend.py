@@ -35,6 +35,7 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
 from nbtorchjob.backends.local.launch import environment
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
+from nbtorchjob.capture import identity
 from nbtorchjob.errors import (
     AskError,
     DamagedError,
@@ -47,7 +48,6 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import folders
 from nbtorchjob.machine.folders import record
-from nbtorchjob.payload import identity
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.ask import questions
@@ -129,7 +129,7 @@ class LocalBackend(Backend):
             _pack(new, call, spec, key)
 
         if spec.name is not None:
-            return self._next_run(spec.name, replace(info, call=identity.digest(call, spec)), fill)
+            return self._next_run(spec.name, replace(info, call=identity.of_job(call, spec)), fill)
         return self._begin(info, fill)
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:

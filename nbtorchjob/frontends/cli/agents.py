@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import nbtorchjob
+from nbtorchjob import errors
 from nbtorchjob.commands.table import JSON, Verb
 from nbtorchjob.errors import LineError
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.machine import extras
 from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option
 
@@ -144,7 +144,7 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
 
 def server() -> Server[Any]:
     """Return the server; raises ``NotInstalledError`` where the extra ``mcp`` isn't."""
-    with extras.needed("mcp", "nbtorchjob mcp"):
+    with errors.needs_extra("mcp", "nbtorchjob mcp"):
         from mcp import types
         from mcp.server import Server
 

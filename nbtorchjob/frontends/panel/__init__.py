@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nbtorchjob import errors
 from nbtorchjob.commands import front
-from nbtorchjob.machine import extras
 from nbtorchjob.spec.config import Launch
 from nbtorchjob.spec.jobspec import JobSpec
 
@@ -24,7 +24,7 @@ class ConfigPanel:
     """
 
     def __init__(self, spec: JobSpec | Launch | None = None) -> None:
-        with extras.needed("jupyter", "the panel"):
+        with errors.needs_extra("jupyter", "the panel"):
             from nbtorchjob.frontends.panel.window import Window
 
         self._window = Window(front.default() if spec is None else JobSpec.of(spec))

@@ -1,20 +1,32 @@
 """How Jupyter Server finds the extension."""
 
+import asyncio
 import importlib
 import json
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from jupyter_events import EventLogger
 from jupyter_events.schema_registry import SchemaRegistryException
 from jupyter_server.extension.manager import ExtensionPackage
+from tornado.web import RequestHandler
 
+from nbtorchjob import JobSpec, api
+from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.frontends.server import app
+from nbtorchjob.frontends.server.app import ROUTES
+from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frontends.server.watch import Changes, History
+from nbtorchjob.state import US, JobInfo, JobState, apply
+from nbtorchjob.state import events as ev
+from nbtorchjob.ui.record import record
 from tests.backends.local.acted import Acted
 from tests.frontends.server.conftest import jobs
+from tests.patience import LIMIT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,7 +71,7 @@ class TestSettings:
         assert (found.patience_s, found.at_once) == (3, 2)
 
 
-def record(number):
+def row(number):
     return {"id": f"local:job-{number}"}
 
 
@@ -80,17 +92,17 @@ def test_the_schema_is_the_one_that_pages_wait_for():
 def test_who_has_a_mark_is_told_what_is_new_since_then():
     history = History()
     first = history.since("", [])
-    history.add(Changes([record(1), record(2)]))
-    second = history.since(first.mark, [record(1), record(2)])
-    history.add(Changes([record(3)], ["local:job-1"]))
-    third = history.since(second.mark, [record(2), record(3)])
+    history.add(Changes([row(1), row(2)]))
+    second = history.since(first.mark, [row(1), row(2)])
+    history.add(Changes([row(3)], ["local:job-1"]))
+    third = history.since(second.mark, [row(2), row(3)])
 
     assert ids(second) == (["1", "2"], [], False)
     assert ids(third) == (["3"], ["1"], False)
-    assert ids(history.since(first.mark, [record(2), record(3)])) == (["2", "3"], ["1"], False)
-    assert ids(history.since(third.mark, [record(2), record(3)])) == ([], [], False)
-    history.add(Changes([record(1)]))
-    assert ids(history.since(third.mark, [record(1)])) == (["1"], [], False)
+    assert ids(history.since(first.mark, [row(2), row(3)])) == (["2", "3"], ["1"], False)
+    assert ids(history.since(third.mark, [row(2), row(3)])) == ([], [], False)
+    history.add(Changes([row(1)]))
+    assert ids(history.since(third.mark, [row(1)])) == (["1"], [], False)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +110,10 @@ def test_who_has_a_mark_is_told_what_is_new_since_then():
 )
 def test_a_mark_that_is_not_known_is_told_all(mark):
     history = History()
-    history.add(Changes([record(1)]))
+    history.add(Changes([row(1)]))
     born = history.since("", []).mark.partition(".")[0]
 
-    assert ids(history.since(mark.replace("{born}", born), [record(1)])) == (["1"], [], True)
+    assert ids(history.since(mark.replace("{born}", born), [row(1)])) == (["1"], [], True)
 
 
 def test_what_was_removed_is_remembered_to_a_bound():
@@ -111,7 +123,7 @@ def test_what_was_removed_is_remembered_to_a_bound():
         history.add(Changes([], [f"local:job-{number}"]))
     later = history.since(history.since("", []).mark, [])
 
-    assert ids(history.since(first, [record(1)])) == (["1"], [], True)
+    assert ids(history.since(first, [row(1)])) == (["1"], [], True)
     assert ids(later) == ([], [], False)
 
 
@@ -134,3 +146,120 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
     assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
     assert [each["name"] for each in new["jobs"]] == [job.name]
     assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])
+
+
+METHODS = ("get", "post", "put", "patch", "delete")
+
+# Of each operation so many requests beside the examples and the corner cases, which are most.
+EACH = 3
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_headers_conformance", "response_schema_conformance"),
+)
+
+
+async def document(server):
+    """Return what the server says of itself."""
+    answer = await server.get("nbtorchjob/api/openapi.json")
+    assert answer.code == 200
+    return json.loads(answer.body)
+
+
+async def test_it_is_an_openapi_document(server):
+    # Here, where one worker of several imports it: it takes more than a second.
+    from schemathesis.specs.openapi.definitions import OPENAPI_31
+
+    found = await document(server)
+
+    Draft202012Validator(OPENAPI_31).validate(found)
+    for shape in found["components"]["schemas"].values():
+        Draft202012Validator.check_schema(shape)
+
+
+async def test_it_tells_every_route_and_where_they_are(server):
+    found = await document(server)
+
+    assert list(found["paths"]) == [f"/{route.path}" for route in ROUTES]
+    assert found["servers"] == [{"url": f"{server.base}nbtorchjob/api"}]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_it_tells_each_method_that_is_answered(route):
+    # What tornado leaves unanswered is one function, whatever the method.
+    own = [name for name in METHODS if getattr(route.handler, name) is not RequestHandler.get]
+
+    assert [name.upper() for name in own] == list(route.answers)
+
+
+def test_it_tells_each_verb():
+    assert SHAPES["Change"]["enum"] == [*CHANGES]
+    assert PARAMETERS["verb"]["schema"] == ref("Change")
+
+
+def state(*events, **info):
+    told = JobInfo(**{"name": "train-2222", "created": 100.0, **info})
+    return reduce(apply, events, JobState(told))
+
+
+BEGUN = (ev.NodeStarted(101.0, 0, "here", 7), ev.WorkersStarted(102.0, 0, 0, 0, (0,), 1))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        state(),
+        state(spec={"retry": {"retries": 3}}, retry_owner=US),
+        state(ev.Waiting(101.0, "no room in the queue")),
+        state(*BEGUN, ev.Reported(103.0, 0, 0, 0, {"step": 3, "steps": 10})),
+        state(*BEGUN, ev.Reported(103.0, 0, 0, 0, {"epoch": 0.5})),
+        state(*BEGUN, ev.Lost(150.0, "its supervisor was killed")),
+    ],
+    ids=["new", "with budgets", "waiting", "reporting", "reporting no total", "lost"],
+)
+async def test_its_shape_of_a_job_is_that_of_a_record(server, state):
+    components = (await document(server))["components"]
+    job = Draft202012Validator({"components": components, **ref("Job")})
+
+    job.validate(json.loads(json.dumps(record(state, 160.0))))
+    assert not job.is_valid({})
+
+
+# Of a cluster that isn't there 502 is what is to be said; methods that no route has are tested elsewhere.
+CONFIG = """
+[checks]
+not_a_server_error.expected-statuses = ["2xx", "4xx", 502]
+[phases.coverage]
+unexpected-methods = []
+"""
+
+
+@pytest.fixture
+def job(state_dir, monkeypatch, folder):
+    """Yield an ended job with the name in the document's examples, where there is no cluster."""
+    monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
+    (folder / "schemathesis.toml").write_text(CONFIG)
+    job = api.submit(print, "line", spec=JobSpec(name="train-2222"))
+    job.result(LIMIT)
+    yield job
+    for state in api.jobs():  # retries of it, too
+        if state.info.name.startswith(job.name):
+            api.attach(state.info.name).delete()
+
+
+@pytest.mark.torch
+async def test_the_server_answers_as_its_document_says(server, http_server_port, job, folder):
+    where = f"http://127.0.0.1:{http_server_port[-1]}{server.base}nbtorchjob/api/openapi.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "run", where, "--no-color", "--warnings=off"),
+        *(f"--header={name}:{value}" for name, value in server.headers.items()),
+        *("--generation-deterministic", "--generation-with-security-parameters=false"),
+        *("--phases=examples,coverage,fuzzing", f"--max-examples={EACH}", f"--checks={','.join(CHECKS)}"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    told, _ = await process.communicate()
+
+    assert process.returncode == 0, told.decode()
+    # All but the document itself.
+    assert f"Tested: {sum(len(route.answers) for route in ROUTES) - 1}" in told.decode()

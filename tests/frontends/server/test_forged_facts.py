@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from nbtorchjob.frontends.server.routes.table import ROUTES
+from nbtorchjob.frontends.server.app import ROUTES
 from tests.forging import forged, forged_jobs
 from tests.frontends.server.conftest import error, jobs
 from tests.frontends.server.test_security import path

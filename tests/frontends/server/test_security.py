@@ -7,7 +7,7 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 
 from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.frontends.server.routes.table import ROUTES
+from nbtorchjob.frontends.server.app import ROUTES
 from nbtorchjob.state import JobInfo
 from tests.frontends.server.conftest import Server, error
 

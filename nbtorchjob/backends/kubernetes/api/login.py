@@ -29,8 +29,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
+from nbtorchjob import errors
 from nbtorchjob.errors import ClusterError
-from nbtorchjob.machine import extras
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Account:
         _request_timeout: aiohttp.ClientTimeout,
     ) -> SimpleNamespace:
         """Send a request; the answer's head has come."""
-        with extras.needed("kubernetes", "a cluster"):
+        with errors.needs_extra("kubernetes", "a cluster"):
             import aiohttp
 
         if self._session is None:
@@ -299,7 +299,7 @@ async def log_in(context: str | None) -> Login:
     files = paths()
     if not files and not context:
         return _account()
-    with extras.needed("kubernetes", "a cluster"):
+    with errors.needs_extra("kubernetes", "a cluster"):
         from kubernetes.aio import client, config
 
     if not files:

@@ -22,6 +22,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, POLICIES, SEC
 from nbtorchjob.backends.kubernetes.payload import shared
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import submitter
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import (
     ClusterError,
     DamagedError,
@@ -31,7 +32,6 @@ from nbtorchjob.errors import (
     SpecError,
     SubmitError,
 )
-from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import Verdict
 

@@ -30,6 +30,7 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import LEASES, Target
 from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import (
     AlreadyExistsError,
     ApiError,
@@ -39,7 +40,6 @@ from nbtorchjob.errors import (
     NotFoundError,
 )
 from nbtorchjob.machine import loop
-from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.cluster.grammars import MANAGED_BY
 from nbtorchjob.spec.jobspec import JobSpec
 

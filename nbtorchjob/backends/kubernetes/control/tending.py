@@ -31,8 +31,8 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Api
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
-from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobState, apply, runs
 from nbtorchjob.state.factlines import UNREADABLE
 

@@ -25,9 +25,9 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target, seconds
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.backends.progress import REPORTED, USED, Telling
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError
 from nbtorchjob.machine.folders import plain
-from nbtorchjob.payload.identity import user
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.events import (
     LOOKED,

@@ -17,9 +17,9 @@ from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Target
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.payload.identity import user
 from nbtorchjob.state import US, JobInfo, JobState, apply, conclusive
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import ABANDONED

@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import stores
+from nbtorchjob.capture import identity
 from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.payload import archive, identity
+from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts.injected import RUN_FILE
 from nbtorchjob.runtime.start import boot
 from nbtorchjob.spec.jobspec import JobSpec
@@ -297,7 +298,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     if size > LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     # Not its buffer: a BytesIO freed before its exported buffer complains on stderr (Python 3.13).
-    return Packed(memoryview(file.getvalue()), key, identity.digest(call, spec))
+    return Packed(memoryview(file.getvalue()), key, identity.of_job(call, spec))
 
 
 def _too_big(call: Call, size: int) -> SubmitError:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from nbtorchjob import errors
 from nbtorchjob.errors import NBTorchJobError, SubmitError
-from nbtorchjob.machine import extras
 from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.runtime.api.checkpoints import BESIDE, is_partial
 from nbtorchjob.runtime.store import store
@@ -226,5 +226,5 @@ _EXTRAS = {scheme: extra for extra, schemes in _DRIVERS.items() for scheme in sc
 
 
 def _fsspec() -> Any:
-    with extras.needed("kubernetes", "a store"):
+    with errors.needs_extra("kubernetes", "a store"):
         return importlib.import_module("fsspec")

@@ -34,6 +34,7 @@ from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -44,12 +45,11 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.payload.identity import user
 from nbtorchjob.runtime.rank.given import signed
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
+from nbtorchjob.state.attempts import first_on_demand
 from nbtorchjob.state.events import AWAITED
-from nbtorchjob.state.retrying import first_on_demand
 from nbtorchjob.text.hints import hint
 
 

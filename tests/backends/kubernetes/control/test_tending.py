@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
-from nbtorchjob.payload.identity import user
+from nbtorchjob.capture.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, JobInfo, Phase

@@ -11,8 +11,8 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import POLICIES, SECRETS, Right
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.backends.talk import STARTING
+from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, ResultError, SubmitError
-from nbtorchjob.payload.identity import user
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, Phase

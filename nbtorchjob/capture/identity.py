@@ -2,23 +2,29 @@
 
 The same cell over the same values has the same fingerprint, and the same value the same digest, in another
 kernel, too. Of a big value samples are looked at, so that this takes no longer than pickling it does; its
-digest then begins with ``SAMPLED``.
+digest then begins with ``SAMPLED``. A call that is submitted again is the same job (``of_job``) if its
+settings are the same as well, and its user.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from getpass import getuser
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbtorchjob.runtime.objects import rebuilt
+from nbtorchjob.runtime.rank import settings
+from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.state import Origin
 from nbtorchjob.state.info import SAMPLED
 
 if TYPE_CHECKING:
     from nbtorchjob.capture.model import Call
     from nbtorchjob.capture.modules import LocalFile
-
 
 # A pickle's frames are as long as the file names in it, which hold the kernel's process id.
 _FRAME = re.compile(rb"\x95.{8}", re.DOTALL)
@@ -111,3 +117,34 @@ def of_contents(files: Iterable[tuple[str, str]]) -> str:
     for path, digest in files:
         whole.update(path.encode() + b"\0" + bytes.fromhex(digest))
     return whole.hexdigest()[:_DIGITS]
+
+
+def of_job(call: Call, spec: JobSpec) -> str:
+    """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
+    how = {**spec.to_json(), "name": None, "settings": settings.changed() if spec.carry_settings else {}}
+    return hashlib.sha256(f"{of(call)} {how} {user()}".encode()).hexdigest()[:40]
+
+
+def whose(call: Call, written: Origin) -> str:
+    """Say whose a call is, to others who wait for it on a lab."""
+    notebook = written.notebook.rpartition("/")[2]
+    cell = written.labels.get(call.filename, "") if call.text else ""
+    return ", ".join(filter(None, (user(), notebook, cell)))
+
+
+def user() -> str:
+    """Return who submits: on a hub all notebooks run as one account, so the hub's user name counts."""
+    with suppress(OSError, KeyError):  # an account without a name
+        return os.environ.get("JUPYTERHUB_USER") or getuser()
+    return ""
+
+
+def cautions(spec: JobSpec) -> Iterator[str]:
+    """Name settings and modes that change numbers, and aren't carried along under ``spec``."""
+    changed = settings.words(settings.changed())
+    if changed and not spec.carry_settings:
+        them = "it" if len(changed) == 1 else "them"
+        yield f"ranks don't get {', '.join(changed)}: --carry-settings takes {them} along"
+    if entered := settings.modes():
+        them = "it" if len(entered) == 1 else "them"
+        yield f"ranks don't get {', '.join(entered)}, entered here: enter {them} in the cell"
