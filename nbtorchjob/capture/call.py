@@ -26,7 +26,7 @@ from nbtorchjob.capture.model import NO_ITEMS, Call, Part
 from nbtorchjob.capture.modules import Imports
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.machine.folders import working
-from nbtorchjob.runtime.objects import importable, pickler
+from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.runtime.objects.sources import ANCHOR
 from nbtorchjob.runtime.rank import carried
 
@@ -201,7 +201,7 @@ def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
         code = compile(text.strip(), "<%torchjob run>", "eval", 0, True)
     except (SyntaxError, ValueError):  # which is refused as it is captured
         return []
-    named = [name for name in pickler.names_read(code) if name in namespace]
+    named = [name for name in codenames.names_read(code) if name in namespace]
     return _reached(
         [name for read in named for name in lookup.looked_up(namespace[read], namespace)], namespace
     )

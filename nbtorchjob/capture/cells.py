@@ -22,7 +22,7 @@ from nbtorchjob.capture import flow
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
-from nbtorchjob.runtime.objects import pickler
+from nbtorchjob.runtime.objects import codenames
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 # What the compiler reads and sets by itself.
@@ -111,7 +111,7 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         frozenset((*modules_named(code), *(name for node in imports for name in imported(node)))),
         any(alias.name == "*" for node in imports for alias in node.names),
         any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
-        frozenset((*pickler.names_in_texts(code), *_annotated(tree, code))),
+        frozenset((*codenames.names_in_texts(code), *_annotated(tree, code))),
         function,
         function is not None or isinstance(tree.body[-1], ast.Expr),
     )
@@ -168,14 +168,14 @@ def modules_named(code: CodeType) -> set[str]:
     """Return the modules that code imports, also by a text, as ``import_module`` does."""
     if code in _modules_named:
         return _modules_named[code]
-    listing = list(pickler.instructions(code))
+    listing = list(codenames.instructions(code))
     names = {
         instruction.argval
         for instruction in listing
         if instruction.opname == "IMPORT_NAME" and instruction.argval
     }
     if BY_TEXT.intersection(str(instruction.argval) for instruction in listing):
-        names.update(filter(None, map(module_in, pickler.texts(code))))
+        names.update(filter(None, map(module_in, codenames.texts(code))))
     _modules_named[code] = names
     return names
 
@@ -301,7 +301,7 @@ def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
     ]
     if code.co_flags & __future__.annotations.compiler_flag:
         texts += [ast.unparse(part) for part in parts if isinstance(part, ast.expr)]
-    return set().union(*(pickler.names_in(text) for text in texts if isinstance(text, str)))
+    return set().union(*(codenames.names_in(text) for text in texts if isinstance(text, str)))
 
 
 def entry(tree: ast.Module) -> Function | None:

@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture.model import Call
-from nbtorchjob.runtime.objects import importable, pickler, rebuilt
+from nbtorchjob.runtime.objects import codenames, importable, rebuilt
 from nbtorchjob.text import words
 
 _OPENS = frozenset(
@@ -184,8 +184,8 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
             code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
         except (OSError, ValueError, SyntaxError):
             continue
-        if any(instruction.argval == "__file__" for instruction in pickler.instructions(code)):
-            for text in beside(Path(file).parent, pickler.texts(code)):
+        if any(instruction.argval == "__file__" for instruction in codenames.instructions(code)):
+            for text in beside(Path(file).parent, codenames.texts(code)):
                 if text != name:
                     notes.append(
                         f"{name} names {text} beside it, which isn't taken along: make them a package"

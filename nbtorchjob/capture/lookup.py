@@ -16,7 +16,7 @@ from nbtorchjob.capture.cells import Cell, Read, module_in, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
-from nbtorchjob.runtime.objects import pickler
+from nbtorchjob.runtime.objects import codenames
 
 _LISTS = {"globals", "locals", "vars", "dir"}
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")
@@ -151,7 +151,7 @@ def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
             yield from looked_up(base, namespace)
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value.__globals__ is namespace:
-        yield from pickler.names_read(value.__code__)
+        yield from codenames.names_read(value.__code__)
 
 
 def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
@@ -195,7 +195,7 @@ def computed(code: CodeType, whose: str) -> Iterator[str]:
         subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
         if this.argval == "globals" and (subscript or (method and _variable(then))):
             yield f"{whose} looks in globals() for a name that it computes: {_NAMED}"
-        named = any(map(module_in, pickler.texts(code)))
+        named = any(map(module_in, codenames.texts(code)))
         if this.argval in ("import_module", "__import__") and _variable(key) and not named:
             yield f"{whose} imports a module by a name that it computes: {_NAMED_MODULES}"
     if "entry_points" in code.co_names or "iter_entry_points" in code.co_names:
@@ -222,9 +222,9 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
             code = function.__code__
             stores = any(
                 (instruction.opname, instruction.argval) == ("STORE_GLOBAL", name)
-                for instruction in pickler.instructions(code)
+                for instruction in codenames.instructions(code)
             )
-            if stores or name in pickler.names_in_texts(code):
+            if stores or name in codenames.names_in_texts(code):
                 return f"{function.__name__}()"
     return ""
 

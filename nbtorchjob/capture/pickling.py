@@ -42,8 +42,9 @@ from nbtorchjob.capture import cells
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.objects import importable, pickler, rebuilt
-from nbtorchjob.runtime.objects.pickler import by_name, names_read
+from nbtorchjob.runtime.objects import codenames, importable, pickler, rebuilt
+from nbtorchjob.runtime.objects.codenames import names_read
+from nbtorchjob.runtime.objects.pickler import by_name
 from nbtorchjob.runtime.objects.sources import ANCHOR, Codes
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -256,7 +257,7 @@ class Pickler(pickler.Pickler):
             for annotation in own.get("__annotations__", {}).values()
             if isinstance(annotation, str)
         ]
-        values = {name: namespace.get(name) for text in texts for name in pickler.names_in(text)}
+        values = {name: namespace.get(name) for text in texts for name in codenames.names_in(text)}
         return {
             name: value
             for name, value in values.items()

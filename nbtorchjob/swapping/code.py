@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.capture import cells
 from nbtorchjob.errors import SwapError
 from nbtorchjob.runtime.facts.described import is_secret
-from nbtorchjob.runtime.objects import pickler
+from nbtorchjob.runtime.objects import codenames
 from nbtorchjob.runtime.rank.optimizers import VALUES
 from nbtorchjob.runtime.rank.swapping import set_by
 from nbtorchjob.state import JobState, turns
@@ -78,7 +78,7 @@ class JobCode:
         """The names that it sets or captured."""
         names = {*self._captured}
         for _, _, tree, code in self._parsed:
-            names |= {i.argval for i in pickler.instructions(code) if i.opname == "STORE_GLOBAL"}
+            names |= {i.argval for i in codenames.instructions(code) if i.opname == "STORE_GLOBAL"}
             for statement in tree.body:
                 names |= set_by(statement)
                 names |= {name for loop in _loops(statement) for name in _stored(loop)}
@@ -104,7 +104,7 @@ class JobCode:
         """The names whose values it changes itself as it goes."""
         changes = set()
         for _, _, tree, code in self._parsed:
-            changes |= {i.argval for i in pickler.instructions(code) if i.opname == "STORE_GLOBAL"}
+            changes |= {i.argval for i in codenames.instructions(code) if i.opname == "STORE_GLOBAL"}
             for statement in tree.body:
                 changes |= {name for loop in _loops(statement) for name in _stored(loop)}
                 if isinstance(statement, ast.AugAssign):
@@ -205,7 +205,7 @@ class JobCode:
 
     @cached_property
     def _looked_up(self) -> frozenset[str]:
-        return frozenset().union(*(pickler.names_read(code) for *_, code in self._parsed))
+        return frozenset().union(*(codenames.names_read(code) for *_, code in self._parsed))
 
     def _refuse_local(self, name: str, new: JobCode, job: str) -> None:
         """Refuse what the job's code has for a local variable alone: a swap wouldn't reach it."""
@@ -328,7 +328,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 def _rereads(tree: ast.Module, code: CodeType) -> set[str]:
     functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
-    names = set().union(*map(pickler.names_read, functions))
+    names = set().union(*map(codenames.names_read, functions))
     for statement in tree.body:
         for loop in _loops(statement):
             again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]

@@ -9,13 +9,11 @@ and the like, cloudpickle's reductions are used, by public names alone.
 from __future__ import annotations
 
 import abc
-import ast
 import builtins
 import collections
 import copyreg
 import dataclasses
 import datetime
-import dis
 import enum
 import functools
 import gc
@@ -27,18 +25,15 @@ import sys
 import types
 import typing
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import cloudpickle
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.objects import generated, importable, memory, rebuilt, sources
+from nbtorchjob.runtime.objects import codenames, generated, importable, memory, rebuilt, sources
 from nbtorchjob.runtime.objects.importable import made_by_hand
 
-_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
-_COMPUTES = frozenset(("eval", "exec", "globals", "locals", "vars", "dir", "__main__"))
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
-_read_by: Any = weakref.WeakKeyDictionary()
 
 
 def dumps(
@@ -193,7 +188,7 @@ class Pickler(pickle.Pickler):
     def reads(self, function: Any) -> Dict[str, Any]:
         """Return what ``function``, and those defined in it, find in their globals."""
         names = function.__globals__
-        return {name: names[name] for name in names_read(function.__code__) if name in names}
+        return {name: names[name] for name in codenames.names_read(function.__code__) if name in names}
 
     def _state(self, function: Any) -> Tuple[Any, ...]:
         # New texts: one that Python has interned is the same object elsewhere too, and the pickle another.
@@ -205,7 +200,13 @@ class Pickler(pickle.Pickler):
         reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
         cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
         values = [*reads.values(), *(content for _, content in cells)]
-        return attributes, own, reads, cells, importable.submodules(values, _names(function.__code__))
+        return (
+            attributes,
+            own,
+            reads,
+            cells,
+            importable.submodules(values, codenames.all_names(function.__code__)),
+        )
 
     def reduce_cell(self, cell: Any) -> Any:
         """Reduce a closure's variable: its value comes with a function, or else behind it."""
@@ -400,76 +401,6 @@ def annotations_of(obj: Any) -> Dict[str, Any]:
 
         own = annotationlib.get_annotations(obj, format=annotationlib.Format.STRING)
     return own
-
-
-def names_read(code: types.CodeType) -> Dict[str, None]:
-    """Return the names that a function's code, and what is defined in it, look up as globals."""
-    names: Dict[str, None] = _read_by.get(code)
-    if names is None:
-        names = {
-            instruction.argval: None for instruction in instructions(code) if instruction.opname in _READS
-        }
-        names.update(names_in_texts(code))
-        _read_by[code] = names
-    return names
-
-
-def names_in_texts(code: types.CodeType) -> Dict[str, None]:
-    """Return the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
-    names: Dict[str, None] = {}
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    if _COMPUTES.intersection(code.co_names):
-        for text in _texts_among(code.co_consts):
-            names.update(dict.fromkeys(names_in(text)))
-    if "__main__" in code.co_names:
-        names.update(dict.fromkeys(code.co_names))
-    for constant in inner:
-        names.update(names_in_texts(constant))
-    return names
-
-
-def names_in(text: str) -> List[str]:
-    """Return the names that ``text`` reads where it is evaluated; none where it isn't Python."""
-    try:
-        tree = ast.parse(text.strip())
-    except (SyntaxError, ValueError):
-        return []
-    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-
-
-def texts(code: types.CodeType) -> Iterator[str]:
-    """Yield the texts among the constants of ``code`` and of the code in it."""
-    yield from _texts_among(code.co_consts)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from texts(constant)
-
-
-def _texts_among(constants: Iterable[Any]) -> Iterator[str]:
-    for constant in constants:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, (tuple, frozenset)):  # what a loop goes over, or the keys of a dict
-            yield from _texts_among(constant)
-
-
-def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of ``code`` and of the code in it."""
-    yield from dis.get_instructions(code)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from instructions(inner)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    if "getattr" in code.co_names:
-        yield from (
-            text for constant in code.co_consts if isinstance(constant, str) for text in constant.split(".")
-        )
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
 
 
 def _leave(obj: Any) -> Any:
