@@ -59,7 +59,8 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
         mine = list(_take(path, name, selection, ()))
         if not mine:
-            raise CaptureError(f"--ship {name}: there is no file in it to ship{_but(selection.left)}")
+            but = f", only what is left out of folders: {_some(selection.left)}" if selection.left else ""
+            raise CaptureError(f"--ship {name}: there is no file in it to ship{but}")
         asked[name] = [path for path in mine if path not in before]
     sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
     if limit is None:
@@ -102,10 +103,6 @@ def _near(name: str, root: Path) -> str:
         near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.7)
         return f"; did you mean {' or '.join(near)}?" if near else ""
     return ""
-
-
-def _but(left: Sequence[str]) -> str:
-    return f", only what is left out of folders: {_some(left)}" if left else ""
 
 
 def _some(names: Sequence[str]) -> str:

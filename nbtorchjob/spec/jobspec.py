@@ -7,7 +7,7 @@ import posixpath
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
@@ -170,7 +170,10 @@ class JobSpec:
         object.__setattr__(self, "env", Frozen({name: env[name] for name in env if name not in secrets}))
         object.__setattr__(self, "hidden", Frozen({**_env(self.hidden), **secrets}))
         named = dict.fromkeys((*sequence("secret_env", self.secret_env), *secrets))
-        _check_variables("secret_env", (name for name in named if name not in self.hidden))
+        for name in named:
+            if name not in self.hidden and not name.isidentifier():
+                allowed = "a variable's name without a value, which this process provides"
+                raise SpecError("secret_env", name, allowed)
         object.__setattr__(self, "secret_env", tuple(name for name in named if name not in self.env))
         object.__setattr__(self, "ship", _ship(self.ship))
         object.__setattr__(self, "data", places(self.data))
@@ -352,13 +355,6 @@ def job_name(value: object) -> str:
         stem = name.lstrip("-0123456789")[:_FITTED].strip("-") or "job"
         return f"{stem}-{sha256(text.encode(errors='replace')).hexdigest()[:_DIGITS]}"
     raise SpecError("name", value, "a letter first, then letters, digits and '-'")
-
-
-def _check_variables(field: str, names: Iterable[str]) -> None:
-    """Raise ``SpecError`` for what is no name of a variable that this process can have."""
-    for name in names:
-        if not name.isidentifier():
-            raise SpecError(field, name, "a variable's name without a value, which this process provides")
 
 
 def _env(value: object) -> Frozen[str]:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from itertools import chain
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -97,7 +98,14 @@ class JobCode:
     @cached_property
     def rereads(self) -> frozenset[str]:
         """The names that it looks up whenever a function is called or a loop goes round."""
-        return frozenset().union(*(_rereads(tree, code) for _, _, tree, code in self._parsed))
+        names: set[str] = set()
+        for _, _, tree, code in self._parsed:
+            functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
+            names.update(*map(codenames.names_read, functions))
+            for loop in chain.from_iterable(map(_loops, tree.body)):
+                again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
+                names.update(*map(_loaded, again))
+        return frozenset(names)
 
     @cached_property
     def _changes(self) -> frozenset[str]:
@@ -324,16 +332,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
-
-
-def _rereads(tree: ast.Module, code: CodeType) -> set[str]:
-    functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
-    names = set().union(*map(codenames.names_read, functions))
-    for statement in tree.body:
-        for loop in _loops(statement):
-            again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
-            names |= {name for node in again for name in _loaded(node)}
-    return names
 
 
 def _loops(statement: ast.stmt) -> Iterator[ast.For | ast.AsyncFor | ast.While]:

@@ -74,13 +74,12 @@ def titled(title: str, lines: Sequence[str]) -> str:
 
 def grid(rows: Sequence[Sequence[str]], most: int) -> str:
     """Return a table of texts whose first row is its head, each cut to ``most`` characters."""
-    body = "".join(_row("td" if number else "th", row, most) for number, row in enumerate(rows))
+    body = ""
+    for number, row in enumerate(rows):
+        cell = "td" if number else "th"
+        body += tag("tr", "".join(tag(cell, escape(line(text, most)), _CELL) for text in row))
     # Set once for all cells: a card may have a hundred of them.
     return f'<table cellpadding="4" style="border-collapse:collapse;{PLAIN}">{body}</table>'
-
-
-def _row(cell: str, texts: Sequence[str], most: int) -> str:
-    return tag("tr", "".join(tag(cell, escape(line(text, most)), _CELL) for text in texts))
 
 
 def pre(lines: Sequence[str], box: str) -> str:

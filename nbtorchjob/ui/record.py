@@ -144,19 +144,15 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
 
 def below(record: Record, roots: Sequence[str]) -> Record:
     """Return a record whose notebook is a path below one of the roots; empty where none contains it."""
-    return {**record, "notebook": _below(roots, record["notebook"])}
+    path = os.path.normpath(record["notebook"])
+    starts = (os.path.join(root, "") for root in roots)
+    relative = next((path.removeprefix(start) for start in starts if path.startswith(start)), "")
+    return {**record, "notebook": relative}
 
 
 def as_of(record: Record, now: float) -> Record:
     """Return an earlier record with what only the clock has changed since."""
     return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
-
-
-def _below(roots: Sequence[str], path: str) -> str:
-    """Return a path as the contents API has it."""
-    normal = os.path.normpath(path)
-    starts = (os.path.join(root, "") for root in roots)
-    return next((normal.removeprefix(start) for start in starts if normal.startswith(start)), "")
 
 
 def _attempt(attempt: Attempt) -> Record:

@@ -351,16 +351,13 @@ class Listed:
             state = apply(state, Lost(self.changed, gone))
         if state.ended is None:
             waits = None if state.nodes else waiting(self.folder)
-            return self._heard(state) if waits is None else apply(state, waits)
+            if waits is not None:
+                return apply(state, waits)
+            ranks = ((node.index, node.round, rank) for node in state.members for rank in node.ranks)
+            wrote = max(map(_written, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
+            return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
         return _compact(replace(state, series=_last(state), variables={}, uses=NumberedMapping()))
-
-    def _heard(self, state: JobState) -> JobState:
-        """Return the state that knows when its ranks wrote last."""
-        ranks = ((node.index, node.round, rank) for node in state.members for rank in node.ranks)
-        logs = self.folder.rank_logs(islice(ranks, _MOST_LOGS))
-        wrote = max(map(_written, logs), default=0.0)
-        return apply(state, Wrote(wrote)) if wrote else state
 
 
 class _Begun:

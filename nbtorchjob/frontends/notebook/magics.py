@@ -89,14 +89,15 @@ class TorchJobMagics:
                 view.say(table.help_of(verb))
                 return None
             # Buttons work only in a notebook; looking at a job's settings mustn't make them the session's.
-            if verb.name == "config" and not words and self._has_widgets:
+            if (
+                verb.name == "config"
+                and not words
+                and hasattr(self.shell, "kernel")
+                and find_spec("ipywidgets")
+            ):
                 display(ConfigPanel())
                 return None
             return verb.do(verb.parse(words), self)
-
-    @property
-    def _has_widgets(self) -> bool:
-        return hasattr(self.shell, "kernel") and find_spec("ipywidgets") is not None
 
     @property
     def _count(self) -> int:

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import tempfile
-from typing import Iterator, Optional
+from typing import Optional
 
 from nbtorchjob.runtime.ask.questions import SOCKET, at_socket
 from nbtorchjob.runtime.facts.injected import FOLDER
@@ -43,7 +43,7 @@ def main(seconds: int) -> None:
     """Pass on what is said, until either end is closed, or nothing is asked for so long; end this process."""
     # Whoever asks may be gone without a word: a connection that was cut is no end of its streams.
     signal.alarm(seconds)
-    node = next(_nodes(), None)
+    node = _node()
     if node is None:
         sys.exit(NO_NODE)
     # Pass bytes on in both directions, of which neither waits for the other.
@@ -87,21 +87,17 @@ def _written(fd: int, data: bytearray) -> int:
         return 0
 
 
-def _nodes() -> Iterator[socket.socket]:
-    """Yield connections to nodes of this container."""
+def _node() -> Optional[socket.socket]:
+    """Return a connection to a node of this container."""
     place = os.environ.get(FOLDER) or tempfile.gettempdir()
     for path in glob.glob(os.path.join(place, "nbtorchjob-*", SOCKET)):
-        node = _connected(os.path.dirname(path))
-        if node is not None:
-            yield node
-
-
-def _connected(folder: str) -> Optional[socket.socket]:
-    node = socket.socket(socket.AF_UNIX)
-    try:
-        at_socket(folder, node.connect)
-        credentials = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:  # of a node that has ended
-        return None
-    # A folder may be shared with other pods; their processes have no number here.
-    return node if _CREDENTIALS.unpack(credentials)[0] else None
+        node = socket.socket(socket.AF_UNIX)
+        try:
+            at_socket(os.path.dirname(path), node.connect)
+            credentials = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:  # of a node that has ended
+            continue
+        # A folder may be shared with other pods; their processes have no number here.
+        if _CREDENTIALS.unpack(credentials)[0]:
+            return node
+    return None

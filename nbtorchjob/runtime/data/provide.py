@@ -166,7 +166,7 @@ class _Fetch:
     @contextmanager
     def _alone(self, own: str) -> Iterator[IO[str]]:
         try:
-            with cache.alone(own, self._tell_waiting) as lock:
+            with cache.alone(own, lambda: self._tell(0, None, waits=True)) as lock:
                 yield lock
         except OSError as exc:
             if exc.errno in cache.NO_LOCKS:
@@ -174,9 +174,6 @@ class _Fetch:
                     "the file system of %s has no locks: choose another --data-cache" % self._cache
                 ) from None
             raise
-
-    def _tell_waiting(self) -> None:
-        self._tell(0, None, waits=True)
 
     @contextmanager
     def _telling(self, size: Optional[int], partial: str) -> Iterator[None]:

@@ -57,6 +57,7 @@ _ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
 _mro = type.__dict__["__mro__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
 _module = type.__dict__["__module__"].__get__
+_function_name = types.FunctionType.__dict__["__qualname__"].__get__
 
 
 def described(value: Any, name: str = "") -> str:
@@ -179,21 +180,13 @@ def _container(type_: type, base: type, many: int, items: Iterator[str]) -> str:
     return "%s of %s: %s%s%s" % (type_name(type_), format(many, ","), opening, ", ".join(shown), closing)
 
 
-def _function(value: Any, type_: type, depth: int) -> str:
-    return "function %s" % types.FunctionType.__dict__["__qualname__"].__get__(value)
-
-
-def _class(value: Any, type_: type, depth: int) -> str:
-    return "class %s" % type_name(value)
-
-
 _BUILT_IN: Tuple[Tuple[type, Callable[[Any, type, int], str]], ...] = (
     *((kind, _number) for kind in (int, float, complex)),
     *((kind, _text) for kind in (str, bytes, bytearray)),
     *((kind, _sequence) for kind in (list, tuple, set, frozenset)),
     (dict, _mapping),
-    (types.FunctionType, _function),
-    (type, _class),
+    (types.FunctionType, lambda value, type_, depth: "function %s" % _function_name(value)),
+    (type, lambda value, type_, depth: "class %s" % type_name(value)),
 )
 
 

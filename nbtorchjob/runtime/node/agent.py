@@ -190,7 +190,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at = None
         self._torn = self._gone = self.saved.held = False
         self._enter_round(worker_group)
-        folder = self._folder_of(self._round)
+        folder = os.path.join(self._folder, "round-%d" % self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
         path, _, key, *_, act = spec.args
@@ -225,9 +225,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """Have it look at once what there is to do; from any thread."""
         with suppress(BlockingIOError):  # it is about to
             os.write(self._wake, b"\0")
-
-    def _folder_of(self, round_: int) -> str:
-        return os.path.join(self._folder, "round-%d" % round_)
 
     def _on_sigterm(self, number: int, _frame: object) -> None:
         departure = self._departure

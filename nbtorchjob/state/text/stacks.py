@@ -251,16 +251,19 @@ class Profile(FrozenDataclass):
             *self._table([(place, seconds, "") for place, seconds in spent.lines[:_MOST_LINES]]),
             "",
             "torch's operations, without what each calls:" if spent.operations else "no operation of torch's",
-            *self._table([*self._operations()]),
+            *self._table(
+                [
+                    (
+                        f"{line(operation.name, _MAX_NAME)}, {count(operation.count, 'call')}",
+                        operation.seconds,
+                        f"mostly in {operation.place}" if operation.place else "",
+                    )
+                    for operation in spent.operations[:_MOST_OPERATIONS]
+                ]
+            ),
             "",
             f"trace: {self.path} (ui.perfetto.dev opens it)",
         ]
-
-    def _operations(self) -> Iterator[tuple[str, float, str]]:
-        for operation in self.spent.operations[:_MOST_OPERATIONS]:
-            where = f"mostly in {operation.place}" if operation.place else ""
-            name = f"{line(operation.name, _MAX_NAME)}, {count(operation.count, 'call')}"
-            yield name, operation.seconds, where
 
     def _table(self, rows: Sequence[tuple[str, float, str]]) -> list[str]:
         shown = [(f"  {self._share(seconds):>5}", name, more) for name, seconds, more in rows]

@@ -291,10 +291,6 @@ def _gpu_curve(points: Sequence[Point]) -> Curve:
     return [(time, 100 * busy / watched) for time, busy, watched in _watched(points)]
 
 
-def _memory_curve(points: Sequence[Point]) -> Curve:
-    return [(point.time, point.metrics["memory"] / 1e9) for point in points]
-
-
 def courses(state: JobState) -> Iterator[tuple[str, dict[str, Curve]]]:
     """Yield what there are curves of, by node, over the minutes since the job began."""
     began = min((use.series.points[0].time for use in state.uses.values()), default=0.0)
@@ -311,7 +307,7 @@ def courses(state: JobState) -> Iterator[tuple[str, dict[str, Curve]]]:
 
 
 _CURVES: tuple[tuple[str, Callable[[Sequence[Point]], Curve]], ...] = (
-    ("Memory in GB", _memory_curve),
+    ("Memory in GB", lambda points: [(point.time, point.metrics["memory"] / 1e9) for point in points]),
     ("CPU cores at work", _cpu_curve),
     ("GPUs at work, in %", _gpu_curve),
 )

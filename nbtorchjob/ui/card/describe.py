@@ -9,7 +9,7 @@ from pathlib import Path
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
-from nbtorchjob.state import US, Attempt, JobState, Phase, turns
+from nbtorchjob.state import US, JobState, Phase, turns
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.stacks import frame_place as place
@@ -149,21 +149,20 @@ def _variables(state: JobState) -> Iterator[Part]:
 
 def _attempts(state: JobState, now: float) -> Part:
     shown = state.attempts[-_MAX_ATTEMPTS:]
-    attempt_rows = [_row(attempt, state, now) for attempt in shown]
+    attempt_rows = [
+        (
+            str(attempt.number),
+            clock(attempt.start, now) if attempt.start is not None else "",
+            attempts.span(attempt, None if state.phase.terminal else now),
+            attempts.use(attempt, state),
+            line(", ".join(attempt.hosts), _MAX_HOSTS),
+            attempts.reason(attempt, state),
+        )
+        for attempt in shown
+    ]
     more = len(state.attempts) - len(shown)
     said = [f"and {count(more, 'earlier one')}"] if more else []
     return Part("Attempts", [_HEAD, *attempt_rows] if attempt_rows else [], said)
-
-
-def _row(attempt: Attempt, state: JobState, now: float) -> tuple[str, ...]:
-    return (
-        str(attempt.number),
-        clock(attempt.start, now) if attempt.start is not None else "",
-        attempts.span(attempt, None if state.phase.terminal else now),
-        attempts.use(attempt, state),
-        line(", ".join(attempt.hosts), _MAX_HOSTS),
-        attempts.reason(attempt, state),
-    )
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:

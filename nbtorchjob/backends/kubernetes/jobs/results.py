@@ -277,7 +277,13 @@ async def ask(
     async def one(node: int) -> None:
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
         async with free:
-            await _held(job, pods[state.nodes[node].life.pod], talk, timeout)
+            try:
+                said = _said(job, pods[state.nodes[node].life.pod], talk, timeout)
+                await asyncio.wait_for(said, timeout)
+            except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
+                talk.end(silent(timeout))
+            except ClusterError as exc:
+                talk.end(_why(exc))
         tell(talk.answer)
 
     await asyncio.gather(*map(one, there))
@@ -286,16 +292,6 @@ async def ask(
 def whole(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return a question with the modules that its answer needs, which payloads of cluster jobs lack."""
     return {**question, questions.MODULES: late(str(question["question"]))}
-
-
-async def _held(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:
-    """Hold a conversation to its end."""
-    try:
-        await asyncio.wait_for(_said(job, pod, talk, timeout), timeout)
-    except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
-        talk.end(silent(timeout))
-    except ClusterError as exc:
-        talk.end(_why(exc))
 
 
 async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -73,7 +73,11 @@ def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
     if "minAvailable" in message:
         return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
-    reasons = [_too_much(short, asked or {})] if short else []
+    reasons = []
+    if short:
+        wants = [f"{asked[name]} {name}" for name in short if name in asked] if asked else []
+        more = f" (it asks for {' and '.join(wants)})" if wants else ""
+        reasons.append(f"no host has enough {' and '.join(short)} free{more}")
     reasons += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
     return "; ".join(dict.fromkeys(reasons)) or message
 
@@ -85,12 +89,6 @@ def gang(message: str) -> str:
     if why:
         return f"waiting until all pods fit at once (gang): {pod}: {placing(why)}"
     return f"waiting until all pods fit at once (gang): {message}"
-
-
-def _too_much(short: Sequence[str], asked: Mapping[str, str]) -> str:
-    wants = [f"{asked[name]} {name}" for name in short if name in asked]
-    more = f" (it asks for {' and '.join(wants)})" if wants else ""
-    return f"no host has enough {' and '.join(short)} free{more}"
 
 
 def starting(reason: str, message: str) -> tuple[str, str]:
