@@ -52,25 +52,28 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(True, f"{what}, fetched once a node into {place}")
             total = None if look.size is None or total is None else total + look.size
     if total:
-        if not spec.remote:
-            there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
-            free = shutil.disk_usage(there).free
-            text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
-            yield Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
-            return
-        limit = spec.cluster.limit.get(_DISK)
-        if cache:
-            yield Finding(
-                True, f"{words.size(total)} would be fetched into {cache}: the node looks for room first"
-            )
-        elif limit is None:
-            yield Finding(
-                True, f"{words.size(total)} would be fetched to each pod's own disk, which has no set limit"
-            )
-        else:
-            fits = total <= amount(limit)
-            text = f"{words.size(total)} would be fetched to each pod's own disk, limited to {limit}"
-            yield Finding(fits, text, "" if fits else f"raise --limit {_DISK}=…, or name a --data-cache")
+        yield _room(total, spec, cache)
+
+
+def _room(total: int, spec: JobSpec, cache: str) -> Finding:
+    """Say whether what would be fetched fits where it would lie, as far as that is known."""
+    if not spec.remote:
+        there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
+        free = shutil.disk_usage(there).free
+        text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
+        return Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
+    if cache:
+        text = f"{words.size(total)} would be fetched into {cache}: the node looks for room first"
+        return Finding(True, text)
+    text, limit = (
+        f"{words.size(total)} would be fetched to each pod's own disk",
+        spec.cluster.limit.get(_DISK),
+    )
+    if limit is None:
+        return Finding(True, f"{text}, which has no set limit")
+    fits = total <= amount(limit)
+    remedy = "" if fits else f"raise --limit {_DISK}=…, or name a --data-cache"
+    return Finding(fits, f"{text}, limited to {limit}", remedy)
 
 
 def _folder(name: str, text: str, spec: JobSpec) -> Finding:

@@ -279,21 +279,7 @@ class Conversation:
                     self._records.append(message)
                     continue
                 if not self._asked and "number" in message:
-                    number = message["number"]
-                    if not isinstance(number, str) or not number.isascii():
-                        raise WireError("it isn't a message")
-                    self._asked = True
-                    self._messages.number(number)
-                    own = secrets.token_hex(16)
-                    try:
-                        said = self._messages.write(
-                            {**self._question, questions.OWN: own}, questions.QUESTION_BYTES
-                        )
-                    except WireError as exc:
-                        self.end(f"the question is too long: {exc}")
-                        return b""
-                    self._messages.number(own)
-                    return said
+                    return self._put_question(message["number"])
                 if isinstance(end := message.get("end"), str):
                     self.said = True
                     self.end(end)
@@ -304,6 +290,21 @@ class Conversation:
         except WireError as exc:
             self.end(f"what answers isn't a node of this job: {exc}")
         return b""
+
+    def _put_question(self, number: object) -> bytes:
+        """Return the question, signed for this conversation; b"" where it is too long."""
+        if not isinstance(number, str) or not number.isascii():
+            raise WireError("it isn't a message")
+        self._asked = True
+        self._messages.number(number)
+        own = secrets.token_hex(16)
+        try:
+            said = self._messages.write({**self._question, questions.OWN: own}, questions.QUESTION_BYTES)
+        except WireError as exc:
+            self.end(f"the question is too long: {exc}")
+            return b""
+        self._messages.number(own)
+        return said
 
     def say(self, content: Mapping[str, Any] | bytes) -> bytes:
         """Return what says it to the node; raises ``WireError`` where that is too long."""

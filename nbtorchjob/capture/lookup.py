@@ -62,19 +62,7 @@ def captured(
     Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
     the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
     """
-    functions = {name for name, value in namespace.items() if value is getpass.getpass}
-    if cell.attributes.intersection(("getpass", *functions)):
-        nodes = [*ast.walk(ast.parse(cell.text))]
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom) and node.module == "getpass":
-                functions |= {alias.asname or alias.name for alias in node.names if alias.name == "getpass"}
-        for node in nodes:
-            called = node.func if isinstance(node, ast.Call) else None
-            method = isinstance(called, ast.Attribute) and called.attr == "getpass"
-            if called is not None and (method or (isinstance(called, ast.Name) and called.id in functions)):
-                raise CaptureError(
-                    f"'getpass' (line {called.lineno}) works in the notebook only: {_NO_KEYBOARD}"
-                )
+    _refuse_getpass(cell, namespace)
     names: dict[str, None] = {}
     nowhere: dict[str, Read] = {}
     for read in cell.reads:
@@ -100,6 +88,21 @@ def captured(
     return list(dict.fromkeys((*names, *texts))), notes
 
 
+def _refuse_getpass(cell: Cell, namespace: Mapping[str, Any]) -> None:
+    functions = {name for name, value in namespace.items() if value is getpass.getpass}
+    if not cell.attributes.intersection(("getpass", *functions)):
+        return
+    nodes = [*ast.walk(ast.parse(cell.text))]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "getpass":
+            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "getpass"}
+    for node in nodes:
+        called = node.func if isinstance(node, ast.Call) else None
+        method = isinstance(called, ast.Attribute) and called.attr == "getpass"
+        if called is not None and (method or (isinstance(called, ast.Name) and called.id in functions)):
+            raise CaptureError(f"'getpass' (line {called.lineno}) works in the notebook only: {_NO_KEYBOARD}")
+
+
 def _undefined(
     nowhere: dict[str, Read],
     cell: Cell,
@@ -107,28 +110,9 @@ def _undefined(
     former: Container[str],
     rank_names: RankNames,
 ) -> Iterator[str]:
-    surely = surely_read(cell) if nowhere else set()
-    settled: set[str] = set()
-    if nowhere:
-        # The names that the cell sets as attributes of ``builtins``
-        nodes = [*ast.walk(ast.parse(cell.text))]
-        aliases = {name for name, value in namespace.items() if value is builtins}
-        for node in nodes:
-            if isinstance(node, ast.Import):
-                aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "builtins"}
-        settled = {
-            node.attr
-            for node in nodes
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if isinstance(node.value, ast.Name) and node.value.id in aliases
-        }
-        # What the cell asks for before it reads it: ``"x" in globals()``
-        settled |= {
-            node.left.value
-            for node in nodes
-            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
-            if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-        }
+    if not nowhere:
+        return
+    surely, settled = surely_read(cell), _settled(cell, namespace)
     for name, read in nowhere.items():
         if name in settled:
             continue
@@ -140,6 +124,28 @@ def _undefined(
             raise CaptureError(why)
         else:
             yield f"if the cell comes to line {read.line} it fails there: {why}"
+
+
+def _settled(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
+    """Return the names that a cell sets in ``builtins``, or asks for before it reads them."""
+    nodes = [*ast.walk(ast.parse(cell.text))]
+    aliases = {name for name, value in namespace.items() if value is builtins}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "builtins"}
+    set_there = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id in aliases
+    }
+    asked_for = {  # ``"x" in globals()``
+        node.left.value
+        for node in nodes
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+    }
+    return set_there | asked_for
 
 
 def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:

@@ -87,25 +87,28 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     folder = path.absolute().parent
     sys.path.insert(0, str(folder))  # as where Python runs the file: modules beside it come along
     try:
-        # A script without what it does only where it is run
-        try:
-            tree = ast.parse(text, str(path))
-        except SyntaxError as exc:
-            raise SwapError(f"{path}, line {exc.lineno}: {exc.msg}") from None
-        lines = text.split("\n")
-        for statement in tree.body:
-            named = isinstance(statement, ast.If) and any(
-                isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
-            )
-            if named and statement.end_lineno is not None:
-                lines[statement.lineno - 1 : statement.end_lineno] = [""] * (
-                    statement.end_lineno - statement.lineno + 1
-                )
-        definitions = "\n".join(lines)
+        definitions = _without_main(text, path)
         answer = _swapped(args, find(name), definitions, {}, str(path.absolute()), root=folder)
     finally:
         sys.path.remove(str(folder))
     yield answer
+
+
+def _without_main(text: str, path: Path) -> str:
+    """Return a script without what it does only where it is run, its lines where they were."""
+    try:
+        tree = ast.parse(text, str(path))
+    except SyntaxError as exc:
+        raise SwapError(f"{path}, line {exc.lineno}: {exc.msg}") from None
+    lines = text.split("\n")
+    for statement in tree.body:
+        named = isinstance(statement, ast.If) and any(
+            isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
+        )
+        if named and statement.end_lineno is not None:
+            for number in range(statement.lineno, statement.end_lineno + 1):
+                lines[number - 1] = ""
+    return "\n".join(lines)
 
 
 def set_(args: ParsedArgs, find: Find) -> Answers:

@@ -207,8 +207,14 @@ def _parts(
         parts[name] += (length(more) - length(covered)) / 1e9
         covered = more
     rest = (whole[1] - whole[0] - length(covered)) / 1e9
-    # For how long the CPU was used in what isn't ``covered``, at most
-    total, at = 0, 0
+    parts[PYTHON] = max(0.0, min(rest, _used_beside(looks, covered) / 1e9))
+    parts[IDLE] = max(0.0, rest - parts[PYTHON])
+    return parts
+
+
+def _used_beside(looks: Sequence[_Look], covered: Sequence[Span]) -> int:
+    """Return for how long the CPU was used in what isn't ``covered``, at most."""
+    total = at = 0
     for (start, before, *_), (end, after, *_) in pairwise(looks):
         while at < len(covered) and covered[at][1] <= start:
             at += 1
@@ -218,9 +224,7 @@ def _parts(
                 break
             inside += min(end, span[1]) - max(start, span[0])
         total += min(end - start - inside, after - before)
-    parts[PYTHON] = max(0.0, min(rest, total / 1e9))
-    parts[IDLE] = max(0.0, rest - parts[PYTHON])
-    return parts
+    return total
 
 
 def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, str]]) -> Iterator[Operation]:

@@ -276,13 +276,14 @@ class Listing:
             known, self._known = (self._known if folder == self._folder else {}), {}
             self._folder = folder
             for name in os.listdir(folder):
-                if not name.startswith(".") and name.isprintable():
-                    with self.leaving_out(name):
-                        stat = os.stat(f"{folder}/{name}/events.jsonl")
-                        if without(name, _mark(stat)):
-                            continue  # nor is it remembered here
-                        job = self._known[name] = known.get(name) or Listed(folder, name)
-                        job.seen(stat)
+                if name.startswith(".") or not name.isprintable():
+                    continue
+                with self.leaving_out(name):
+                    stat = os.stat(f"{folder}/{name}/events.jsonl")
+                    if without(name, _mark(stat)):
+                        continue  # nor is it remembered here
+                    job = self._known[name] = known.get(name) or Listed(folder, name)
+                    job.seen(stat)
             return [*self._known.values()]
 
 

@@ -159,18 +159,18 @@ class TorchJobMagics:
             return running.submit(request, self)
         except NameTakenError as exc:
             if exc.running:
-                # Show what can be done with a cell whose name is that of a job that still runs something
-                # else.
-                edited = Edited(call.text, filename, self)
-                name = spec.name or ""
-                earlier = api.attach(exc.running)
-                named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
-                other = f"--name {naming.beside(name, earlier.name)}"
-                again = named.sub(other, line) if named.search(line) else f"{other} {line}"
-                answer = swapping.choice(earlier, edited, again.strip())
-                if self._page:  # elsewhere the error says as much
-                    self.show(answer)
+                self._show_choice(api.attach(exc.running), request, filename, line)
             raise
+
+    def _show_choice(self, earlier: Job[Any], request: RunRequest, filename: str, line: str) -> None:
+        """Show what can be done with a cell whose name is that of a job that still runs something else."""
+        name = request.spec.name or ""
+        named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
+        other = f"--name {naming.beside(name, earlier.name)}"
+        again = named.sub(other, line) if named.search(line) else f"{other} {line}"
+        answer = swapping.choice(earlier, Edited(request.call.text, filename, self), again.strip())
+        if self._page:  # elsewhere the error says as much
+            self.show(answer)
 
     def namespace(self) -> dict[str, Any]:
         """Return the notebook's variables."""

@@ -22,7 +22,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack, contextmanager
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 
@@ -97,18 +97,7 @@ class Mirror:
             new = [name for name in stamps if name not in known or known[name]["here"] != stamps[name]]
             # What is written last, such as a list of the files before it, comes last.
             new.sort(key=lambda name: stamps[name])
-            sent, lost = [], False
-            with ExitStack() as files:
-                held_open = {name: self._open(name, files) for name in new[:_MOST_HELD]}
-                # Else the list was made while something was removed, and has only a part of that.
-                complete = stamps.keys() <= self._stamps().keys()
-                for name in new:
-                    with ExitStack() as own:
-                        file = held_open[name] if name in held_open else self._open(name, own)
-                        if file is None:
-                            lost = True
-                        elif self._put(name, file, stamps[name], ended=ended):
-                            sent.append(name)
+            sent, complete = self._put_all(new, stamps, ended=ended)
             if not may_place():
                 return
             for name in sent:
@@ -117,10 +106,26 @@ class Mirror:
             removed = known.keys() - stamps.keys()
             # What took its place may be too young to be sent at once, and isn't by the next time.
             due = removed if ended else removed & self._removed
-            if complete and not lost:
+            if complete:
                 for name in due:
                     self._remove(name, known)
                 self._removed = removed - due
+
+    def _put_all(self, new: List[str], stamps: Dict[str, Any], *, ended: bool) -> Tuple[List[str], bool]:
+        """Put files beside their places; return those that are whole, and whether all were still there."""
+        sent = []
+        with ExitStack() as files:
+            held_open = {name: self._open(name, files) for name in new[:_MOST_HELD]}
+            # Else the list was made while something was removed, and has only a part of that.
+            complete = stamps.keys() <= self._stamps().keys()
+            for name in new:
+                with ExitStack() as own:
+                    file = held_open[name] if name in held_open else self._open(name, own)
+                    if file is None:
+                        complete = False
+                    elif self._put(name, file, stamps[name], ended=ended):
+                        sent.append(name)
+        return sent, complete
 
     @contextmanager
     def _turn(self) -> Iterator[_Known]:

@@ -74,10 +74,9 @@ def _is_listening(port: int) -> Optional[bool]:
     try:
         for table in _TABLES:
             with open(table) as file:
-                for row in list(file)[1:]:
-                    fields = row.split()
-                    if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                        return True
+                rows = [row.split() for row in list(file)[1:]]
+            if any(row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port for row in rows):
+                return True
     except (OSError, ValueError, IndexError):
         return None
     return False

@@ -92,21 +92,7 @@ class _Fetch:
             self.size = look.size
             # What nobody can tell the version of is fetched once a job.
             own = cache.place(self._cache, self._where, look.version or "of run %s" % run())
-            kept = True
-            while True:
-                used = cache.use(own)
-                if used is not None:
-                    if is_complete(own, look):
-                        break
-                    used.close()
-                os.makedirs(self._cache, exist_ok=True)
-                with self._alone(own) as lock:
-                    if not is_complete(own, look):  # else fetched by another node meanwhile
-                        self._fetch(look, own, lock)
-                        kept = False
-                        if not is_complete(own, look):
-                            raise DataError("what came isn't what %s lists" % self._where)
-            _used.append(used)
+            kept = self._hold(look, own)
         except DataError as exc:
             raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
         except OSError as exc:
@@ -122,6 +108,24 @@ class _Fetch:
             seconds=time.time() - self._began,
         )
         return own
+
+    def _hold(self, look: Any, own: str) -> bool:
+        """Hold on to what lies at ``own``, fetched if it isn't complete; return whether it was."""
+        kept = True
+        while True:
+            used = cache.use(own)
+            if used is not None:
+                if is_complete(own, look):
+                    _used.append(used)
+                    return kept
+                used.close()
+            os.makedirs(self._cache, exist_ok=True)
+            with self._alone(own) as lock:
+                if not is_complete(own, look):  # else fetched by another node meanwhile
+                    self._fetch(look, own, lock)
+                    kept = False
+                    if not is_complete(own, look):
+                        raise DataError("what came isn't what %s lists" % self._where)
 
     def _fetch(self, look: Look, own: str, lock: IO[str]) -> None:
         # What lost some of its files is in use, maybe: it gets them back where it is.

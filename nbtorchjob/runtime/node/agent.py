@@ -322,17 +322,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
-            # See to swaps of the ranks' code
-            departure = self._departure
-            if self.swaps is None or departure is None or not self.swaps.busy:
-                swap = False
-            else:
-                gone = {
-                    worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes
-                }
-                leaves = departure.own or self._peers.leaves is not None
-                swap = bool(self.swaps.look(gone | self._returned(), leaves))
-            pause = _SHORTEST if swap else pause
+            pause = _SHORTEST if self._swaps(codes) else pause
             if self._leave(codes):
                 self._wait_for_an_end(pause)
                 continue
@@ -346,14 +336,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     return result
                 self._torn = result.state != WorkerState.HEALTHY
                 codes = self._ended()
-            if time.monotonic() >= until:
-                departure = self._departure
-                if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
-                    saves_for_a_new_node = False
-                else:
-                    saves_for_a_new_node = departure.join()
-                if saves_for_a_new_node:
-                    continue
+            if time.monotonic() >= until and self._saves_for_new_nodes():
+                continue
             if self._peers.peer_lost or time.monotonic() >= until:
                 # A lost peer is a change of membership (``rendezvous.Watched``), whatever else failed.
                 return RunResult(state=WorkerState.HEALTHY)
@@ -361,6 +345,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 return self._failed(codes)
             self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
+
+    def _swaps(self, codes: Dict[int, int]) -> bool:
+        """See to swaps of the ranks' code; return whether one is under way."""
+        departure = self._departure
+        if self.swaps is None or departure is None or not self.swaps.busy:
+            return False
+        gone = {worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes}
+        leaves = departure.own or self._peers.leaves is not None
+        return bool(self.swaps.look(gone | self._returned(), leaves))
+
+    def _saves_for_new_nodes(self) -> bool:
+        """Whether nodes wait to join, and ranks save before they may."""
+        departure = self._departure
+        if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
+            return False
+        return departure.join()
 
     def _end_ranks(self) -> None:
         """End ranks that have returned, and so done all that a program does at its end.

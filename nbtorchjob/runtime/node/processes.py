@@ -25,7 +25,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence
 
 from torch.distributed.elastic import multiprocessing as elastic
 
@@ -187,27 +187,32 @@ def start_template(folder: str) -> bool:
     fresh.use_threads()
     pid = os.fork()
     if pid == 0:
-        code = errno.EIO
-        try:
-            # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
-            die_with_parent()
-            os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
-            for fd in (listener.fileno(), alive_r):
-                os.set_inheritable(fd, True)
-            forkserver.main(listener.detach(), alive_r, [])
-            code = 0
-        except SystemExit as exc:
-            code = exc.code if isinstance(exc.code, int) else 0
-        except OSError as exc:
-            code = exc.errno or code
-            raise
-        finally:
-            os._exit(code)
+        os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
+        _serve(listener, alive_r)
     os.close(alive_r)
     listener.close()
     for name, value in zip(names, (address, alive_w, pid)):
         setattr(server, name, value)
     return True
+
+
+def _serve(listener: socket.socket, alive: int) -> NoReturn:
+    """Be the template, until the pipe that ``alive`` reads is closed."""
+    code = errno.EIO
+    try:
+        # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
+        die_with_parent()
+        for fd in (listener.fileno(), alive):
+            os.set_inheritable(fd, True)
+        forkserver.main(listener.detach(), alive, [])
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 0
+    except OSError as exc:
+        code = exc.errno or code
+        raise
+    finally:
+        os._exit(code)
 
 
 def end_template() -> None:

@@ -48,22 +48,10 @@ class Setting:
         named = getattr(named, "optimizer", named)  # accelerate and Lightning wrap one (1.15, 2.6)
         if hasattr(named, "param_groups"):
             self._optimizer = named
+        elif self._name == ANY:
+            self._optimizer = self._only_one()
         else:
-            if self._name != ANY:
-                raise CannotSetError("%s: this rank has no global optimizer %s" % (self.path, self._name))
-            # The optimizers of this process, but for those that wrap one of them
-            base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
-            some = _living(base)
-            if len(some) > 1:
-                some = []  # nothing is to hold on to those that nobody uses any more
-                gc.collect()
-                some = _living(base)
-            some = [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
-            if len(some) != 1:
-                names = ", ".join(sorted(type(one).__name__ for one in some))
-                many = "%d optimizers (%s): name one that is a global" % (len(some), names)
-                raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
-            self._optimizer = some[0]
+            raise CannotSetError("%s: this rank has no global optimizer %s" % (self.path, self._name))
         groups = self._optimizer.param_groups
         lacking = [group for group in groups if self.key not in group]
         if lacking:
@@ -89,6 +77,21 @@ class Setting:
         if self.key == "lr" and values[0] == 0 and self._schedulers():
             raise CannotSetError("%s: its schedule has it at 0 now; try again some steps later" % self.path)
         return bool(values[0] != self._value)
+
+    def _only_one(self) -> Any:
+        """Return this process's optimizer, but for those that wrap one. Raises ``CannotSetError``."""
+        base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+        some = _living(base)
+        if len(some) > 1:
+            some = []  # nothing is to hold on to those that nobody uses any more
+            gc.collect()
+            some = _living(base)
+        some = [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
+        if len(some) != 1:
+            names = ", ".join(sorted(type(one).__name__ for one in some))
+            many = "%d optimizers (%s): name one that is a global" % (len(some), names)
+            raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
+        return some[0]
 
     def apply(self) -> Callable[[], None]:
         """Set the value; return what puts back what was there."""

@@ -100,21 +100,25 @@ def _wait(child: int, limit: float) -> int:
                 if pid == child:
                     ended = status
         if ended is not None:
-            status, stopped = ended, kill_at is not None
-            if os.WIFEXITED(status):
-                code = os.WEXITSTATUS(status)
-                # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
-                return exits.CANCELLED if stopped and code == exits.OK else code
-            if stopped:
-                return exits.CANCELLED
-            number = os.WTERMSIG(status)
-            text = "the node's agent was killed by %s" % signal.Signals(number).name
-            code = 128 + number  # as a container says it whose first process was killed
-            error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
-            emit("NodeFailed", node=node_index(), code=code, error=error)
-            return code
+            return _code(ended, stopped=kill_at is not None)
         if got is not None and got.si_signo != signal.SIGCHLD and kill_at is None:
             os.kill(child, signal.SIGTERM)
             kill_at = time.monotonic() + limit
         if kill_at is not None and time.monotonic() >= kill_at:
             os.kill(child, signal.SIGKILL)
+
+
+def _code(status: int, *, stopped: bool) -> int:
+    """Return the exit code for how the node ended; tell of a signal that nobody was asked to send."""
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
+        return exits.CANCELLED if stopped and code == exits.OK else code
+    if stopped:
+        return exits.CANCELLED
+    number = os.WTERMSIG(status)
+    text = "the node's agent was killed by %s" % signal.Signals(number).name
+    code = 128 + number  # as a container says it whose first process was killed
+    error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
+    emit("NodeFailed", node=node_index(), code=code, error=error)
+    return code

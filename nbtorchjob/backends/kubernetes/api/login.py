@@ -316,21 +316,7 @@ async def log_in(context: str | None) -> Login:
                 os.pathsep.join(files), name, client_configuration=settings, persist_config=False
             )
         if complaints and not settings.api_key and not settings.cert_file:
-            # In plain words what the package says of a login command (kubernetes 37)
-            complaint = complaints[-1]
-            if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
-                printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
-                failure = f"it ended with code {returned[1]}" + (
-                    f" and said: {words.line(printed, _SAID)}" if printed else ""
-                )
-            elif re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
-                failure = "it printed no JSON"
-            elif lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
-                failure = f"it printed JSON without {lacking[1]!r}"
-            elif re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
-                failure = "it printed JSON that is no credential"
-            else:
-                failure = "it gave no credential"
+            failure = _in_plain_words(complaints[-1])
             raise ClusterError(
                 f"the kubeconfig's login command failed: {failure}: run it by hand, or log in again"
             )
@@ -341,6 +327,21 @@ async def log_in(context: str | None) -> Login:
     except Exception as error:  # whatever else the loader stumbles over
         why = f"`kubectl --context {name} version` may tell why"
         raise ClusterError(f"{merged} can't be used for the context {name}: {why}") from error
+
+
+def _in_plain_words(complaint: str) -> str:
+    """Say what the package complains about of a login command (kubernetes 37)."""
+    if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
+        printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
+        said = f" and said: {words.line(printed, _SAID)}" if printed else ""
+        return f"it ended with code {returned[1]}{said}"
+    if re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
+        return "it printed no JSON"
+    if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
+        return f"it printed JSON without {lacking[1]!r}"
+    if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
+        return "it printed JSON that is no credential"
+    return "it gave no credential"
 
 
 _SAID = 500  # characters of what a login command says

@@ -306,8 +306,11 @@ async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec
     if closed is not None:
         said = closed.get("message") or closed.get("reason")
         return [Finding(False, f"queue {name} is closed: {said}; choose another with --queue")]
-    # Report whether the queue's quota would ever be enough, as far as that may be read
-    local = there[name]
+    return [Finding(True, f"queue {name} exists and is open"), await _admits(here, there[name], spec)]
+
+
+async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
+    """Report whether the quota of a queue would ever be enough, as far as that may be read."""
     text, whole = f"queue {local['metadata']['name']}", workloads.cluster_queue(local)
     try:
         queue = await queueing.cluster_queue(here, whole)
@@ -315,32 +318,25 @@ async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec
         queue = None
     if queue is None:
         said = f"it isn't known how much it has, because reading {whole} isn't permitted"
-        fits = [Finding(True, f"{text}: {said}")]
-    else:
-        # What all nodes request, by resource.
-        requests = ((key.partition("."), need) for key, need in asked(spec).items())
-        wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
-        if not _short(wanted, workloads.quota(queue)):
-            fits = [Finding(True, f"{text} has enough in all for the job")]
-        else:
-            cohort = workloads.cohort(queue)
-            others = await _lenders(here, whole, cohort) if cohort else ()
-            most = workloads.most(queue, others)
-            if short := _short(wanted, most):
-                borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
-                amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)
-                why = "; ".join(f"{need} {key} requested, {has} in all" for key, need, has in amounts)
-                said = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
-                fits = [Finding(False, said)]
-            elif others is None:
-                said = (
-                    "how much there is isn't known, as not all may be read, or it is part of another cohort"
-                )
-                fits = [Finding(True, f"{text} would have to borrow in cohort {cohort}: {said}")]
-            else:
-                said = f"has enough for the job only with what others in cohort {cohort} don't use"
-                fits = [Finding(True, f"{text} {said}")]
-    return [Finding(True, f"queue {name} exists and is open"), *fits]
+        return Finding(True, f"{text}: {said}")
+    # What all nodes request, by resource
+    requests = ((key.partition("."), need) for key, need in asked(spec).items())
+    wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
+    if not _short(wanted, workloads.quota(queue)):
+        return Finding(True, f"{text} has enough in all for the job")
+    cohort = workloads.cohort(queue)
+    others = await _lenders(here, whole, cohort) if cohort else ()
+    most = workloads.most(queue, others)
+    if short := _short(wanted, most):
+        borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
+        amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)
+        why = "; ".join(f"{need} {key} requested, {has} in all" for key, need, has in amounts)
+        said = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
+        return Finding(False, said)
+    if others is None:
+        said = "how much there is isn't known, as not all may be read, or it is part of another cohort"
+        return Finding(True, f"{text} would have to borrow in cohort {cohort}: {said}")
+    return Finding(True, f"{text} has enough for the job only with what others in cohort {cohort} don't use")
 
 
 async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None:

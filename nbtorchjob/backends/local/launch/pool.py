@@ -137,33 +137,7 @@ def _connect() -> socket.socket:
         connection = _try()
         if connection is not None:
             return connection
-        # Start a pool. With the kernel's own sys.path it finds the torch that the notebook would import.
-        # Imports leave hardly any garbage: without looking for it they take three quarters of the time.
-        folder = str(directory.pool_dir())
-        code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
-        code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
-        log = os.path.join(folder, "log")
-        # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-c", code],
-            # Who asks for a number of threads is given it on each rank; the others mustn't have this
-            # kernel's.
-            {
-                **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-                **supervisor.PAGES,
-                **folders.compiler_variables(),  # torch makes its folder as it is imported
-            },
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setsid=True,
-            # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
-            setsigdef=_PLAIN_SIGNALS,
-            setsigmask=(),
-        )
+        pid = _start(str(directory.pool_dir()))
         until = time.monotonic() + _START_S
         while time.monotonic() < until and os.waitpid(pid, os.WNOHANG)[0] == 0:
             connection = _try()
@@ -172,6 +146,35 @@ def _connect() -> socket.socket:
             time.sleep(0.005)
     why = liveness.last_words(directory.pool_dir()) or "no reason given"
     raise SubmitError(f"this machine's pool didn't start: {why}")
+
+
+def _start(folder: str) -> int:
+    """Start a pool with that folder; return its process id."""
+    # With the kernel's own sys.path it finds the torch that the notebook would import. Imports leave hardly
+    # any garbage: without looking for it they take three quarters of the time.
+    code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
+    code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
+    log = os.path.join(folder, "log")
+    # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", code],
+        # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
+        {
+            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            **supervisor.PAGES,
+            **folders.compiler_variables(),  # torch makes its folder as it is imported
+        },
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
+        setsigdef=_PLAIN_SIGNALS,
+        setsigmask=(),
+    )
 
 
 def _at_socket(act: Callable[[str], T]) -> T:
