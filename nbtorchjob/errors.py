@@ -317,7 +317,17 @@ def failed(text: str, type_: str = "") -> JobFailedError:
     plain ``JobFailedError``: the job chose the name, so nothing is imported and no code of the type runs.
     """
     kind = _loaded(type_)
-    return JobFailedError(text) if kind is None else _also(kind, type_)(text)
+    if kind is None:
+        return JobFailedError(text)
+    own = {
+        # Not the other type's: a KeyError shows its text in quotes.
+        "__init__": lambda self, text: BaseException.__init__(self, text),
+        "__str__": lambda self: self.args[0],
+        "__reduce__": lambda self: (failed, (self.args[0], type_), vars(self)),
+        "__module__": __name__,
+    }
+    also: type[JobFailedError] = type(JobFailedError.__name__, (JobFailedError, kind), own)
+    return also(text)
 
 
 def _loaded(name: str) -> type[Exception] | None:
@@ -330,16 +340,6 @@ def _loaded(name: str) -> type[Exception] | None:
             fits = type(loaded) is type and all(odd.isdisjoint(names) for names in own)
             return loaded if fits and not issubclass(loaded, _NEVER) and loaded is not Exception else None
     return None
-
-
-def _also(kind: type[Exception], name: str) -> type[JobFailedError]:
-    own = {
-        # Not the other type's: a KeyError shows its text in quotes.
-        "__init__": lambda self, text: BaseException.__init__(self, text),
-        "__str__": lambda self: self.args[0],
-        "__reduce__": lambda self: (failed, (self.args[0], name), vars(self)),
-    }
-    return type(JobFailedError.__name__, (JobFailedError, kind), {**own, "__module__": __name__})
 
 
 class JobCancelledError(JobFailedError):

@@ -47,19 +47,15 @@ def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[by
             first = next(pieces, None)
             if first is None:
                 continue
-            with file.open(_entry(name, mode), "w", force_zip64=True) as entry:
+            entry = zipfile.ZipInfo(name, time.localtime()[:6])
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = mode << 16
+            with file.open(entry, "w", force_zip64=True) as target:
                 for piece in chain((first,), pieces):
-                    entry.write(piece)
+                    target.write(piece)
                     if taken.size >= _PIECE_BYTES:
                         yield taken.take()
     yield taken.take()
-
-
-def _entry(name: str, mode: int) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, time.localtime()[:6])
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = mode << 16
-    return entry
 
 
 class _Taken(io.RawIOBase):

@@ -244,19 +244,16 @@ def surely_read(cell: Cell) -> set[str]:
                 of_class = not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier()
                 of_cell = instruction.argval.co_name if code is cell.code else ""
                 later = code.co_name if of_class else of_cell
-                if later and _is_function(instruction.argval):
-                    defined.setdefault(later, []).append(instruction.argval)
-                elif instruction.argval.co_name not in ("__annotate__", "<lambda>"):
-                    waiting.append(instruction.argval)
+                inner = instruction.argval
+                if later and inner.co_flags & inspect.CO_OPTIMIZED and inner.co_name.isidentifier():
+                    defined.setdefault(later, []).append(inner)
+                elif inner.co_name not in ("__annotate__", "<lambda>"):
+                    waiting.append(inner)
             elif instruction.opname in _LOADS and line not in swallowed:
                 names.add(instruction.argval)
         for name in names & defined.keys():
             waiting += [inner for inner in defined.pop(name) if inner not in seen]
     return names
-
-
-def _is_function(code: CodeType) -> bool:
-    return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name.isidentifier()
 
 
 def _guarded(tree: ast.Module, names: Container[str]) -> set[int]:

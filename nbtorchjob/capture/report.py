@@ -68,11 +68,13 @@ def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
     mine = [ship for ship in all_ships if ship.type not in _IMPORTED]
     code = [ship.name for ship in mine if ship.type in _CODE]
     data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)
-    words = [*code, *map(_word, data), *_modules(files)]
-    if words:
-        text = f"ships {words[0]}"
-        for index, word in enumerate(words[1:], 1):
-            more = f", and {len(words) - index} more"
+    modules = _by_module(files).items()
+    local = [f"{top} ({words.size(sum(len(file.data) for file in some))})" for top, some in modules]
+    parts = [*code, *map(_word, data), *local]
+    if parts:
+        text = f"ships {parts[0]}"
+        for index, word in enumerate(parts[1:], 1):
+            more = f", and {len(parts) - index} more"
             if len(text) + len(word) + 2 + len(more) > _LINE:
                 return text[: _LINE - len(more)] + more
             text += f", {word}"
@@ -122,11 +124,6 @@ def _word(ship: Ship) -> str:
     if ship.value:
         return f"{ship.name}={ship.value}"
     return f"{ship.name} ({ship.type}, {ship.human})" if ship.size >= 1000 else ship.name
-
-
-def _modules(files: Iterable[LocalFile]) -> list[str]:
-    tops = _by_module(files).items()
-    return [f"{top} ({words.size(sum(len(file.data) for file in some))})" for top, some in tops]
 
 
 def _by_module(files: Iterable[LocalFile]) -> dict[str, list[LocalFile]]:

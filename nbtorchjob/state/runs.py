@@ -137,7 +137,13 @@ class Judge:
 
     def stops(self, states: Sequence[JobState]) -> dict[str, str]:
         """Return why runs are to be stopped, by their addresses."""
-        tracks = self._read(states)
+        series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
+        by = self._early.by or self._unit(series)
+        for address, reports in series.items():
+            known = self._tracks.get(address)
+            if known is None or known.series is not reports or known.by != by:
+                self._tracks[address] = _Track(reports, by)
+        tracks = {address: track for address in series if (track := self._tracks[address]).marks}
         reasons = {**self._halved(tracks), **_met(self._early, tracks)}
         runs = (state.info.address for state in states if _may_stop(state))
         return {address: reasons[address] for address in runs if address in reasons}
@@ -149,16 +155,6 @@ class Judge:
         reported = {name for state in states for series in state.series.values() for name in latest(series)}
         missing = sorted(self._early.metrics - reported - {REPORT})
         return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
-
-    def _read(self, states: Sequence[JobState]) -> dict[str, _Track]:
-        """Return how far each run came that reports, and with what."""
-        series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
-        by = self._early.by or self._unit(series)
-        for address, reports in series.items():
-            known = self._tracks.get(address)
-            if known is None or known.series is not reports or known.by != by:
-                self._tracks[address] = _Track(reports, by)
-        return {address: track for address in series if (track := self._tracks[address]).marks}
 
     def _unit(self, series: Mapping[str, Series]) -> str:
         """Return what counts how far all the runs are: the finest that each reports."""

@@ -329,22 +329,16 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
     if back:
         raise SwapError(f"{nothing}, as the first call of the new one failed")
     if why == "late":
-        raise SwapError(f"{nothing}: {_late(chosen, state, answer['late'])}")
+        who = words.ranks(answer["late"]) if answer["late"] else "not all ranks"
+        reason = f"{nothing}: {who} didn't come to the call where the others waited"
+        with suppress(NBTorchJobError):  # where they are: as of a hang
+            reason += f"\n{stacks.ask(chosen, state, 5.0)}"
+        raise SwapError(f"{reason}; {hint('stacks', state.name)} shows where each is")
     if why == "no point":
         who = words.ranks(answer["silent"]) if answer["silent"] else "some"
         raise SwapError(f"{nothing}: {_NO_POINT % who}")
     reasons = answer["troubles"] or [_WHY.get(why, why) or "its nodes gave no reason", *answer["unreached"]]
     raise SwapError(f"{nothing}: {'; '.join(reasons)}")
-
-
-def _late(chosen: Backend, state: JobState, late: Sequence[int]) -> str:
-    """Say which ranks didn't come to the call, and where they are: as of a hang."""
-    who = words.ranks(late) if late else "not all ranks"
-    said = f"{who} didn't come to the call where the others waited"
-    with suppress(NBTorchJobError):
-        report = stacks.ask(chosen, state, 5.0)
-        said += f"\n{report}"
-    return f"{said}; {hint('stacks', state.name)} shows where each is"
 
 
 def values(pairs: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

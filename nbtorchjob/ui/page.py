@@ -62,8 +62,19 @@ def comparison(states: Sequence[JobState], now: float) -> Page:
     """Return the curves of some jobs, a chart a metric, and in which respects they differ."""
     most = max(8, int((_WIDTH - 120) / len(states) / _CHAR) - 5)
     names = [line(f"{number} {state.info.name}", most) for number, state in enumerate(states, 1)]
+    rows = [
+        (
+            str(number),
+            line(state.info.name, LINE),
+            facts.status(state, now).lower(),
+            facts.took(state, now),
+            facts.shape(state),
+            ", ".join(metrics.summary(state.spoken, 4, counting=False)),
+        )
+        for number, state in enumerate(states, 1)
+    ]
     parts = [
-        _part("Jobs", ("", "job", "state", "took", "size", "newest values"), _summaries(states, now)),
+        _part("Jobs", ("", "job", "state", "took", "size", "newest values"), rows),
         *_metrics(states, names),
         *(part for aspect in aspects(states, names) for part in _differences(aspect, names)),
     ]
@@ -100,20 +111,6 @@ def _differences(aspect: Aspect, names: Sequence[str]) -> Iterator[dict[str, Any
     for name, changed in zip(names[1:], aspect.changes, strict=False):
         if changed:
             yield _part(f"What {name} changed in {names[0]}", spans=code.changes(changed))
-
-
-def _summaries(states: Sequence[JobState], now: float) -> list[tuple[str, ...]]:
-    return [
-        (
-            str(number),
-            line(state.info.name, LINE),
-            facts.status(state, now).lower(),
-            facts.took(state, now),
-            facts.shape(state),
-            ", ".join(metrics.summary(state.spoken, 4, counting=False)),
-        )
-        for number, state in enumerate(states, 1)
-    ]
 
 
 def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -178,25 +178,19 @@ def _program() -> Iterator[tuple[str, bytes]]:
 
 def _libraries() -> Iterator[tuple[str, bytes]]:
     """Yield the Python of what the program needs beside the standard library."""
-    for name in sorted(_closure(_LIBRARIES)):
-        for path in metadata.files(name) or ():
-            if path.suffix == ".py" and ".." not in path.parts:
-                yield str(path), Path(str(path.locate())).read_bytes()
-
-
-def _closure(names: Iterable[str]) -> set[str]:
     from packaging.requirements import Requirement
 
-    closure, todo = set[str](), [*names]
+    closure, todo = set[str](), [*_LIBRARIES]
     while todo:
         name = todo.pop().lower().replace("_", "-")
         if name not in closure:
             closure.add(name)
             needs = map(Requirement, metadata.requires(name) or ())
-            todo += [
-                need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
-            ]
-    return closure
+            todo += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    for name in sorted(closure):
+        for path in metadata.files(name) or ():
+            if path.suffix == ".py" and ".." not in path.parts:
+                yield str(path), Path(str(path.locate())).read_bytes()
 
 
 def _meta(namespace: str, name: str = NAME) -> dict[str, Any]:

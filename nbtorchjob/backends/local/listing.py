@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, reduce
 from itertools import islice
@@ -86,12 +86,10 @@ class Summaries:
         self._lines = lines
         first = dict(islice(lines.items(), _MOST))
         alike = sum(self._written.get(name) is line for name, line in first.items())
-        if len(first) + len(self._written) - 2 * alike > len(first) // 100:
-            self._write(first)
-
-    def _write(self, lines: dict[str, Line]) -> None:
+        if len(first) + len(self._written) - 2 * alike <= len(first) // 100:
+            return
         # A job a line: to read all at once would take three times the memory that is kept of it.
-        text = "\n".join(json.dumps(item, separators=(",", ":")) for item in lines.items()).encode()
+        text = "\n".join(json.dumps(item, separators=(",", ":")) for item in first.items()).encode()
         partial = self._path.with_name(f".{os.getpid()}.{token_hex(4)}")
         with suppress(OSError, NotOwnError):  # a full disk, maybe: then the next process makes them again
             own(self._path.parent)
@@ -101,11 +99,10 @@ class Summaries:
                 os.replace(partial, self._path)
             finally:
                 partial.unlink(missing_ok=True)
-            for old in sorted(self._path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)[
-                _MOST_FILES:
-            ]:
+            newest_first = sorted(self._path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)
+            for old in newest_first[_MOST_FILES:]:
                 old.unlink(missing_ok=True)
-        self._written = lines
+        self._written = first
 
     def _read(self) -> dict[str, Line]:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -375,9 +372,22 @@ class _Begun:
         self.seen: Mark | None = None  # how its events were, or before, when they were read last
 
     def read(self, mark: Mark | None = None) -> JobState:
-        """Return what is known now, or, while its events have the same ``mark``, what was known."""
-        if mark is None or mark != self.seen:
-            self.known, self.seen = _with_lines(self.known, self.events.lines()), mark
+        """Return what is known now, or, while its events have the same ``mark``, what was known.
+
+        Of the reports of its ranks that is some, of an ended job's the newest.
+        """
+        if mark is not None and mark == self.seen:
+            return self.known
+        told: list[bytes] = []
+        telling = Telling()
+        for line in self.events.lines():
+            if line.startswith((REPORTED, USED)):
+                telling.add(line)
+            elif not line.startswith(DISPLAYED):
+                told.append(line)
+        state = reduce(apply, read(told), self.known)
+        kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
+        self.known, self.seen = reduce(apply, read(kept), state), mark
         return self.known
 
 
@@ -433,17 +443,3 @@ def _written(log: str) -> float:
 def _mark(stat: os.stat_result) -> Mark:
     # File systems give a number to the next file once its file is gone, but hardly in the same instant.
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _with_lines(state: JobState, lines: Iterable[bytes]) -> JobState:
-    """Return the state that knows the lines, too: some of its reports, of an ended job the newest."""
-    facts: list[bytes] = []
-    telling = Telling()
-    for line in lines:
-        if line.startswith((REPORTED, USED)):
-            telling.add(line)
-        elif not line.startswith(DISPLAYED):
-            facts.append(line)
-    state = reduce(apply, read(facts), state)
-    kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
-    return reduce(apply, read(kept), state)

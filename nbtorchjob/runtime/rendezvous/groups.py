@@ -116,8 +116,9 @@ def leave() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
+    backends = {backend for backend, _ in getattr(torch_versions.WORLD.get(), "pg_map", {}).values()}
     # Its ranks end once all of them have returned; of several nodes each would on its own.
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") or not _only_gloo():
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") or backends != {"gloo"}:
         distributed.destroy_process_group()
         return
 
@@ -128,10 +129,6 @@ def leave() -> None:
     thread = threading.Thread(target=leave_soon, name="leave", daemon=True)
     thread.start()
     atexit.register(thread.join)  # for an interpreter that ends in order: most ranks just end
-
-
-def _only_gloo() -> bool:
-    return {backend for backend, _ in getattr(torch_versions.WORLD.get(), "pg_map", {}).values()} == {"gloo"}
 
 
 ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own

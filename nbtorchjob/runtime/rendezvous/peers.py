@@ -441,7 +441,10 @@ class Peers(Alone):
                 return True
             if ring is not None:
                 ring.heard = True
-                ring.lost = ring.lost or store.check([ring.key("lost")]) or self._left_behind(ring, store)
+                ring.lost = ring.lost or store.check([ring.key("lost")])
+                # torch lets the others begin anew without a node whose signs of life are late, and doesn't
+                # tell it.
+                ring.lost = ring.lost or (self._elastic and store.get(_NEWEST).decode() != ring.name)
                 self._look_for_wish(ring, store)
                 self._look_for_gathering(ring, store)
                 ring.asks = ring.asks or store.check([ring.key("asks")])
@@ -515,10 +518,6 @@ class Peers(Alone):
                 ring.room -= len(text)
                 if ring.room >= 0:
                     emit(**json.loads(text))
-
-    def _left_behind(self, ring: Ring, store: Any) -> bool:
-        # torch lets the others begin anew without a node whose signs of life are late, and doesn't tell it.
-        return self._elastic and store.get(_NEWEST).decode() != ring.name
 
     def _store_is_gone(self, why: object) -> None:
         why = str(why).partition("\n")[0]  # torch adds a C++ backtrace

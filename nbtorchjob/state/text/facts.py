@@ -16,7 +16,6 @@ from nbtorchjob.state.events import (
     RankExited,
     RankFailed,
     RankStops,
-    Waiting,
 )
 from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.progress import hang, missed, still
@@ -292,39 +291,28 @@ def waiting(state: JobState) -> list[str]:
     queued = lifetime.waits(state)
     for wait in state.waiting:
         if wait.holder:
-            queued += _held_up(wait, state)
+            # Which job of this machine has the places that this one waits for, and the ways out
+            name, holder = line(state.info.name, 80), line(wait.holder, 80)
+            ways = f"{hint('cancel', holder)} ends that job"
+            if not wait.exclusive:
+                beside = "runs this one beside it, as their ranks take turns on the cores"
+                ways += f"; {hint('start', name)} {beside}"
+            queued += [elide(clean(wait.text), _MAX_WAIT), ways]
             continue
-        hint = causes.of_waiting(wait).hint
+        remedy = causes.of_waiting(wait).hint
         text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
         if wait.node is not None:
-            # Describe what the lives before the present one came to, for a pod that is created again and
-            # again
+            # What the lives before the present one came to, of a pod that is created again and again
             node = state.nodes[wait.node]
-            ends = [
-                life.exit for life in node.lives.values() if life is not node.life and life.exit is not None
-            ]
-            if not ends:
-                before = ""
-            else:
+            ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit]
+            if ends:
                 last = max(ends, key=lambda end: end.time)
                 how = causes.of_end(last).line if last.code != 0 else "finished"
-                before = f"its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)}"
-        else:
-            before = ""
-        groups.setdefault((f"{text} ({before})" if before else text, hint), []).append(
-            -1 if wait.node is None else wait.node
-        )
+                text += f" (its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)})"
+        groups.setdefault((text, remedy), []).append(-1 if wait.node is None else wait.node)
     lines = [_waiting_line(nodes, *key) for key, nodes in groups.items()]
     more = len(lines) - _MAX_WAITS
     return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
-
-
-def _held_up(wait: Waiting, state: JobState) -> list[str]:
-    """Explain which job of this machine has the places that this one waits for, and the ways out."""
-    name, holder = line(state.info.name, 80), line(wait.holder, 80)
-    ends = f"{hint('cancel', holder)} ends that job"
-    beside = f"{hint('start', name)} runs this one beside it, as their ranks take turns on the cores"
-    return [elide(clean(wait.text), _MAX_WAIT), ends if wait.exclusive else f"{ends}; {beside}"]
 
 
 def took(state: JobState, now: float) -> str:

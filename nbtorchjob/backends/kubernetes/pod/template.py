@@ -381,16 +381,14 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def _value(key: str, old: Any, new: Any) -> Any:
     if isinstance(new, Mapping):
         return _merged(old if isinstance(old, Mapping) else {}, new)
-    if isinstance(old, list) and isinstance(new, list) and all(isinstance(e, Mapping) for e in (*old, *new)):
-        return _list(_KEYS.get(key, "name"), old, new)
-    return new
-
-
-def _list(key: str, old: list[Any], new: list[Any]) -> list[Any]:
+    lists = isinstance(old, list) and isinstance(new, list)
+    if not lists or not all(isinstance(entry, Mapping) for entry in (*old, *new)):
+        return new
+    name = _KEYS.get(key, "name")
     merged = list(old)
-    at = {entry[key]: i for i, entry in enumerate(old) if key in entry}
+    at = {entry[name]: i for i, entry in enumerate(old) if name in entry}
     for entry in new:
-        index = at.get(entry.get(key))
+        index = at.get(entry.get(name))
         if index is None:
             merged.append(_merged({}, entry))
         else:

@@ -55,9 +55,18 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 def put_down(job: JobDirectory) -> None:
     """Link the file into the job's folder; where the disk won't have that, the job goes without."""
     # The file's name and content, made once for all that say the same
-    key = here.environment(), here.origins()
-    if not _made or _made[0][:2] != key:
-        _made[:] = [(*key, *_make(*key))]
+    environment, origins = here.environment(), here.origins()
+    if not _made or _made[0][:2] != (environment, origins):
+        described = {
+            "event": "EnvironmentTold",
+            "node": 0,
+            "python": environment.python,
+            "platform": environment.platform,
+            "distributions": dict(environment.distributions),
+            "origins": origins,
+        }
+        data = json.dumps(described, sort_keys=True).encode()
+        _made[:] = [(environment, origins, hashlib.sha256(data).hexdigest()[:16], data)]
     digest, data = _made[0][2:]
     with suppress(OSError, NotOwnError):
         shared = directory.environments_dir() / digest
@@ -71,19 +80,6 @@ def put_down(job: JobDirectory) -> None:
                 os.link(job.environment, shared)
         except OSError:  # file systems without links, or with no more of them
             job.environment.write_bytes(data)
-
-
-def _make(environment: here.Environment, from_elsewhere: dict[str, str]) -> tuple[str, bytes]:
-    described = {
-        "event": "EnvironmentTold",
-        "node": 0,
-        "python": environment.python,
-        "platform": environment.platform,
-        "distributions": dict(environment.distributions),
-        "origins": from_elsewhere,
-    }
-    data = json.dumps(described, sort_keys=True).encode()
-    return hashlib.sha256(data).hexdigest()[:16], data
 
 
 def thin_out() -> None:
