@@ -322,7 +322,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
-            pause = _SHORTEST if self._swaps(codes) else pause
+            pause = _SHORTEST if self._see_to_swaps(codes) else pause
             if self._leave(codes):
                 self._wait_for_an_end(pause)
                 continue
@@ -346,8 +346,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._wait_for_an_end(pause)
             pause = min(pause * 1.1, _LONGEST)
 
-    def _swaps(self, codes: Dict[int, int]) -> bool:
-        """See to swaps of the ranks' code; return whether one is under way."""
+    def _see_to_swaps(self, codes: Dict[int, int]) -> bool:
+        """Bring swaps of the ranks' code forward; return whether one is under way."""
         departure = self._departure
         if self.swaps is None or departure is None or not self.swaps.busy:
             return False

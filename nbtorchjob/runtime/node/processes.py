@@ -187,8 +187,7 @@ def start_template(folder: str) -> bool:
     fresh.use_threads()
     pid = os.fork()
     if pid == 0:
-        os.close(alive_w)  # the server ends when its agent's end of this pipe is closed
-        _serve(listener, alive_r)
+        _serve(listener, alive_r, alive_w)
     os.close(alive_r)
     listener.close()
     for name, value in zip(names, (address, alive_w, pid)):
@@ -196,15 +195,16 @@ def start_template(folder: str) -> bool:
     return True
 
 
-def _serve(listener: socket.socket, alive: int) -> NoReturn:
-    """Be the template, until the pipe that ``alive`` reads is closed."""
+def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> NoReturn:
+    """Be the template, until its agent's end of the pipe is closed."""
     code = errno.EIO
     try:
         # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
         die_with_parent()
-        for fd in (listener.fileno(), alive):
+        os.close(alive_w)
+        for fd in (listener.fileno(), alive_r):
             os.set_inheritable(fd, True)
-        forkserver.main(listener.detach(), alive, [])
+        forkserver.main(listener.detach(), alive_r, [])
         code = 0
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else 0
