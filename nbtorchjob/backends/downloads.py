@@ -320,7 +320,7 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
             raise zipfile.BadZipFile("it holds more than any node sends")
         for entry in entries:
-            # Whether an entry is a file as nodes send them, with a name that leads to below its folder
+            # Nodes send plain files, stored as they are, whose names lead to below their folder.
             name = entry.filename
             safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
@@ -334,7 +334,7 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a node's archive. Raises ``ResultError`` for what isn't one."""
     try:
         with open(path, "rb", opener=plain) as raw:
-            # Raise where an archive's directory is longer than any that a node writes: it is read into memory
+            # Its directory is read into memory, so one that is longer than any of a node's isn't read.
             raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
             bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
             if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:

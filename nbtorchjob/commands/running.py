@@ -78,7 +78,6 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
     assert many is not None
     with interrupts.message(interrupts.NOTHING):
         if options.dry_run:
-            # Describe the runs, and what one of them would send
             from nbtorchjob.capture import arguments  # late, as above
 
             shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
@@ -382,7 +381,6 @@ def _hold(
         if options.detach:
             return front.detached(job, options.out)
         with front.reading(job), front.failing(job):
-            # Draw the job until it ends, and return its value; raises as ``Job.result`` and ``view.watch`` do
             drawn = front.view(job, options, output)
             from nbtorchjob.ui.card import view  # late, as above
 

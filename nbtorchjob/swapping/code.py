@@ -203,7 +203,7 @@ class JobCode:
                 if name in self.definitions and not isinstance(statement, ast.Import | ast.ImportFrom):
                     _refuse_class(name, self.definitions[name][1], statement, self._is_certain)
         if all(isinstance(statement, ast.Assign | ast.AnnAssign) for statement in statements):
-            # Refuse values alone of which the job's code looks one up nowhere
+            # Values alone change nothing if no code looks them up.
             names = sorted(new.names)
             for name in names if self.whole else ():
                 if name not in self.names and name not in self._looked_up:

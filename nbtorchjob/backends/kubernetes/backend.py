@@ -510,7 +510,7 @@ def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
     try:
         loop.run(noted())
     except KeyboardInterrupt:
-        # Wait until what was made is taken back again; say whether it is there all the same
+        # What was made is taken back meanwhile; it may be there all the same.
         with suppress(KeyboardInterrupt):
             over.wait(_TAKE_BACK_S)
         if infos:

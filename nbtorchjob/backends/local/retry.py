@@ -33,7 +33,6 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
     profiles.admitted(info.asked)
     made = swaps.texts(swaps.as_swapped(state), info.name)
     if resume:
-        # Raise ``SubmitError`` where there are none, or where a second copy has no room
         name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
         if not files:
             raise SubmitError(f"{name} left no checkpoint to resume from: {hint('retry', name)} begins anew")

@@ -179,11 +179,10 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
     inside = next((thread for thread in sample.threads if _operation(thread)), None)
     frames = (inside or next(iter(sample.threads), Thread("", ()))).frames
     code = _code(frames[-1], sources) if frames else ""
-    # Whether a rank is in a backward pass, and no collective of that is Python code's (FSDP's, tensors')
-    in_backward_frames = [frame for thread in sample.threads for frame in thread.frames]
     ends = [thread.frames[-1] for thread in sample.threads if thread.frames]
-    engine = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
-    in_backward = engine and not any("torch/distributed/" in frame.filename for frame in in_backward_frames)
+    backward = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
+    # Python code's collectives are FSDP's, or tensors'.
+    own = any("torch/distributed/" in frame.filename for thread in sample.threads for frame in thread.frames)
     return Standing(
         sample.rank,
         sample.state,
@@ -195,7 +194,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         handle=".wait(" in code,
         groups=sample.groups,
         recorded=bool(sample.groups) or (sample.state in (RUNS, HELD) and not sample.note),
-        ddp=in_backward,
+        ddp=backward and not own,
         note=sample.note,
     )
 
@@ -462,20 +461,18 @@ class Seen(FrozenDataclass):
         if stand is None or rank in self.ended or stand.state != RUNS:
             return ()
         if stand.peer is not None:
-            # Whether a peer does what a send or a receive waits for, so that it is on its way
-            other = self.of.get(stand.peer)
-            if (
-                other is None
-                or stand.peer in self.ended
-                or other.peer != stand.rank
-                or other.inside == stand.inside
-            ):
-                fits = False
-            else:
-                fits = all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
-            return () if fits else (stand.peer,)
+            return () if self._is_met(stand) else (stand.peer,)
         held = self.held_in(rank)
         return held.absent if held is not None else ()
+
+    def _is_met(self, stand: Standing) -> bool:
+        """Whether the peer does what a send or a receive waits for, so that it is on its way."""
+        other = self.of.get(stand.peer) if stand.peer is not None else None
+        if other is None or other.rank in self.ended or other.peer != stand.rank:
+            return False
+        if other.inside == stand.inside:  # both send, or both receive
+            return False
+        return all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
 
     def held_in(self, rank: int) -> Wait | None:
         """Return the call that a rank surely waits in, of those that are waited in."""

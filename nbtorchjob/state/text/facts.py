@@ -375,18 +375,7 @@ _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[K
 
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
-    # Describe how the job would be tried again by itself, to whoever hasn't asked for it
-    if state.info.of_lab and not state.info.in_pool:
-        again = ""  # a cell isn't: its lab is
-    elif failure.reason.cause is Cause.INFRA:
-        # Without its supervisor, or deleted, a job isn't tried again by anybody.
-        again = "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
-    else:
-        retried = state.info.retry is not None and state.info.retry.retries > 0
-        if failure.error is not None and failure.error.recoverable and not retried:
-            again = "It asks for a retry: set --retries N."
-        else:
-            again = ""
+    again = _again(failure, state)
     # Whose fault a failure was, where the exception doesn't say it, and on which node it was
     certain = not again
     many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
@@ -406,6 +395,18 @@ def cause(failure: Failure, state: JobState) -> str:
         hint = table.KNOWN.get(hint, hint)
     words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
+
+
+def _again(failure: Failure, state: JobState) -> str:
+    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
+    if state.info.of_lab and not state.info.in_pool:
+        return ""  # a cell isn't: its lab is
+    if failure.reason.cause is Cause.INFRA:
+        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
+    retried = state.info.retry is not None and state.info.retry.retries > 0
+    asks = failure.error is not None and failure.error.recoverable
+    return "It asks for a retry: set --retries N." if asks and not retried else ""
 
 
 def beside(state: JobState) -> list[str]:

@@ -289,12 +289,11 @@ class _Pod:
             yield self._started(running, self._run)
         if (ended := self._state.get("terminated")) is not None:
             yield from self._ended(ended, self._run)
-            # Whether the kubelet will start a container again that has just ended
+            # The kubelet may start a container again that has just ended.
             policy = (self._pod.get("spec") or {}).get("restartPolicy")
             failed = ended["exitCode"] != 0
             live = self._status.get("phase") == "Running" and reading.deleted(self._pod) is None
-            starts_again = live and (policy == "Always" or (policy == "OnFailure" and failed))
-            if starts_again:
+            if live and (policy == "Always" or (policy == "OnFailure" and failed)):
                 yield self._between({}, ended)
         if waits and last:
             yield self._between(waits, last)

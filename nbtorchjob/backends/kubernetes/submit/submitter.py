@@ -350,26 +350,23 @@ class Submitter:
         """Remove what has the name without a job; False where that may get its job any moment."""
         secret = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         orphan = await self._existing(secret)
-        if orphan is not None:
-            # Whether its kernel was killed before it made the job, or its job was deleted a moment ago
-            owners = orphan["metadata"].get("ownerReferences")
-            if not owners:
-                lost = self._client.now() - created(orphan) > HALF_MADE_S
-            else:
-                made = (owners[0]["apiVersion"], owners[0]["kind"])
-                apis = (kind.api for kind in KINDS.values())
-                api = next((api for api in apis if (api.group_version, api.kind) == made), None)
-                if api is None:
-                    lost = False
-                else:
-                    owner = await self._existing(
-                        Target(api, orphan["metadata"]["namespace"], owners[0]["name"])
-                    )
-                    lost = owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
-            if lost:
-                return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
+        if orphan is not None and await self._is_lost(orphan):
+            return await self._client.delete(secret, uid=orphan["metadata"]["uid"])
         await asyncio.sleep(_MOMENT_S)
         return orphan is None or await self._existing(draft.job) is not None
+
+    async def _is_lost(self, orphan: Object) -> bool:
+        """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
+        owners = orphan["metadata"].get("ownerReferences")
+        if not owners:
+            return self._client.now() - created(orphan) > HALF_MADE_S
+        made = (owners[0]["apiVersion"], owners[0]["kind"])
+        apis = (kind.api for kind in KINDS.values())
+        api = next((api for api in apis if (api.group_version, api.kind) == made), None)
+        if api is None:
+            return False
+        owner = await self._existing(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
+        return owner is None or owner["metadata"]["uid"] != owners[0]["uid"]
 
     async def _existing(self, target: Target) -> Object | None:
         try:

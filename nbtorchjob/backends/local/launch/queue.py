@@ -112,9 +112,8 @@ def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
     spoken_for: set[str] = set()  # GPUs that a job of its own waits for
     for grouped in (False, True):
         for entry in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
-            # Whether as many of its group run as are to
-            many = entry.at_once is not None and sum(r.group == entry.group for r in running) >= entry.at_once
-            if many:
+            alike = sum(other.group == entry.group for other in running)
+            if entry.at_once is not None and alike >= entry.at_once:
                 continue  # its group has no room for it, which is nobody else's matter
             free = [gpu for gpu in _free(entry, running) if gpu not in spoken_for]
             others = sum(r.ranks for r in running if entry.group or not r.group)
