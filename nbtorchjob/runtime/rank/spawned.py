@@ -38,6 +38,8 @@ _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
 # Messages of torch's spawn and DataLoader, and of concurrent.futures (CPython 3.14).
 _ENDED = re.compile(r"terminated with exit code|exited unexpectedly|terminated abruptly")
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
+_PLACE = re.compile(r"^  File \"(.+)\", line (\d+), in .+$", re.MULTILINE)
+_BELOW_PLACE = 3  # lines: the error's, and before it the source's and its marks
 _TAIL = 1 << 16
 CELLS = "NBTORCHJOB_CELLS"  # a file of what a rank that stays has run later
 
@@ -170,7 +172,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
         with suppress(OSError), open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             tail = file.read().decode(errors="replace")
-    said = _LAST_WORDS.findall(tail)
+    said = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         workers = getattr(frame.f_locals.get("self"), "_workers", ())
@@ -179,7 +181,15 @@ def notes(exc: BaseException, log: str) -> List[str]:
             break
     else:
         ended = []
-    return reasons + ["That process said: %s" % line for line in said[-1:]] + ended
+    return reasons + said + ended
+
+
+def _placed(words: re.Match[str], text: str) -> str:
+    """Return an error's line with where it was raised; that of a semaphore that is gone names nothing."""
+    places = list(_PLACE.finditer(text, 0, words.start()))
+    if not places or text.count("\n", places[-1].end(), words.start()) > _BELOW_PLACE:
+        return words.group()
+    return "%s, at line %s of %s" % (words.group(), places[-1].group(2), places[-1].group(1))
 
 
 def _ended_workers(workers: List[Any], exc: BaseException, exited: str) -> List[str]:

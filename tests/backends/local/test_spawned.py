@@ -1,5 +1,7 @@
 """Processes that a cell starts with "spawn" and "forkserver": they find the cell's functions and classes."""
 
+import re
+
 import pytest
 
 from nbtorchjob import JobFailedError, JobSpec, capture, submission
@@ -358,5 +360,8 @@ def test_a_loaders_worker_that_can_not_unpickle_is_named_with_the_cure():
     with pytest.raises(JobFailedError) as failed:
         run(CLOSED).result(LIMIT)
 
-    assert "That process said: KeyError: 'rows.db'" in str(failed.value)
+    said = re.search(r"That process said: (.+), at line (\d+) of <torchjob cell", str(failed.value))
+    assert said is not None, failed.value
+    line = CLOSED.splitlines().index('        raise KeyError(state["path"])') + 2  # below %%torchjob
+    assert said.groups() == ("KeyError: 'rows.db'", str(line))
     assert "DataLoader worker 0 exited with code 1 as it couldn't unpickle" in str(failed.value)
