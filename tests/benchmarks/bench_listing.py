@@ -31,7 +31,7 @@ JOBS = 5000
 FEW = 700  # that a terminal lists
 ROUNDS = 9
 LIST_GOAL, ANSWER_GOAL = 4.0, 8.0
-COMMAND_GOAL_S = 0.2
+COMMAND_GOAL_S = 0.15
 FIRST_GOAL_S = 1.5  # of a CPU: the first table of a server, where another process has listed the jobs
 CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
 

@@ -54,6 +54,7 @@ Mark: TypeAlias = (
 )
 
 _MOST = 10_000  # jobs: another process reads the folders of more than that itself
+_FEW, _PIECE = 1000, 256  # jobs that don't share what is alike, and that are parsed at once
 _MOST_FILES = 4  # of other code, as of another environment's version, and of other functions
 
 
@@ -108,10 +109,14 @@ class Summaries:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
-                lines = map(json.loads, text.splitlines())
-                return {
-                    name: Line(tuple(mark), until, alike(summary)) for name, (mark, until, summary) in lines
-                }
+                lines, kept = text.splitlines(), dict[str, Line]()
+                for begin in range(0, len(lines), _PIECE):
+                    rows = json.loads(b"[%b]" % b",".join(lines[begin : begin + _PIECE]))
+                    for name, (mark, until, summary) in rows:
+                        # Of few jobs, as a command lists them, that would take longer than it is worth.
+                        summary = alike(summary) if len(lines) > _FEW else summary
+                        kept[name] = Line(tuple(mark), until, summary)
+                return kept
         return {}
 
 
