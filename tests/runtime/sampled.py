@@ -41,7 +41,7 @@ def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
         job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
     try:
         until = time.monotonic() + LIMIT
-        while len(job.state.samples) < nodes:
+        while len(job.state.samples) < nodes or begins(job.state.samples):
             assert time.monotonic() < until, job.state
             assert not job.done(), b"".join(job.read_log())
             time.sleep(0.05)
@@ -53,6 +53,11 @@ def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
                 os.kill(rank.pid, signal.SIGKILL)  # one that is stopped would take its grace period
         job.wait(LIMIT)
         job.delete()
+
+
+def begins(samples):
+    """Whether a rank hadn't begun when its node's was told, as others wait for it: the next sample has it."""
+    return any(rank.state == "begins" for node in samples.values() for rank in node.samples)
 
 
 def write(folder, names, **launch):

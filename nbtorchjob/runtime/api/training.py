@@ -113,7 +113,7 @@ class ResumableTraining:
 
             path = checkpoint_dir() / _FOLDER if folder is None else folder
             # Threads of ranks meet in this group, as that of NCCL has no backend for CPUs. Where the default
-            # group has none DCP refuses to save, also of a single rank (2.11).
+            # group has none DCP refuses to save, also of a single rank.
             together = distributed.is_available() and distributed.is_initialized()
             own = distributed.new_group(backend="gloo") if together else None
             self._checkpoints = Checkpoints(os.fspath(path), keep, own)
