@@ -7,7 +7,9 @@ import pytest
 
 _INSTALLED = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 _THEME = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
+# While JupyterLab loads another theme's styles its pages are hidden.
 _LOOK = """async part => {
+  while (!document.querySelector(part)) await new Promise(requestAnimationFrame);
   const {violations} = await axe.run(part);
   const found = violations.flatMap(({id, nodes}) => nodes.map(node => ({id, ...node})));
   return found.map(({id, html, any}) => [id, html.slice(0, 200), any[0]?.message]);

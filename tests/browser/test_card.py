@@ -273,7 +273,7 @@ def test_a_card_whose_job_was_deleted_says_so_and_keeps_what_it_showed(running):
     card(running).get_by_text("This job was deleted").wait_for()
 
     assert card(running).locator(".nbt-state").inner_text() == "Deleted"
-    assert card(running).locator("img").is_visible()
+    card(running).locator("img").wait_for()
     assert card(running).get_by_role("button").count() == 0
 
 
