@@ -161,9 +161,10 @@ other:
 	  --group dev --editable '.[local$(COMMA)kubernetes$(COMMA)jupyter]' $(WITH))
 	@touch $(OTHER)/installed
 
-# What needs an NVIDIA GPU, in a real kernel, on a machine that has one. NAME is that of its row in docs/tried.md.
+# What needs an NVIDIA GPU, in a real kernel and a pool, on a machine that has one. NAME is that of its row in docs/tried.md.
 gpu: $(STAMP)
 	$(BIN)/python -m tests.tried --gpu $(NAME)
+	$(BIN)/pytest tests/backends/kubernetes/test_pools.py -k gpu
 
 # The tests of ranks with another torch, or some of them.
 TORCH_TESTS ?= tests/runtime tests/backends/local
