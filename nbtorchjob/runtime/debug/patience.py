@@ -28,6 +28,7 @@ from nbtorchjob.runtime.look import recorder
 
 _NEVER = timedelta(days=30)
 _EVERY_S = 0.25
+_UNNAMED = "operation"  # what a thread waits for, where that isn't known
 _STORE_S = 10.0
 _STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % word for word in ("stopped", "changes", "who"))
 
@@ -75,7 +76,7 @@ class Patience:
             if args or kwargs or not self._limits:
                 return inner(work, *args, **kwargs)
             # Of which group it is nobody says.
-            with self._within("operation", timedelta(seconds=max(self._limits.values()))):
+            with self._within(_UNNAMED, timedelta(seconds=max(self._limits.values()))):
                 return inner(work)
 
         c10d.Work.wait = wait
@@ -206,8 +207,12 @@ class Patience:
                 ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
                 for key, call in zip(known, calls)
             ]
-        waits = [*pending, *list(self._inside.values())]
-        late = (wait for wait in waits if now >= max(wait[1], self._since) + wait[2])
+        # A thread waits from a moment before its call is seen here, so it may be late before the call is.
+        known_by = {_UNNAMED: pending[0][0]} if len(pending) == 1 else {}
+        inside = [
+            (known_by.get(name, name), since, most) for name, since, most in list(self._inside.values())
+        ]
+        late = (wait for wait in [*pending, *inside] if now >= max(wait[1], self._since) + wait[2])
         return next(late, None)
 
     def _put_off(self, late: _Wait) -> bool:

@@ -1,6 +1,7 @@
 """How long collectives may wait while ranks stop in the debugger."""
 
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -27,5 +28,16 @@ def test_a_call_times_out_after_its_time_though_the_clock_is_set(by, pending, mo
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1801)
     late = pending._late()
+    assert late is not None
+    assert late[0] == "all_reduce #4"
+
+
+def test_who_waits_for_the_one_call_that_pends_waits_for_it_by_name(pending, monkeypatch):
+    began = time.monotonic()
+    with pending._within("operation", timedelta(seconds=1800)):
+        monkeypatch.setattr(time, "monotonic", lambda: began + 1)
+        assert pending._late() is None  # seen first a second after it began
+        monkeypatch.setattr(time, "monotonic", lambda: began + 1800.5)
+        late = pending._late()
     assert late is not None
     assert late[0] == "all_reduce #4"
