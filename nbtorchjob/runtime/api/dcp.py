@@ -168,8 +168,9 @@ class Checkpoints:
         writer = None if is_sharded(copy) else dcp.FileSystemWriter(path)
         if writer is not None:
             writer.stage = lambda staged: staged
-        options = {"checkpoint_id": path, "storage_writer": writer, "process_group": self._group}
-        saving: Any = dcp.async_save(copy, **options)
+        saving: Any = dcp.async_save(
+            copy, checkpoint_id=path, storage_writer=writer, process_group=self._group
+        )
         self._pending = (name, saving)
 
     def finish(self, *, wait: bool = True) -> None:
@@ -288,6 +289,7 @@ def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
     long, so that of the copies ``locked`` is filled anew. Sharded tensors of GPUs are left for DCP to copy.
     """
     now: _Locked = {}
+    devices = set()
 
     def copied(value: Any, place: Tuple[Any, ...]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -302,6 +304,7 @@ def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
             if copy is None or (copy.shape, copy.dtype) != (source.shape, source.dtype):
                 copy = torch.empty_like(source, device="cpu", pin_memory=True)
             now[place] = copy.copy_(source, non_blocking=True)
+            devices.add(source.device)
             return copy
         if isinstance(value, dict):
             return {key: copied(inner, (*place, key)) for key, inner in value.items()}
@@ -311,8 +314,8 @@ def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
         return value
 
     copy = copied(state, ())
-    if now:
-        torch.cuda.synchronize()
+    for device in devices:  # each has a stream of copies of its own
+        torch.cuda.synchronize(device)
     return copy, now
 
 

@@ -103,7 +103,7 @@ class ResumableTraining:
         self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
         for each in self._optimizers:
             _notice_steps(each, self)
-        group()  # of several ranks each needs one
+        group()  # raises where this rank is one of several and has none yet
         if folder is None and ROUND not in os.environ:
             self._checkpoints = None  # in a notebook
         else:
