@@ -111,11 +111,11 @@ class Sender:
             wanted = not self._namespaces or info.cluster.get("namespace") in self._namespaces
             if not wanted or info.id in self._jobs or now < self._again.get(info.id, now):
                 continue
-            there = backend(info.backend)
             try:
-                pool = Lab(there, there.info(info.address.rpartition(MARK)[0]))
-                job = self._jobs[info.id] = pool.turn(info.address)
-                job.done()
+                there = backend(info.backend)
+                job = Lab(there, there.info(info.address.rpartition(MARK)[0])).turn(info.address)
+                job.done()  # begins to follow it
+                self._jobs[info.id] = job
             except NBTorchJobError:
                 self._again[info.id] = now + _AGAIN_S
 

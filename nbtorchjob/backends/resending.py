@@ -123,6 +123,8 @@ class Kept:
     @classmethod
     def of(cls, pool: str, id_: str, address: str) -> tuple[Kept, JobInfo] | None:
         """Return what is kept of the job that was sent with that id; None where that is nothing."""
+        if {pool, id_} & {"", ".", ".."} or any("/" in name for name in (pool, id_)):
+            return None  # both are facts, which code in the pool's pods may have made up
         folder = state_dir() / _FOLDER / pool / id_
         with suppress(OSError, DamagedError):
             info = read((folder / _INFO).read_bytes(), "kubernetes", address)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from nbtorchjob import Elastic, JobSpec, Retry
+from nbtorchjob import Elastic, JobSpec, Retry, pools
 from nbtorchjob.backends import turns as backends_turns
 from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
@@ -227,3 +227,29 @@ def test_a_job_that_waited_as_its_pool_was_lost_shows_that_it_is_sent_again(kept
     assert not state.phase.terminal
     assert [wait.text for wait in state.waits] == ["it is being sent to its pool again"]
     assert not state.notices
+
+
+@pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
+@pytest.mark.usefixtures("kept")
+def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
+    Kept.made(job(), "other", "c1", memoryview(b"whole"), {"round": 5})
+    Kept.made(job(), "pool", "c2", memoryview(b"whole"), {"round": 5})
+
+    assert Kept.of("other", "c1", "lab/c1") is not None
+    assert Kept.of(pool, id_, "lab/c1") is None
+
+
+@pytest.mark.usefixtures("kept")
+def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
+    Kept.made(job(), "other", "c1", memoryview(b"whole"), {"round": 5})
+    asked = []
+
+    def refuse(name):
+        asked.append(name)
+        raise NBTorchJobError("the cluster is gone")
+
+    monkeypatch.setattr(pools, "backend", refuse)
+    sender = pools.Sender()
+    sender.look()
+    sender.look()
+    assert len(asked) == 1
