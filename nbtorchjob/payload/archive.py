@@ -295,6 +295,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "ship": call.shipped,
         "runs": call.given,
         "process": call.lays or spec.lab,
+        "settings": spec.carry_settings and settings.changed(),
         "swaps": may_swap(call, spec),
         "lab": spec.lab,
         "pool": spec.fresh,

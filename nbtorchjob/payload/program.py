@@ -42,15 +42,18 @@ PARTS = {
     "ship": ("install/shipped.py",),
     "runs": ("rank/given.py",),
     "process": ("rank/carried.py",),
+    "settings": ("rank/settings.py",),
     "swaps": (
+        "api/frameworks.py",
         *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
         *("node/kept.py", "node/receiving.py", "node/swaps.py"),
     ),
-    "lab": ("install/needed.py", "rank/names.py", "node/receiving.py", "lab/"),
+    "lab": ("install/needed.py", "rank/names.py", "rank/settings.py", "node/receiving.py", "lab/"),
     "pool": (
         "install/needed.py",
         "install/shipped.py",
         "rank/names.py",
+        "rank/settings.py",
         "node/receiving.py",
         "lab/",
         "pool/",
@@ -158,9 +161,10 @@ def _alike(members: dict[str, bytes]) -> Iterator[str]:
 
 @lru_cache(maxsize=256)  # more than there are modules: most are the same whatever parts travel
 def bare(source: bytes) -> bytes:
-    """Return a module without docstrings, comments, functions' annotations and most of its indentation.
+    """Return a module without docstrings, comments, most annotations and most of its indentation.
 
-    Each line stays in its place: tracebacks show the lines as they were written.
+    Each line stays in its place: tracebacks show the lines as they were written. The annotations in a class
+    stay, as they may make its fields, and so do those without which a line would say nothing.
     """
     tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
     arrows = [
@@ -173,9 +177,14 @@ def bare(source: bytes) -> bytes:
         if token.type == tokenize.COMMENT and not _is_license(token.string):
             line, column = token.start[0], len(token.line[: token.start[1]].encode())
             edits.append(((line, column), (line, column + len(token.string.encode())), b""))
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    fields = {stmt for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for stmt in node.body}
+    for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED):
             edits += _docstring(node)
+        if isinstance(node, ast.AnnAssign) and node.value is not None and node not in fields:
+            in_a_line = node.annotation.end_lineno == node.target.lineno  # else the "=" would begin one
+            edits += _removed(_end(node.target), node.annotation) if in_a_line else ()
         if isinstance(node, ast.arg) and node.annotation is not None:
             edits += _removed((node.lineno, node.col_offset + len(node.arg.encode())), node.annotation)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
@@ -210,9 +219,13 @@ def _docstring(node: _Documented) -> Iterator[_Edit]:
 
 
 def _removed(start: tuple[int, int], node: ast.stmt | ast.expr, instead: bytes = b"") -> Iterator[_Edit]:
+    yield start, _end(node), instead
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
-    yield start, (node.end_lineno, node.end_col_offset), instead
+    return node.end_lineno, node.end_col_offset
 
 
 def _is_license(text: str) -> bool:

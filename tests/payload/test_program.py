@@ -8,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+import torch
 
 from nbtorchjob import capture, report
 from nbtorchjob.backends.kubernetes.payload.package import pack
@@ -27,8 +28,10 @@ def test_without_its_words_a_module_is_the_same_code_on_the_same_lines(name):
 
 
 def wordless(source):
-    """Return the syntax without docstrings and functions' annotations, with the line of each part."""
+    """Return the syntax without docstrings and annotations, but for classes' fields, with lines."""
     tree = ast.parse(source)
+    fields = {stmt for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for stmt in node.body}
+    tree = Unannotated(fields).visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, program.DOCUMENTED) and ast.get_docstring(node) is not None:
             del node.body[0]
@@ -47,6 +50,16 @@ def wordless(source):
     return ast.dump(tree, include_attributes=True)
 
 
+class Unannotated(ast.NodeTransformer):
+    def __init__(self, but):
+        self.but = but
+
+    def visit_AnnAssign(self, node):
+        if node in self.but or node.value is None or node.annotation.end_lineno > node.lineno:
+            return node
+        return ast.copy_location(ast.Assign([node.target], node.value, None), node)
+
+
 @pytest.mark.parametrize(
     ("source", "left"),
     [
@@ -57,12 +70,17 @@ def wordless(source):
         (b'class A:\n    """Only this."""\n', b'class A:\n ""\n'),
         (
             b"def f(a: int = 1, *b: str, **c: Dict[\n    str, X\n]) -> X:\n    x: X = {\n        a\n    }\n",
-            b"def f(a = 1, *b, **c\n\n):\n x: X = {\na\n}\n",
+            b"def f(a = 1, *b, **c\n\n):\n x = {\na\n}\n",
         ),
         (
             b'if x:\n    if y:\n        z = """\n      a\n  """ + (\n            1)\n',
             b'if x:\n if y:\n  z = """\n      a\n  """ + (\n1)\n',
         ),
+        (
+            b"x: Dict[\n    str, X\n] = {}\nclass A:\n    y: int = 1\n    def f(a):\n        a.z: int = 2\n",
+            b"x: Dict[\nstr, X\n] = {}\nclass A:\n y: int = 1\n def f(a):\n  a.z = 2\n",
+        ),
+        (b"y: int\n", b"y: int\n"),
         ('x = "\u00e9"  # \u00e9\n'.encode(), 'x = "\u00e9"\n'.encode()),
         (b'"""Of a module."""; y = 1\n', b'""; y = 1\n'),
         (b"# Copyright 2012\n# why\nx = 1\n", b"# Copyright 2012\n\nx = 1\n"),
@@ -102,6 +120,18 @@ def test_what_posts_reports_travels_with_code_that_may_report(cell, travels):
     trivial, packed = (len(pack(call, JobSpec(backend="kubernetes")).data) for call in calls)
 
     assert (packed > trivial + 800) == travels
+
+
+def test_torch_settings_travel_with_what_lays_them_where_any_has_changed():
+    spec = JobSpec(backend="kubernetes", carry_settings=True)
+    plain = pack(capture.from_cell("1", {}), spec).data
+    torch.set_float32_matmul_precision("high")
+    try:
+        changed = pack(capture.from_cell("1", {}), spec).data
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert len(changed) > len(plain) + 500
 
 
 def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):

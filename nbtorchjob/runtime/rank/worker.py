@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.api import displays, frameworks, points, report
+from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
@@ -25,7 +25,7 @@ from nbtorchjob.runtime.facts.errors import Error, from_exception, named, users_
 from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.look.sampler import Sampler
 from nbtorchjob.runtime.objects import rebuilt, sources, wire
-from nbtorchjob.runtime.rank import call, fresh, settings, spawned, streams
+from nbtorchjob.runtime.rank import call, fresh, spawned, streams
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import Payload
@@ -72,7 +72,10 @@ def run_rank(
     header = Payload(path).header  # now: a failure may leave no file descriptor to open it with
     flusher = streams.redirect(log, at_once=header["unbuffered"])
     displays.install()
-    frameworks.install(header["autolog"])
+    if header["swaps"]:
+        from nbtorchjob.runtime.api import frameworks  # late: it travels only with code that may import one
+
+        frameworks.install(header["autolog"])
     points.begin(folder, int(os.environ["LOCAL_RANK"]))
     sampler = Sampler(rank)
     sampler.start(os.path.dirname(folder))
@@ -128,7 +131,10 @@ def call_once(rank: Rank) -> None:
             from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
 
             given.lay(content, rank.key)
-        settings.lay(rank.header["settings"])
+        if rank.header["settings"]:
+            from nbtorchjob.runtime.rank import settings  # late, as above
+
+            settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)
         value = call.run(content, os.path.abspath(rank.path))
         over(rank)
