@@ -17,9 +17,9 @@ from types import MappingProxyType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from nbtorchjob import capture
-from nbtorchjob.backends import turns_of
-from nbtorchjob.backends.base import Backend, Signs, Talks, able
-from nbtorchjob.backends.resending import Kept, Taken
+from nbtorchjob.backends import resending, turns_of
+from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
+from nbtorchjob.backends.resending import Behind, Kept, Taken
 from nbtorchjob.backends.talk import MOST, STARTING
 from nbtorchjob.capture import RankNames, cells, identity, origin
 from nbtorchjob.capture.lookup import NOTHING
@@ -353,7 +353,8 @@ class Lab:
             "nodes": (spec.launch.min_nodes, spec.launch.max_nodes),
             **run,
         }
-        question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes}
+        number = able(self._backend, Numbers, "send", self.info.address).number(self.info.address)
+        question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes, "number": number}
         job, _ = self._send(call, pack, question, written, known, say)
         return job
 
@@ -376,7 +377,11 @@ class Lab:
         question = {"question": "turn", "id": id_, **asked, "size": size}
         since = self._turns.now(self.info)
         try:
-            before, reply = self._sent(question, file.getbuffer(), say)
+            while True:
+                with suppress(Behind):
+                    before, reply = self._sent(question, file.getbuffer(), say)
+                    break
+                time.sleep(_LOOK_S)
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
@@ -385,7 +390,7 @@ class Lab:
         turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
         fields = {
-            "key": str(turn[0]) if turn is not None else id_,
+            "key": str(asked.get("number") or (turn[0] if turn is not None else id_)),
             "created": packed,
             "label": call.label,
             "ships": capture.ships_line(call),
@@ -453,13 +458,20 @@ class Lab:
     def _sent(
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
     ) -> tuple[JobState, dict[str, Any]]:
-        """Send a turn; return what was known of the lab before, and the answer."""
+        """Send a turn; return what was known of the lab before, and the answer.
+
+        Raises ``Behind`` where other jobs of a pool go first.
+        """
         left, began, said = _TRIES, time.monotonic(), False
         while left:
             left -= 1
             state = self._ready(say)
+            asked = question
+            if self.info.is_pool:
+                resending.wait_behind(self.info.run, question["number"], state.round)
+                asked = {**question, "base": state.round}
             try:
-                with self._nodes.talk(self.info.address, self._lead(state), question, _ASKED_S) as talk:
+                with self._nodes.talk(self.info.address, self._lead(state), asked, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
                     if answer is not None and "bring" in answer:

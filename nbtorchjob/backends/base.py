@@ -331,6 +331,17 @@ class Signs(Protocol):
 
 
 @runtime_checkable
+class Numbers(Protocol):
+    """It numbers the jobs of its pools, whoever sends them."""
+
+    def number(self, name: str) -> int:
+        """Return the number of the next job of a pool: no two have the same.
+
+        It is 0 for a user who may not change what numbers are taken from.
+        """
+
+
+@runtime_checkable
 class Stores(Protocol):
     """It keeps what ranks wrote: facts, logs and archives."""
 

@@ -14,6 +14,10 @@ Each time it goes by another id (``turns.again``). A lead takes each id once, an
 and writes down that it did, so no attempt runs twice. A process that can't send it, or comes second, goes on
 with what was sent. A job that was cancelled is marked, so that nobody sends it again. A job that nobody
 followed as its pool lost its ranks may have begun before, so then only a budget has it sent again.
+
+Jobs keep their order. Whoever follows one leaves a mark beside it, and before it is sent those go that have a
+lower number and such a mark, and that the pool's new ranks haven't got. One that pauses before its next
+attempt holds up nobody. The lead sorts those that wait by their numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +63,12 @@ _INFO = "info.json"
 _CANCELLED = "cancelled"
 _LOG = logging.getLogger("nbtorchjob.tending")  # as what a tender does
 _KEPT_S = 14 * 24 * 3600.0
+_BY = "by-"  # before the name of a process that follows a job, and of what says that it lives
+_PATIENCE_S = 30.0  # of jobs with those before them, from when their pool is seen to have new ranks
+
+
+class Behind(Exception):
+    """A job that was sent earlier is to be sent to its pool again first."""
 
 
 class Since(NamedTuple):
@@ -109,6 +120,8 @@ class Kept:
         Raises ``OSError``, and ``NotOwnError``.
         """
         folder = own(own(own(state_dir() / _FOLDER) / pool) / id_)
+        for process in folder.parent.glob(f"{_BY}*"):
+            _lives(process)
         for old in folder.parent.parent.glob(f"*/*/{_RECORD}"):
             with suppress(FileNotFoundError):
                 if old.stat().st_mtime < time.time() - _KEPT_S:
@@ -166,6 +179,21 @@ class Kept:
         with suppress(OSError):
             (self._folder / _CANCELLED).touch()
 
+    def followed(self) -> Path:
+        """Leave a mark that this process sends it again if need be, to be removed; raises ``OSError``."""
+        mark = self._folder / f"{_me(self._folder.parent)}.{secrets.token_hex(4)}"
+        mark.touch()
+        return mark
+
+    def comes(self, number: int, base: int) -> bool:
+        """Whether ranks that began in ``base`` are about to get it, before the one of that number."""
+        with suppress(OSError):
+            record = self.record
+            before = 0 < record["question"].get("number", 0) < number and record["round"] < base
+            marks = self._folder.glob(f"{_BY}*") if before and record.get("due", 0.0) <= time.time() else ()
+            return any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in marks)
+        return False
+
     def over(self, round_: int, end: Sequence[Event]) -> None:
         """Keep only the record, with that end, unless the job was sent again since it had that round."""
         with suppress(OSError), self.locked(wait=False):
@@ -180,6 +208,48 @@ def unfinished() -> Iterator[JobInfo]:
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
         with suppress(OSError, DamagedError):
             yield read((payload.parent / _INFO).read_bytes(), "kubernetes", payload.parent.name)
+
+
+_names: dict[Path, str] = {}  # what this process is called beside the jobs of a pool, by its folder
+
+
+def _me(pool: Path) -> str:
+    """Return the name of a file that is locked for as long as this process lives."""
+    if pool not in _names:
+        name = f"{_BY}{secrets.token_hex(8)}"
+        lock = os.open(pool / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(pool / f".{name}", pool / name)
+        _names[pool] = name
+    return _names[pool]
+
+
+def _lives(process: Path) -> bool:
+    """Whether a process of that name lives; forget one that doesn't."""
+    try:
+        with open(process, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    process.unlink(missing_ok=True)
+    return False
+
+
+_asked: dict[str, tuple[int, float]] = {}  # by pool: when something was to be sent to its newest ranks first
+
+
+def wait_behind(pool: str, number: int, base: int) -> None:
+    """Raise ``Behind`` where a job of that pool comes before the one of that number, unless it takes long."""
+    newest, since = _asked.get(pool, (base, time.monotonic()))
+    if newest < base:
+        since = time.monotonic()
+    _asked[pool] = max(newest, base), since
+    if number and time.monotonic() < since + _PATIENCE_S:
+        for payload in (state_dir() / _FOLDER / pool).glob(f"*/{_PAYLOAD}"):
+            if Kept(payload.parent).comes(number, base):
+                raise Behind
 
 
 class Plan(NamedTuple):
@@ -237,6 +307,19 @@ class Sent:
     def cancelled(self) -> bool:
         """Whether somebody has cancelled it."""
         return self._cancelled or (self._kept is not None and self._kept.cancelled)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Have jobs that were sent later let it go first meanwhile, if this process sends it again."""
+        mark = None
+        with suppress(OSError):
+            mark = self._kept.followed() if self._kept is not None and self._again is not None else None
+        try:
+            yield
+        finally:
+            if mark is not None:
+                with suppress(OSError):
+                    mark.unlink()
 
     def cancel(self) -> None:
         """Have nobody send it again."""
@@ -299,34 +382,37 @@ class Sent:
         self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
     ) -> None:
         try:
+            if self._kept is not None and plan.at > time.time():
+                await asyncio.to_thread(self._pause, self._kept, lost, plan)
             while not self._over and not self.cancelled:
                 await asyncio.to_thread(self.renew, lab)
                 if self.taken is not lost:
                     return
                 due = time.time() >= plan.at and self._again is not None
                 if due and _takes(await asyncio.to_thread(lab)):
-                    break
+                    with suppress(Behind):
+                        await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
+                        return
                 await asyncio.sleep(_LOOK_S)
-            if self._again is None or self._over or self.cancelled:  # or somebody else heard that it is over
-                return
-            began = [AttemptBegan(time.time(), plan.attempt)] if plan.attempt > self.attempt else []
-            # Of one that never began there is nothing to be told.
-            past = (*self.past, *unclosed(facts), *began) if began else self.past
-            await asyncio.to_thread(self._sent_again, self._again, lost, plan.attempt, past, lab)
         except NBTorchJobError as exc:
             self._problem = str(exc)
         finally:
             self._sending = None
 
-    def _sent_again(
-        self,
-        again: Callable[[int, int], Taken],
-        lost: Taken,
-        attempt: int,
-        past: tuple[Event, ...],
-        lab: Callable[[], JobState],
-    ) -> None:
-        """Send it, unless another process has."""
+    def _pause(self, kept: Kept, lost: Taken, plan: Plan) -> None:
+        """Have others know that it isn't sent before then."""
+        with suppress(OSError), kept.locked():
+            if (record := kept.record)["round"] == lost.round:
+                kept.note({**record, "due": plan.at})
+
+    def _send_now(self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]) -> None:
+        """Send it, unless another process has; raise ``Behind`` where others go first."""
+        again, attempt = self._again, plan.attempt
+        if again is None or self._over or self.cancelled:  # or somebody else heard that it is over
+            return
+        began = [AttemptBegan(time.time(), attempt)] if attempt > self.attempt else []
+        # Of one that never began there is nothing to be told.
+        past = (*self.past, *unclosed(facts), *began) if began else self.past
         if self._kept is None:
             self.taken = again(self._times + 1, attempt)
             self._times, self.attempt, self.past = self._times + 1, attempt, past
@@ -338,8 +424,8 @@ class Sent:
                     return
                 times = record["times"] + 1
                 taken = again(times, attempt)
-                facts = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
-                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": facts}
+                told = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
+                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": told}
                 self._kept.note({**record, **changed})
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
                 _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)

@@ -289,52 +289,53 @@ class TurnBackend(Backend):
             for event in last if sent is None else sent.told(last):
                 yield event
             return
-        for event in sent.past:
-            yield event
-        while True:
-            taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
-            facts: list[Event] = []
-            last = []
-            async with aclosing(self._of_view(name, view, since, sent)) as events:
-                async for event in events:
-                    fact = numbered(event, attempt)
-                    if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
-                        last.append(fact)
-                        continue
-                    if not isinstance(fact, turns.TEXT):
-                        facts.append(fact)
-                    yield fact
-            last += [numbered(event, attempt) for event in view.last]
-            plan = sent.plan([*facts, *last])
-            if plan is None:
-                if sent.given_up([*facts, *last]):
-                    sent.end(time.time())
-                for event in sent.told(last):
-                    yield event
-                sent.over()
-                return
-            if plan.attempt > attempt:
-                for event in unclosed(last):
-                    yield event
-            lab = partial(self.lab, taken.lab.info)
-            going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
-            said = ""
-            while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
-                why = _why(await asyncio.to_thread(lab))
-                if why not in ("", said):
-                    said = why
-                    yield Waiting(time.time(), why, attempt=attempt)
-            if not going.result():
-                end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
-                sent.over()
-                for event in end:
-                    yield event
-                return
-            if sent.cancelled:
-                await asyncio.to_thread(self.cancel, name)
-            if sent.attempt > attempt:
-                yield AttemptBegan(time.time(), sent.attempt)
-            since = None
+        with sent.followed():
+            for event in sent.past:
+                yield event
+            while True:
+                taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
+                facts: list[Event] = []
+                last = []
+                async with aclosing(self._of_view(name, view, since, sent)) as events:
+                    async for event in events:
+                        fact = numbered(event, attempt)
+                        if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
+                            last.append(fact)
+                            continue
+                        if not isinstance(fact, turns.TEXT):
+                            facts.append(fact)
+                        yield fact
+                last += [numbered(event, attempt) for event in view.last]
+                plan = sent.plan([*facts, *last])
+                if plan is None:
+                    if sent.given_up([*facts, *last]):
+                        sent.end(time.time())
+                    for event in sent.told(last):
+                        yield event
+                    sent.over()
+                    return
+                if plan.attempt > attempt:
+                    for event in unclosed(last):
+                        yield event
+                lab = partial(self.lab, taken.lab.info)
+                going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
+                said = ""
+                while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
+                    why = _why(await asyncio.to_thread(lab))
+                    if why not in ("", said):
+                        said = why
+                        yield Waiting(time.time(), why, attempt=attempt)
+                if not going.result():
+                    end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
+                    sent.over()
+                    for event in end:
+                        yield event
+                    return
+                if sent.cancelled:
+                    await asyncio.to_thread(self.cancel, name)
+                if sent.attempt > attempt:
+                    yield AttemptBegan(time.time(), sent.attempt)
+                since = None
 
     async def _of_view(
         self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None

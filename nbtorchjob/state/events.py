@@ -329,8 +329,9 @@ class TurnTaken(FrozenDataclass):
     ``pushed`` are the names that came with it and were laid over the ranks' own. ``by`` says whose it is,
     in words. The first one, the lab's own call, has no ``id``.
 
-    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Of a run of a group
-    ``sweep`` are the fields of its record that say so, as JSON.
+    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Its sender has a
+    ``number`` for it, which no other job of the pool has; 0 where it has none. Of a run of a group ``sweep``
+    are the fields of its record that say so, as JSON.
     """
 
     time: float
@@ -346,6 +347,7 @@ class TurnTaken(FrozenDataclass):
     pushed: tuple[str, ...] = ()
     by: str = ""
     sweep: str = ""
+    number: int = 0
 
 
 class TurnPlaced(FrozenDataclass):

@@ -7,10 +7,12 @@ fetched or asked is what is drawn of any job.
 
 In a *pool* a turn is a whole job, which has ranks of its own (``runtime/pool``).
 
-A turn runs on all its ranks or on none, and begins in the order of the rounds. It is over once each of its
-nodes has said so. Where a lab's ranks began anew before that, it is *lost*, with all that they held.
+A turn runs on all its ranks or on none. It is over once each of its nodes has said so. Where a lab's ranks
+began anew before that, it is *lost*, with all that they held.
 
-One turn of a lab runs at a time. A job of a pool takes some of its nodes, so others may run beside it.
+One turn of a lab runs at a time, in the order of the rounds. A job of a pool takes some of its nodes, so
+others may run beside it. Jobs begin in the order of their numbers: one that is sent again after it was lost
+is in front of those that were sent later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
+from math import inf
 from operator import attrgetter
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -156,12 +159,14 @@ def turns(lab: JobState) -> list[Turn]:
     numbers: dict[str, int] = {}
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
     for taken in lab.turns:
+        sent_as = _sent_as(taken.id)
+        if taken.id and sent_as not in numbers:
+            numbers[sent_as] = taken.number or cells + 1
+            cells = max(cells, numbers[sent_as])
+    for taken in sorted(lab.turns, key=_place) if lab.info.is_pool else lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
         sent_as = _sent_as(taken.id)
-        if taken.id and sent_as not in numbers:
-            cells += 1
-            numbers[sent_as] = cells
         if taken.id and taken.round != newest[sent_as]:  # it was sent again since
             continue
         number, ended = numbers.get(sent_as, 1), ends.get(taken.round, {})
@@ -183,6 +188,11 @@ def turns(lab: JobState) -> list[Turn]:
             in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
             held += _needs(lab.info, taken)
     return in_order
+
+
+def _place(taken: ev.TurnTaken) -> tuple[int, float, int]:
+    """Return what turns are sorted by that begin one after the other, those of former ranks first."""
+    return taken.base, taken.number or inf, taken.round
 
 
 def _needs(lab: JobInfo, taken: ev.TurnTaken) -> int:
@@ -221,10 +231,11 @@ def find(lab: JobState, key: str) -> Turn | None:
 def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
     for at in reversed(range(len(lab.turns))):
-        if lab.turns[at].id == known_as:
-            ids = map(attrgetter("id"), islice(lab.turns, at + 1))
-            # Only jobs of a pool are sent again.
-            return len({*map(_sent_as, ids)} if lab.info.is_pool else {*ids}), lab.turns[at]
+        if (taken := lab.turns[at]).id == known_as:
+            if lab.info.is_pool:
+                number = taken.number or next(t.number for t in turns(lab) if t.key == _sent_as(known_as))
+                return number, taken
+            return len({*map(attrgetter("id"), islice(lab.turns, at + 1))}), taken
     return None
 
 
@@ -242,9 +253,15 @@ def running(lab: JobState) -> list[Turn]:
 def ahead(lab: JobState, round: int) -> list[Turn]:
     """Return those that are to be over before the one of that round begins."""
     # Mostly there is none, so thousands of them needn't be looked at.
-    if not _waits(lab, round):
+    this = _taken(lab, round)
+    if this is None or not _waits(lab, round):
         return []
-    return [turn for turn in turns(lab) if not turn.over and turn.taken.round < round]
+    return [turn for turn in turns(lab) if not turn.over and _place(turn.taken) < _place(this)]
+
+
+def _taken(lab: JobState, round: int) -> ev.TurnTaken | None:
+    at = bisect_left(lab.turns, round, key=lambda taken: taken.round)
+    return next((taken for taken in lab.turns[at : at + 1] if taken.round == round), None)
 
 
 def _waits(lab: JobState, round: int) -> bool:
@@ -252,12 +269,19 @@ def _waits(lab: JobState, round: int) -> bool:
 
     One of an older base is in nobody's way: it was lost with its ranks.
     """
-    upto = (taken for taken in reversed(lab.turns) if taken.round <= round)
-    this, held = next(upto, None), 0
+    this, held = _taken(lab, round), 0
     place = _placed(lab, round)
-    if this is None or this.round != round or place is not None:
+    if this is None or place is not None:
         return place is not None and not place.nodes
-    for before in takewhile(lambda taken: taken.base == this.base, upto):
+    at = bisect_left(lab.turns, round, key=lambda taken: taken.round)
+    earlier = (lab.turns[other] for other in reversed(range(at)))
+    alike = (
+        takewhile(lambda taken: taken.base == this.base, taken)
+        for taken in (earlier, islice(lab.turns, at + 1, None))
+    )
+    for before in chain.from_iterable(alike):
+        if _place(before) > _place(this):
+            continue
         held += min(len(_left(lab, before)), _needs(lab.info, before))
         if not _fits(lab.info, this, held):
             return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from nbtorchjob import Elastic, JobSpec, Retry, pools
+from nbtorchjob.backends import resending
 from nbtorchjob.backends import turns as backends_turns
 from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
@@ -206,6 +208,44 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
     states = asyncio.run(asyncio.wait_for(followed_by_all(), LIMIT))
     assert [state.phase for state in states] == [Phase.SUCCEEDED] * 3
     assert [state.tries for state in states] == [2] * 3
+
+
+@pytest.mark.parametrize("how", ["is sent", "pauses", "is followed by nobody"])
+def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how):
+    first, later, order = job(), job("2"), []
+    record = {"times": 1, "round": 5, "attempt": 1, "past": []}
+    keeps = [
+        Kept.made(
+            info, POOL.run, f"c{number}", memoryview(b"whole"), {**record, "question": {"number": number}}
+        )
+        for number, info in ((1, first), (2, later))
+    ]
+
+    def sends(number):
+        def again(times, attempt):
+            resending.wait_behind(POOL.run, number, 7)
+            order.append(number)
+            return Taken(LAB, 8 + number, Since(None, None))
+
+        return again
+
+    sents = [Sent(info, BEFORE, sends(n), keeps[n - 1]) for n, info in ((1, first), (2, later))]
+
+    async def send():
+        with sents[0].followed() if how != "is followed by nobody" else nullcontext():
+            at = time.time() + 600 if how == "pauses" else 0.0
+            plans = ((sents[1], Plan(1, 0.0)), (sents[0], Plan(1, at)))[
+                : 2 - (how == "is followed by nobody")
+            ]
+            goes_on = [sent.go_on(BEFORE, plan, [], lambda: LAB) for sent, plan in plans]
+            second, *others = map(asyncio.ensure_future, goes_on)
+            assert await second
+            for other in others:
+                assert how == "pauses" or await other
+                other.cancel()
+
+    asyncio.run(asyncio.wait_for(send(), LIMIT))
+    assert order == ([1, 2] if how == "is sent" else [2])
 
 
 def test_a_job_that_another_process_cancels_between_two_attempts_is_never_sent_again(kept, monkeypatch):

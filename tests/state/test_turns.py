@@ -281,6 +281,37 @@ def test_a_job_that_is_sent_again_keeps_its_number():
     assert turns.find(state, "1") == turns.find(state, "a")
 
 
+def test_a_job_has_the_number_that_its_sender_gave_it_whatever_is_known_of_others():
+    second, unnumbered = replace(taken(6, 4.0, "b"), number=9), taken(7, 5.0, "c")
+    told = [replace(taken(5, 3.0, "a"), number=7), *ran(5, 3.1), second, unnumbered]
+    state = known(*BEGUN, *told, info=POOL)
+
+    assert [(turn.number, turn.key) for turn in turns.turns(state)] == [(7, "a"), (9, "b"), (10, "c")]
+    assert (turns.sent(state, "b"), turns.sent(state, "c")) == ((9, second), (10, unnumbered))
+    assert (turns.find(state, "1"), turns.find(state, "9")) == (None, turns.find(state, "b"))
+
+
+def test_a_job_that_is_sent_again_waits_in_front_of_those_that_were_sent_later():
+    ids, rounds = {1: "a", 2: turns.again("b", 2), 3: "c"}, {1: 10, 3: 11, 2: 12}
+    again = [replace(taken(r, 6.0 + r / 100, ids[n], base_=9), number=n) for n, r in rounds.items()]
+    events = [*BEGUN, replace(taken(5, 3.0, "b"), number=2), *base(9, 6.0), *again]
+    state = known(*events, info=POOL)
+
+    in_line = [(1, Stage.RUNS), (2, Stage.WAITS), (3, Stage.WAITS)]
+    assert stages(state) == in_line
+    assert [[turn.number for turn in turns.ahead(state, round_)] for round_ in (10, 12, 11)] == [
+        [],
+        [1],
+        [1, 2],
+    ]
+    texts = [seen(events, str(n), info=POOL, round=rounds[n]).waits[-1].text for n in (2, 3)]
+    assert texts == ["waits behind job 1", "waits behind job 1, job 2"]
+
+    # The last one hadn't begun either, as the one in front of it had come by then.
+    gone = seen([*events, *ran(10, 6.3), *base(20, 9.0)], "c", info=POOL)
+    assert gone.verdict.text == turns.POOL_GONE_BEFORE
+
+
 def test_a_rank_of_a_pools_job_that_ends_is_the_jobs_failure_alone():
     exited = ev.RankExited(3.2, 1, 1, 0, 5, signal=9, stays=True)
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], exited]

@@ -283,6 +283,10 @@ class KubernetesBackend(Backend):
         except ForbiddenError as exc:
             raise AskError(f"the key of {name} can't be read: {exc}") from exc
 
+    def number(self, name: str) -> int:
+        """Count in an annotation of the pool's object."""
+        return loop.run(_act(name, actions.number))
+
     @property
     def login(self) -> str:
         """The kubeconfig that the environment names."""

@@ -91,6 +91,7 @@ _SHORT_S = 0.05  # of a turn that the agent needn't see
 _ROOM_S = 1.0  # between two looks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
 _ENDS = "it is ending"
+_OF_JOBS = ("sweep", "number")  # what is told of a pool's jobs beside
 
 
 class Base(NamedTuple):
@@ -339,7 +340,7 @@ class Lab:
             filename=words["filename"],
             pushed=words["pushed"],
             by=turn.by,
-            **({"sweep": words["sweep"]} if words.get("sweep") else {}),
+            **{name: words[name] for name in _OF_JOBS if words.get(name)},
         )
 
     def _leave(self) -> None:
@@ -645,6 +646,7 @@ class Lab:
         ahead = _words(self._ahead())
         header = payload.header
         words = {**header["turn"], "pushed": header["push"]}
+        words.update((name, asked[name]) for name in _OF_JOBS if name in asked)
         order = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
         order["files"] = any(name.startswith(FILES) for name in payload.checksums())
         order = {**order, "round": self.newest, "speaker": ranks[0], "id": asked["id"]}

@@ -17,7 +17,8 @@ program.
     one turn runs at a time                       jobs of fewer nodes run side by side, each on its own
 
 The lead gives nodes to the first job in the line as soon as enough of them are free, and says so
-(``TurnPlaced``): nobody overtakes. Until then a job has no nodes, though its payload lies on all of them.
+(``TurnPlaced``): nobody overtakes. A job that is sent again has the number that it was sent with first, by
+which the line is sorted. Until it is placed a job has no nodes, though its payload lies on all of them.
 Between nodes and zygotes ranks are numbered as the pool's. In what is told of a job, and in its own
 processes, they are counted from 0.
 
@@ -44,6 +45,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
+from math import inf
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -94,9 +96,13 @@ class Pool(Lab):
             raise Refused(_OTHER)
         answer, new = super()._take(asked, number, payload)
         if new:
-            order = self._line[-1].order
+            turn = self._line.pop()
+            order = turn.order
             order["deadline"], order["attempt"] = payload.header["deadline"], asked.get("attempt", 1)
-            order["nodes"] = asked["nodes"]
+            order["nodes"], order["number"] = asked["nodes"], asked.get("number", 0)
+            place = order["number"] or inf
+            later = (at for at, other in enumerate(self._line) if (other.order["number"] or inf) > place)
+            self._line.insert(next(later, len(self._line)), turn)
             sweep = json.loads(payload.header["turn"]["sweep"] or "{}")
             if sweep.get("at_once"):
                 self._groups[order["round"]] = (sweep["group"], sweep["at_once"])
@@ -138,7 +144,7 @@ class Pool(Lab):
     def _order_of(self, rank: int, order: Dict[str, Any]) -> Dict[str, Any]:
         base, nodes = self._base, order["nodes"]
         assert base is not None
-        words = {name: value for name, value in order.items() if name not in ("nodes", "ranks")}
+        words = {name: value for name, value in order.items() if name not in ("nodes", "number", "ranks")}
         if len(nodes) == len(base.nodes):
             return {**words, "place": {}}
         number, many = self._ranks_of.index(rank), len(self._ranks_of)

@@ -560,6 +560,39 @@ job.wait()
 """
 
 
+def lose_pods(pool, cluster):
+    """Have all pods of a pool replaced, with nothing left of their logs."""
+    path = f"/api/v1/namespaces/{pool.info.cluster['namespace']}/pods"
+    for pod in cluster.objects(path):
+        if pod["metadata"]["name"].startswith("warm-"):
+            name = pod["metadata"]["name"]
+            cluster.request("DELETE", f"{path}/{name}?gracePeriodSeconds=0")
+    seen(pool.job, lambda state: state.turns and state.turns[-1].base < state.round)
+
+
+SENDS = """
+import sys
+from nbtorchjob import capture, submission
+from nbtorchjob.spec.jobspec import JobSpec
+job = submission.submit(capture.from_cell(sys.argv[1], {}), JobSpec(pool="warm"))
+print(job.name, flush=True)
+job.wait()
+"""
+
+
+def test_a_kernel_elsewhere_gives_no_job_the_number_of_another(pool, cluster, tmp_path):
+    before = run("'before'")
+    assert before.result(LIMIT) == "before"
+    lose_pods(pool, cluster)
+    there = {"NBTORCHJOB_BACKEND": "kubernetes", "NBTORCHJOB_NAMESPACE": pool.info.cluster["namespace"]}
+    env = {**os.environ, **there, folders.STATE: str(tmp_path)}
+    command = [sys.executable, "-c", SENDS, "'elsewhere'"]
+    name = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0]
+
+    assert name != before.name
+    assert (api.attach(name).result(LIMIT), api.attach(before.name).result(LIMIT)) == ("elsewhere", "before")
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     template = run(PARENT).result(LIMIT)
@@ -607,6 +640,33 @@ def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool
     sent = "sent to its pool again, as attempt"
     assert told == {f"default/{ran}: {sent} 2", f"default/{waits}: {sent} 1"}
     assert [api.attach(name).result(LIMIT) for name in (ran, waits)] == [2, 2]
+
+
+COMES = """
+import os, time
+from nbtorchjob import attempt
+print("on", flush=True)
+if lost and attempt() == 1: time.sleep(600)
+with open(path, "a") as file:
+    if os.environ["RANK"] == "0": print(name, file=file)
+"""
+
+
+def test_jobs_that_a_pool_has_lost_begin_again_in_the_order_of_their_numbers(pool, tmp_path):
+    path = str(tmp_path / "began")
+    template = run(PARENT).result(LIMIT)
+    first = run(COMES, {"path": path, "name": "first", "lost": True}, retry=Retry(retries=1, backoff=0))
+    seen(first, lambda state: 0 in state.logs)
+    cell = f"path, name, lost = {path!r}, 'second', False{COMES}"
+    with subprocess.Popen([sys.executable, "-c", SENDS, cell], stdout=subprocess.PIPE) as kernel:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline()
+        third = run(COMES, {"path": path, "name": "third", "lost": False})
+        os.kill(template, signal.SIGKILL)
+        assert first.wait(LIMIT)
+        assert third.wait(LIMIT)
+
+    assert (tmp_path / "began").read_text().split() == ["first", "second", "third"]
 
 
 TRIES = """

@@ -29,6 +29,7 @@ from nbtorchjob.errors import (
     ApiError,
     ClusterError,
     DamagedError,
+    ForbiddenError,
     NBTorchJobError,
     NotFoundError,
     SpecError,
@@ -179,6 +180,26 @@ async def annotate(job: JobRef, fact: ev.Annotated) -> None:
     await job.session.client.patch(
         job.whole, {"metadata": {"annotations": {labelling.NOTE: labelling.note(fact)}}}
     )
+
+
+async def number(job: JobRef) -> int:
+    """Return the number of a pool's next job, which nobody else gets; 0 for who may not change the object.
+
+    What numbers there are no pod knows for good: its log may be rotated, and goes with it.
+    """
+    while True:
+        obj = await job.session.client.get(job.whole)
+        new, version = labelling.number(obj) + 1, obj["metadata"]["resourceVersion"]
+        written = {"annotations": {labelling.NUMBER: str(new)}, "resourceVersion": version}
+        try:
+            await job.session.client.patch(job.whole, {"metadata": written})
+        except ForbiddenError:
+            return 0
+        except ApiError as exc:  # its operator changes it, too, and so do others who send
+            if not exc.conflict:
+                raise
+        else:
+            return new
 
 
 async def suspend(job: JobRef) -> None:

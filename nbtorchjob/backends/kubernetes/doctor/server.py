@@ -350,7 +350,7 @@ def own_rights(kind: Kind) -> tuple[Use, ...]:
     return (
         Use("create", kind.api, "to submit"),
         Use("get list watch", kind.api, "to find a job, to follow it"),
-        Use("patch", kind.api, "`cancel`, `suspend`, `resume`, `note`, `tag`"),
+        Use("patch", kind.api, "`cancel`, `suspend`, `resume`, `note`, `tag`, jobs of pools"),
         Use("delete", kind.api, "`delete`, `gc`, cleaning up a failed submission"),
     )
 

@@ -44,6 +44,7 @@ PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what th
 GROUP = f"{DOMAIN}/group"  # label: of what runs of a group share, the group's name
 SHARED = f"{DOMAIN}/shared"  # annotation: of a run's own Secret, those that hold its group's payload
 TURN = f"{DOMAIN}/turn"  # annotation: of a run that was sent suspended, until it is started: AWAITED, or HELD
+NUMBER = f"{DOMAIN}/number"  # annotation: of a pool, the number of the newest job that was sent there
 NOTE = f"{DOMAIN}/note"  # annotation: a person's note and tags, as JSON
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
 _EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
@@ -167,6 +168,11 @@ def cancelled(obj: Mapping[str, Any]) -> list[CancelRequested]:
 def note(fact: Annotated) -> str:
     """Return the text of ``NOTE``."""
     return json.dumps(factlines.to_json(fact), ensure_ascii=False)
+
+
+def number(obj: Mapping[str, Any]) -> int:
+    """Return the number of a pool's newest job; 0 before the first."""
+    return max(0, digits((obj["metadata"].get("annotations") or {}).get(NUMBER)) or 0)
 
 
 def noted(obj: Mapping[str, Any]) -> list[Annotated]:
