@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, imported, lookup, modules, pickling, report
+from nbtorchjob.capture import arguments, cells, imported, lookup, modules, patches, pickling, report
 from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.lookup import NOTHING, RankNames
 from nbtorchjob.capture.model import NO_ITEMS, Call, Part
@@ -353,7 +353,7 @@ def _take(
                 note for code in pickled.seen.codes for note in lookup.computed(code, f"{code.co_name}()")
             ),
             *imported.differences(paths),
-            *imported.patched(named, taken),
+            *patches.patched(named, taken),
             *left,
             *(handlers if pickling.uses_logging(taken, imports) else ()),
         ),

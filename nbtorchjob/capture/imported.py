@@ -8,20 +8,18 @@ it doesn't read, so of its texts those count that it passes to what opens files.
 from __future__ import annotations
 
 import ast
-import builtins
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture.model import Call
-from nbtorchjob.runtime.objects import codenames, importable, rebuilt
+from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.text import words
 
 _OPENS = frozenset(
@@ -37,7 +35,6 @@ _WRITES = frozenset(("write_text", "write_bytes", "mkdir", "touch", "unlink", "r
 _PATHS = ("Path", "PosixPath", "PurePath")
 _LONGEST = 200  # characters of a path
 _NAMED = 3
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MOST_BYTES = 1 << 20  # of local modules that are looked through: 0.2 s
 
 
@@ -195,54 +192,6 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
         if isinstance(module, ModuleType) and isinstance(source, str) and source in wanted:
             notes += _module(module, Path(source), wanted[source])
     return notes
-
-
-def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
-    """Describe what the notebook put in the place of functions and methods of Python or of installed modules.
-
-    ``names`` are the modules that what travels refers to: their packages are looked through, as one module's
-    functions run those of others. A module that the notebook made has no other place.
-    """
-    # All that travels refers to what rebuilds it.
-    tops = {name.partition(".")[0] for name in {*names} - {rebuilt.__name__}} - {"__main__"}
-    modules = sys.modules.copy() if tops else {"builtins": builtins}
-    for name, module in modules.items():
-        if name != "builtins" and (name.partition(".")[0] not in tops or not importable.installed(module)):
-            continue
-        space = importable.attributes(module).copy()
-        replaced = [key for key, value in _of_notebook(space) if captured.get(key) is not value]
-        if name in tops:  # within packages it is common: numpy's array_function_dispatch
-            # What stood there, with some arguments: ``torch.load = partial(torch.load, …)``
-            partials = {key: value for key, value in space.items() if type(value) is partial}
-            replaced += [key for key, value in partials.items() if getattr(value.func, "__name__", "") == key]
-        for key, value in space.items():
-            # What was made by a metaclass is looked at by type alone: it may do anything when it is asked.
-            if not issubclass(type(value), type):
-                continue
-            if not type.__getattribute__(value, "__flags__") & _HEAP_TYPE:  # nobody can change it
-                continue
-            if type.__getattribute__(value, "__module__") == name:
-                methods = type.__getattribute__(value, "__dict__").copy()
-                replaced += [f"{key}.{method}" for method, _ in _of_notebook(methods)]
-        for key in replaced:
-            yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
-
-
-def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what in a module or class is of the notebook, also what ``wraps`` has named after another."""
-    members = []
-    for key, value in space.items():  # 80,000 of torch and what it imports: 30 ms
-        kind = type(value)
-        if kind is property:
-            function = value.fget
-        else:
-            function = value.__func__ if kind in (staticmethod, classmethod) else value
-        if type(function) is FunctionType:
-            if function.__globals__.get("__name__") == "__main__":
-                members.append((key, value))
-        elif issubclass(kind, type) and type.__getattribute__(value, "__module__") == "__main__":
-            members.append((key, value))
-    return members
 
 
 def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:

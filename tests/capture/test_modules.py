@@ -1,8 +1,5 @@
-import builtins
-import fractions
 import importlib
 import sys
-import textwrap
 import threading
 import types
 from pathlib import Path
@@ -192,45 +189,6 @@ class Lying(metaclass=Lies):
 
 one = object.__new__(Lying)
 """
-
-
-@pytest.fixture
-def notebook():
-    """The notebook's own functions, as its cells define them."""
-    space = {"__name__": "__main__"}
-    exec(
-        "import functools, fractions, textwrap\n"
-        "def mine(*args): return 'mine'\n"
-        "named = functools.wraps(textwrap.dedent)(lambda text: text)\n"
-        "filled = functools.partial(textwrap.indent, prefix='> ')",
-        space,
-    )
-    return space
-
-
-@pytest.mark.parametrize(
-    ("owner", "attribute", "name", "says"),
-    [
-        (fractions.Fraction, "limit_denominator", "mine", "fractions.Fraction.limit_denominator"),
-        (textwrap, "dedent", "named", "textwrap.dedent"),
-        (textwrap, "indent", "filled", "textwrap.indent"),
-        (builtins, "print", "mine", "builtins.print"),
-    ],
-)
-def test_what_the_notebook_put_in_the_place_of_others_functions_is_noted(
-    owner, attribute, name, says, notebook, monkeypatch
-):
-    cell = "fractions.Fraction(1, 3), textwrap.dedent(' a'), print(1)"
-    assert from_cell(cell, notebook).notes == ()
-    monkeypatch.setattr(owner, attribute, notebook[name])
-    home = says.partition(".")[0]
-    note = f"{says} was set in the notebook: on ranks it is as {home} has it"
-    assert from_cell(cell, notebook).notes == (note,)
-
-
-def test_a_builtin_that_travels_is_no_difference(notebook, monkeypatch):
-    monkeypatch.setattr(builtins, "mine", notebook["mine"], raising=False)
-    assert from_cell("mine()", notebook).notes == ()
 
 
 @pytest.mark.parametrize(

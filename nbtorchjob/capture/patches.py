@@ -1,0 +1,161 @@
+"""What the notebook put in the place of functions and methods of Python, or of installed packages: patches.
+
+Ranks import those packages anew, and have none of them, so a capture names each. Any variable of a module,
+and any attribute of a class, may be one: torch has 45,000, and to look at them takes 10 ms. So what there was
+is remembered, and a package is looked through again only once it has something else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import is_, not_
+from types import FunctionType
+from typing import Any
+
+from nbtorchjob.runtime.objects import importable, rebuilt
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_WRAPPERS = (property, staticmethod, classmethod)
+
+_looks: dict[str, _Look] = {}  # the last one of each package
+
+
+def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
+    """Describe what the notebook put in the place of functions and methods of Python or of installed modules.
+
+    ``names`` are the modules that what travels refers to: their packages are looked through, as one module's
+    functions run those of others. A module that the notebook made has no other place.
+    """
+    # All that travels refers to what rebuilds it.
+    tops = {name.partition(".")[0] for name in {*names} - {rebuilt.__name__}} - {"__main__"}
+    for gone in _looks.keys() - sys.modules.keys():
+        del _looks[gone]
+    for package in dict.fromkeys(("builtins", *sorted(tops))):
+        spaces, look = _spaces(package), _looks.get(package)
+        if look is None or not look.holds(spaces):
+            look = _looks[package] = _Look(package, spaces)
+        for name in look.suspects:
+            for key in _patches(name, spaces[name], captured, top=name == package):
+                yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
+
+
+def _spaces(package: str) -> dict[str, dict[str, Any]]:
+    """Return the variables of the installed modules of a package, by the modules' names."""
+    if package == "builtins":
+        return {package: vars(builtins)}
+    below = f"{package}."
+    return {
+        name: importable.attributes(module)
+        for name, module in sys.modules.copy().items()
+        if (name == package or name.startswith(below)) and importable.installed(module)
+    }
+
+
+def _patches(name: str, space: Mapping[str, Any], captured: Mapping[str, Any], *, top: bool) -> list[str]:
+    """Return what a module has of the notebook, and the classes that it defines, but for what is captured."""
+    space = dict(space)
+    replaced = [key for key, value in _of_notebook(space) if captured.get(key) is not value]
+    if top:  # within packages it is common: numpy's array_function_dispatch
+        # What stood there, with some arguments: ``torch.load = partial(torch.load, …)``
+        partials = {key: value for key, value in space.items() if type(value) is partial}
+        replaced += [key for key, value in partials.items() if getattr(value.func, "__name__", "") == key]
+    for key, attributes in _classes(name, space):
+        replaced += [f"{key}.{method}" for method, _ in _of_notebook(dict(attributes))]
+    return replaced
+
+
+def _classes(name: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the attributes of each class that a module defines and that can be changed."""
+    for key, value in space.items():
+        if _can_change(value) and type.__getattribute__(value, "__module__") == name:
+            yield key, type.__getattribute__(value, "__dict__")
+
+
+def _can_change(value: Any) -> bool:
+    """Whether a value is a class whose attributes can be set."""
+    # What was made by a metaclass is looked at by type alone: it may do anything when it is asked.
+    return issubclass(type(value), type) and bool(type.__getattribute__(value, "__flags__") & _HEAP_TYPE)
+
+
+def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return what in a module or class is of the notebook, also what ``wraps`` has named after another."""
+    members = []
+    for key, value in space.items():
+        function = _function(value)
+        if type(function) is FunctionType:
+            if function.__globals__.get("__name__") == "__main__":
+                members.append((key, value))
+        elif _can_change(value) and type.__getattribute__(value, "__module__") == "__main__":
+            members.append((key, value))
+    return members
+
+
+def _function(value: Any) -> Any:
+    """Return what a property, static or class method is made of; anything else as it is."""
+    kind = type(value)
+    if kind is property:
+        return value.fget
+    return value.__func__ if kind in (staticmethod, classmethod) else value
+
+
+class _Look:
+    """A package as it was looked through: its ``suspects``, and what the modules without patches had.
+
+    What may be a patch, or have one, is compared by identity: a function stays whose it is. Of all else the
+    types are remembered: a variable may hold gigabytes, which a package lets go of by setting another one.
+    """
+
+    def __init__(self, package: str, spaces: Mapping[str, dict[str, Any]]) -> None:
+        self._spaces = spaces
+        self.suspects: list[str] = []  # modules to look through each time
+        self._remember(spaces)
+        partials = any(type(value) is partial for value in [*spaces.get(package, {}).values()])
+        if partials or self._has_patches():
+            found = (name for name, space in spaces.items() if _patches(name, space, {}, top=False))
+            self.suspects = [*dict.fromkeys((*found, *([package] if partials else [])))]
+            self._remember({name: spaces[name] for name in spaces if name not in self.suspects})
+
+    def _remember(self, spaces: Mapping[str, dict[str, Any]]) -> None:
+        # Views show what there is at any time.
+        self._views: list[Iterable[Any]] = []
+        for name, space in spaces.items():
+            self._views.append(space.values())
+            self._views += (attributes.values() for _, attributes in _classes(name, dict(space)))
+        values = [*chain.from_iterable(self._views)]
+        kinds = [*map(type, values)]
+        self._is_definition = [
+            kind is FunctionType or kind in _WRAPPERS or issubclass(kind, type) for kind in kinds
+        ]
+        self._is_other = [*map(not_, self._is_definition)]
+        self._definitions = [*compress(values, self._is_definition)]
+        self._types = [*compress(kinds, self._is_other)]
+        functions = [each for each in map(_function, self._definitions) if type(each) is FunctionType]
+        self._globals = [*{id(each.__globals__): each.__globals__ for each in functions}.values()]
+        self._classes = [*{id(each): each for each in self._definitions if _can_change(each)}.values()]
+        self._homes = self._homes_now()
+
+    def holds(self, spaces: Mapping[str, dict[str, Any]]) -> bool:
+        """Whether modules that aren't suspects can't have patches."""
+        if [*spaces] != [*self._spaces] or not all(map(is_, spaces.values(), self._spaces.values())):
+            return False
+        values = [*chain.from_iterable(self._views)]
+        return (
+            len(values) == len(self._is_definition)
+            and all(map(is_, compress(values, self._is_definition), self._definitions))
+            and all(map(is_, map(type, compress(values, self._is_other)), self._types))
+            and all(map(is_, self._homes_now(), self._homes))
+            and not self._has_patches()
+        )
+
+    def _has_patches(self) -> bool:
+        """Whether a function or a class is of the notebook."""
+        return "__main__" in self._homes or any(
+            space.get("__name__") == "__main__" for space in self._globals
+        )
+
+    def _homes_now(self) -> list[Any]:
+        return [*map(type.__getattribute__, self._classes, repeat("__module__"))]
