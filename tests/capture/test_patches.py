@@ -221,7 +221,7 @@ def test_a_second_look_calls_as_much_as_has_changed(package, notebook):
     first, second = calls(found), calls(found)
     package[0].f = notebook["mine"]
     found()
-    assert second < first / 100 > calls(found)
+    assert second < first / 10 > calls(found)
 
 
 def calls(function):
