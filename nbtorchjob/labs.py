@@ -385,7 +385,9 @@ class Lab:
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
-                self._take_back(id_)
+                begun = turns.find(self.state, id_)  # it may have been taken as its sender was interrupted
+                if begun is not None and not begun.over:
+                    self._turns.cancel(f"{self.info.address}{MARK}{id_}")
             raise
         turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
@@ -579,18 +581,15 @@ class Lab:
                     raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
             if turns.lead(state) is not None:
                 return state
-            doing = self._doing(state)
+            if queued := lifetime.waits(state):
+                doing = f"is {queued[0].partition(': ')[2]}"
+            else:
+                anew = turns.ranks(state) and state.nodes
+                doing = "is restarting" if anew else f"is {state.phase.word}"
             if doing != said and time.monotonic() > began + _QUIET_S:
                 said = doing
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
-
-    def _doing(self, state: JobState) -> str:
-        """Say what a lab does that has no ranks."""
-        if queued := lifetime.waits(state):
-            return f"is {queued[0].partition(': ')[2]}"
-        anew = turns.ranks(state) and state.nodes
-        return "is restarting" if anew else f"is {state.phase.word}"
 
     def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S
@@ -599,12 +598,6 @@ class Lab:
             if turn is not None or time.monotonic() > until:
                 return turn
             time.sleep(_LOOK_S)
-
-    def _take_back(self, id_: str) -> None:
-        """Interrupt a turn that may have been taken when its sender was."""
-        turn = turns.find(self.state, id_)
-        if turn is not None and not turn.over:
-            self._turns.cancel(f"{self.info.address}{MARK}{id_}")
 
     def __enter__(self) -> Lab:
         return self

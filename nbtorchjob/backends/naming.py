@@ -134,17 +134,12 @@ def annotate(
     new = tuple(dict.fromkeys(tag for tag in (*kept, *map(_tag, add)) if tag not in gone))
     if len(new) > MOST_TAGS:
         raise SpecError("tag", new[MOST_TAGS], f"at most {MOST_TAGS} tags on a job")
-    text = had.note if note is None else _note(note)
+    text = had.note if note is None else " ".join(note.split())
+    if note is not None and (len(text) > MOST_NOTE or not text.isprintable()):
+        raise SpecError("note", text, f"at most {MOST_NOTE:,} printable characters")
     made = Annotated(max(time.time(), had.time + 0.001), text, new)
     able(backend, Annotates, "note", state.info.address).annotate(state.info.address, made)
     return made
-
-
-def _note(text: str) -> str:
-    text = " ".join(text.split())
-    if len(text) > MOST_NOTE or not text.isprintable():
-        raise SpecError("note", text, f"at most {MOST_NOTE:,} printable characters")
-    return text
 
 
 def _tag(text: str) -> str:

@@ -279,7 +279,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     return tuple(by_module[name] for name in sorted(by_module))
 
 
-def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple[Need, ...]:
+def of_notebook(namespace: Mapping[str, Any]) -> tuple[Need, ...]:
     """Return what the values of a notebook's variables are of: its code may need all of that."""
     homes = set()
     for name, value in [*namespace.items()]:
@@ -293,7 +293,7 @@ def of_notebook(namespace: Mapping[str, Any], root: Path | None = None) -> tuple
     modules = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
     files: tuple[LocalFile, ...] = ()
     with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
-        files = local_files(modules, root or working())
+        files = local_files(modules, working())
     return needs(Imports(perhaps=modules), files)
 
 

@@ -80,6 +80,7 @@ def _stat(pid: int) -> list[str]:
 
 _HUGE = 2 << 20  # bytes; of x86-64, and of arm64 with pages of 4 KiB
 _MADV_COLLAPSE = 25
+_RESERVED = 8  # files; to remove a folder takes two for each level
 
 
 def merge() -> None:
@@ -149,10 +150,8 @@ def _least(one: int, other: int) -> int:
 
 
 @contextmanager
-def files_in_reserve(many: int = 8) -> Iterator[Callable[[], None]]:
+def files_in_reserve() -> Iterator[Callable[[], None]]:
     """Hold files open, and yield what closes them: who fails for want of files can tidy up with these.
-
-    To remove a folder takes two for each level.
 
     Raises ``OSError`` where this process may not open so many.
     """
@@ -163,7 +162,7 @@ def files_in_reserve(many: int = 8) -> Iterator[Callable[[], None]]:
             os.close(held.pop())
 
     try:
-        for _ in range(many):
+        for _ in range(_RESERVED):
             held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         yield release
     finally:

@@ -212,9 +212,7 @@ HIGHER_ORDER = Detail("torch._ops", "HigherOrderOperator")
 # Without it, a scheduler of learning rates warns once that its optimizer hasn't stepped.
 STEPPED = Attribute("Optimizer", "_opt_called", False)
 
-_VALUES = list(globals().values())
-DETAILS = (*OVERRIDDEN, *(value for value in _VALUES if isinstance(value, Detail)))
-ATTRIBUTES = tuple(value for value in _VALUES if isinstance(value, Attribute))
+DETAILS = (*OVERRIDDEN, *(value for value in list(globals().values()) if isinstance(value, Detail)))
 
 
 def installed() -> str:

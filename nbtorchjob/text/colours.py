@@ -301,11 +301,6 @@ def rows(text: str) -> list[Row]:
     return screen.rows
 
 
-def to_html(text: str) -> str:
-    """Return what a terminal would show as escaped HTML, with its colours as inline styles."""
-    return "\n".join(row.html() for row in rows(text))
-
-
 def to_text(text: str) -> str:
     """Return what a terminal would show, without colour."""
     return "\n".join(row.text() for row in rows(text))

@@ -73,9 +73,12 @@ def comparison(states: Sequence[JobState], now: float) -> Page:
         )
         for number, state in enumerate(states, 1)
     ]
+    charts = [
+        _part(line(metric, LINE), charts=[picture]) for metric, picture in code.charts(states, names).items()
+    ] or [_part("Metrics", said=["None of them reported a metric that changed."])]
     parts = [
         _part("Jobs", ("", "job", "state", "took", "size", "newest values"), rows),
-        *_metrics(states, names),
+        *charts,
         *(part for aspect in aspects(states, names) for part in _differences(aspect, names)),
     ]
     return {"heading": f"{len(states)} jobs compared", "parts": parts}
@@ -111,11 +114,3 @@ def _differences(aspect: Aspect, names: Sequence[str]) -> Iterator[dict[str, Any
     for name, changed in zip(names[1:], aspect.changes, strict=False):
         if changed:
             yield _part(f"What {name} changed in {names[0]}", spans=code.changes(changed))
-
-
-def _metrics(states: Sequence[JobState], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a chart for each metric that one of them reported, with a line for each job."""
-    drawn = code.charts(states, names)
-    if not drawn:
-        return [_part("Metrics", said=["None of them reported a metric that changed."])]
-    return [_part(line(metric, LINE), charts=[picture]) for metric, picture in drawn.items()]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.text import colours
-from nbtorchjob.text.colours import GROUND, Style, css, readable, to_html, to_text
+from nbtorchjob.text.colours import GROUND, Style, css, readable, rows, to_text
 
 _SPAN = re.compile(r'<span style="[a-z0-9#:;.-]+">|</span>')
 
@@ -70,13 +70,17 @@ def test_nested_tqdm_bars_stay_on_their_lines():
     ],
 )
 def test_colours_become_spans(log, html):
-    assert to_html(log) == html
+    assert html_of(log) == html
 
 
 def test_a_style_lasts_over_lines_and_each_line_closes_its_own():
     red = css(Style(fg=(205, 49, 49)))
 
-    assert to_html("\x1b[31ma\nb\x1b[0m") == f'<span style="{red}">a</span>\n<span style="{red}">b</span>'
+    assert html_of("\x1b[31ma\nb\x1b[0m") == f'<span style="{red}">a</span>\n<span style="{red}">b</span>'
+
+
+def html_of(text):
+    return "\n".join(row.html() for row in rows(text))
 
 
 @given(st.tuples(*[st.integers(0, 255)] * 3))
@@ -92,7 +96,7 @@ def test_every_colour_reads_on_the_logs_ground(colour):
 
 @given(noise)
 def test_hostile_logs_stay_text(log):
-    html = to_html(log)
+    html = html_of(log)
     bare = _SPAN.sub("", html)
 
     assert html.count("<span") == html.count("</span>")

@@ -42,7 +42,6 @@ Entries: TypeAlias = Mapping[str, Entry]  # by the option's key
 
 # The only entry that isn't an option: which of the two launch configs it is.
 LAUNCH = "launch"
-LAUNCHES = (Elastic.__name__, PyTorch.__name__)
 
 
 class Section(FrozenDataclass):

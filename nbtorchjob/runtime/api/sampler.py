@@ -131,7 +131,16 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     def shares(self) -> Iterator[Share]:
         """Yield this rank's shares of what is left of the epoch, in the order of their batches."""
         for begin in range(self.position, self.length, self.batch_size):
-            yield from self._of_batch(begin, min(self.batch_size, self.length - begin))
+            size = min(self.batch_size, self.length - begin)
+            even, more = divmod(self._count(size), self.num_replicas)
+            first, own = self.rank * even + min(self.rank, more), even + (self.rank < more)
+            passes = self._passes(size)
+            for number in range(passes):
+                # A rank with fewer pieces repeats the first one without weight: all take part in each
+                # collective.
+                place, count = self._piece(first + number if number < own else 0, size)
+                weight = count * self.num_replicas / size if number < own else 0.0
+                yield Share(begin + place, count, weight, self._derived(begin + place), number == passes - 1)
 
     def seeded(self, dataset: Any) -> Any:
         """Return the dataset with random numbers that follow from the seed and a sample's place in the order.
@@ -181,16 +190,6 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
 
     def _passes(self, size: int) -> int:
         return -(-self._count(size) // self.num_replicas)
-
-    def _of_batch(self, begin: int, size: int) -> Iterator[Share]:
-        even, more = divmod(self._count(size), self.num_replicas)
-        first, own = self.rank * even + min(self.rank, more), even + (self.rank < more)
-        passes = self._passes(size)
-        for number in range(passes):
-            # A rank with fewer pieces repeats the first one without weight: all take part in each collective.
-            place, count = self._piece(first + number if number < own else 0, size)
-            weight = count * self.num_replicas / size if number < own else 0.0
-            yield Share(begin + place, count, weight, self._derived(begin + place), number == passes - 1)
 
 
 GlobalBatchSampler.__module__ = "nbtorchjob"  # so it comes from there with the cell, too

@@ -204,17 +204,13 @@ class Follower(_Waits):
             if at % _TIDY == 0:
                 store.set("at/%d" % self._node, str(at))
             if "have" in message:
-                trouble = self._take(message["have"], message["name"])
-                store.set("have/%d/%d" % (message["have"], self._node), trouble)
+                number, trouble = message["have"], ""
+                try:  # what was brought takes the place of a turn's payload
+                    os.replace(brought(self._folder, message["name"]), path_of(self._folder, number))
+                except FileNotFoundError:
+                    trouble = "the payload didn't arrive"
+                except OSError as exc:
+                    trouble = str(exc)
+                store.set("have/%d/%d" % (number, self._node), trouble)
             else:
                 self._heard(message)
-
-    def _take(self, number: int, name: str) -> str:
-        """Give what was brought the place of a turn's payload; return what is wrong."""
-        try:
-            os.replace(brought(self._folder, name), path_of(self._folder, number))
-        except FileNotFoundError:
-            return "the payload didn't arrive"
-        except OSError as exc:
-            return str(exc)
-        return ""

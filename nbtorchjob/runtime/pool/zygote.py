@@ -123,7 +123,10 @@ class _Zygote:
         if "end" in order:
             return True
         if order["round"] == CLEAR % self._round:
-            self._clear()
+            self._send(signal.SIGKILL)
+            self._pid, self._kill_at = 0, None
+            kill_children()
+            _drained(self._returned_r)
             self._say(order["round"])
         elif order["round"] == SEND % self._round:
             self._send_artifacts()
@@ -171,7 +174,15 @@ class _Zygote:
             folder = os.path.join(self._home, "round-%d" % self._round)
             importlib.invalidate_caches()  # the job's local modules are there only now
             os.environ.update(order["place"])
-            _own_variables(Payload(order["path"]).header[ENV], self._round, order["id"].partition(".")[0])
+            # The job's variables: its own, and those that name the job rather than its pool.
+            os.environ.update(Payload(order["path"]).header[ENV])
+            time.tzset()
+            os.environ[artifacts.NUMBER] = str(artifacts.of_round(self._round))
+            id_ = order["id"].partition(".")[0]
+            if os.environ.get(injected.JOB):
+                os.environ[injected.JOB] += "-" + id_
+            if os.environ.get(checkpoints.CHECKPOINTS):
+                os.environ[checkpoints.CHECKPOINTS] = checkpoints.of_job(id_)
             here = order["path"], folder, self._key, self._round, self._meeting
             worker.run_rank(*here, order["attempt"], self._act)
             os.write(self._returned_w, b"\0")
@@ -226,12 +237,6 @@ class _Zygote:
             stopped = self._page[turns.ROUND] == self._round
             self._through(failed=True, **({} if stopped else {"code": code}))
 
-    def _clear(self) -> None:
-        self._send(signal.SIGKILL)
-        self._pid, self._kill_at = 0, None
-        kill_children()
-        _drained(self._returned_r)
-
     def _send_artifacts(self) -> None:
         """Send them in a child: what that imports the ranks of later jobs would have, too."""
         pid = os.fork()
@@ -278,14 +283,3 @@ def call_with_files(rank: worker.Rank) -> None:
 
 def _noted(number: int, frame: Any) -> None:
     """Stand in for a handler: the number comes by the wake-up file."""
-
-
-def _own_variables(env: Dict[str, str], round_: int, id_: str) -> None:
-    """Give this process the variables of a job: its own, and those that name the job rather than its pool."""
-    os.environ.update(env)
-    time.tzset()
-    os.environ[artifacts.NUMBER] = str(artifacts.of_round(round_))
-    if os.environ.get(injected.JOB):
-        os.environ[injected.JOB] += "-" + id_
-    if os.environ.get(checkpoints.CHECKPOINTS):
-        os.environ[checkpoints.CHECKPOINTS] = checkpoints.of_job(id_)

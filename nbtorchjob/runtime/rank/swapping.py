@@ -251,26 +251,22 @@ class _Randomness:
     """Where this process's random numbers stand, so that what is dropped has drawn none."""
 
     def __init__(self) -> None:
-        self._states = [(getattr(module, set_), getattr(module, get)()) for module, get, set_ in _drawing()]
+        self._states: List[Tuple[Any, Any]] = []  # what sets the state of a module here that draws, and that
+        for name, get, set_ in (
+            ("random", "getstate", "setstate"),
+            ("numpy.random", "get_state", "set_state"),
+            ("torch", "get_rng_state", "set_rng_state"),
+            ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
+        ):
+            module = sys.modules.get(name)
+            # To ask torch.cuda for its state initializes it, which fails where there is no GPU.
+            if module is not None and getattr(module, "is_initialized", lambda: True)():
+                self._states.append((getattr(module, set_), getattr(module, get)()))
 
     def put_back(self) -> None:
         """Go on with the numbers from there."""
         for set_, state in self._states:
             set_(state)
-
-
-def _drawing() -> Iterator[Tuple[Any, str, str]]:
-    """Yield the modules that draw random numbers here, and by which names their state is read and set."""
-    for name, get, set_ in (
-        ("random", "getstate", "setstate"),
-        ("numpy.random", "get_state", "set_state"),
-        ("torch", "get_rng_state", "set_rng_state"),
-        ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
-    ):
-        module = sys.modules.get(name)
-        # To ask torch.cuda for its state initializes it, which fails where there is no GPU.
-        if module is not None and getattr(module, "is_initialized", lambda: True)():
-            yield module, get, set_
 
 
 def earlier(folder: str) -> List[str]:

@@ -247,8 +247,17 @@ async def begin(job: JobRef) -> bool:
         obj = await job.session.client.get(job.target)
         if labelling.turn(obj) != AWAITED or labelling.cancelled(obj):
             return False
-        patch = await _begun(job, obj)
-        patch["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
+        back = labelling.returned(obj)
+        patch: dict[str, Any] = {
+            "metadata": {
+                **back,
+                "annotations": {**back.get("annotations", {}), labelling.TURN: None},
+                "resourceVersion": obj["metadata"]["resourceVersion"],
+            }
+        }
+        # In a queue of Kueue's a run goes there, and Kueue starts it.
+        if not (back and await holding.decides(job.session, job.kind, obj)):
+            patch = {**job.kind.suspended(suspended=False), **patch}
         try:
             await job.session.client.patch(job.target, patch)
         except ApiError as exc:
@@ -256,15 +265,6 @@ async def begin(job: JobRef) -> bool:
                 raise
         else:
             return True
-
-
-async def _begun(job: JobRef, obj: Object) -> dict[str, Any]:
-    """Return the patch that starts a run: in a queue of Kueue's it goes there, and Kueue starts it."""
-    back = labelling.returned(obj)
-    notes = {**back.get("annotations", {}), labelling.TURN: None}
-    patch: dict[str, Any] = {"metadata": {**back, "annotations": notes}}
-    admits = back and await holding.decides(job.session, job.kind, obj)
-    return patch if admits else {**job.kind.suspended(suspended=False), **patch}
 
 
 async def _set(job: JobRef, *, suspended: bool) -> None:

@@ -85,7 +85,7 @@ class Lease:
     async def _take(self) -> bool:
         held, self._version = self._version, ""
         try:
-            lease = await (self._renewed(held) if held else self._taken())
+            lease = await (self._write(held, {"renewTime": self._stamp()}) if held else self._taken())
         except (AlreadyExistsError, NotFoundError):
             lease = None
         except ApiError as exc:
@@ -94,9 +94,6 @@ class Lease:
             lease = None
         self._version = str(lease["metadata"].get("resourceVersion") or "") if lease is not None else ""
         return lease is not None
-
-    async def _renewed(self, version: str) -> Object:
-        return await self._write(version, {"renewTime": self._stamp()})
 
     async def _taken(self) -> Object | None:
         try:
@@ -140,8 +137,12 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     Raises ``ClusterError``.
     """
     leases = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    read = (_read(obj, client.now()) for obj in leases if _for(obj, whose))
-    seen = [tender for tender in read if tender is not None]
+    seen = []
+    for obj in leases:
+        user_ = (obj["metadata"].get("labels") or {}).get(labelling.USER)
+        looks_after = user_ in (None, labelling.word(whose))
+        if looks_after and str(obj["metadata"].get("name")).startswith(NAME):
+            seen += [tender] if (tender := _read(obj, client.now())) is not None else []
     return min(seen, key=lambda tender: tender.since, default=None)
 
 
@@ -164,12 +165,6 @@ async def tends(spec: JobSpec) -> bool:
     """Whether a tender looks after what this user sends with such a spec. Raises ``ClusterError``."""
     here = await session(spec.cluster.context)
     return await holder(here.client, (await here.scope(spec)).namespace, user()) is not None
-
-
-def _for(obj: Object, user_: str) -> bool:
-    labels = obj["metadata"].get("labels") or {}
-    whose = labels.get(labelling.USER)
-    return str(obj["metadata"].get("name")).startswith(NAME) and whose in (None, labelling.word(user_))
 
 
 def _read(obj: Object, now: float) -> Tended | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -183,7 +183,12 @@ class Tender:
     async def _look_after(self) -> None:
         while True:
             self._woken.clear()
-            for key in [*self._due()] if not self._unlisted else ():
+            now, jobs = self._session.client.now(), {} if self._unlisted else self._jobs
+            for key in [
+                key
+                for key, kept in jobs.items()
+                if key in self._changed or (kept.due is not None and kept.due <= now)
+            ]:
                 self._changed.discard(key)
                 self._look(key, self._jobs[key])
                 await asyncio.sleep(0)  # of thousands each takes a moment
@@ -196,12 +201,6 @@ class Tender:
             await self._woken.wait()
             if alarm is not None:
                 alarm.cancel()
-
-    def _due(self) -> Iterator[_Key]:
-        now = self._session.client.now()
-        for key, kept in self._jobs.items():
-            if key in self._changed or (kept.due is not None and kept.due <= now):
-                yield key
 
     def _look(self, key: _Key, kept: _Kept) -> None:
         """See whether there is anything to do for a job, and have it done."""
@@ -330,12 +329,6 @@ def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
     return "clean_pod_policy" in fit.ours(job.kind, job.info.asked, job.info.retry_owner)
 
 
-def _all_run(state: JobState) -> bool:
-    """Whether as many nodes run as the job needs."""
-    lives = (node.life for node in state.nodes.values())
-    return sum(life.running and life.attempt == state.tries for life in lives) >= state.info.nodes[0]
-
-
 def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     """Return when a job needs somebody; None is not before something of it changes."""
     info = job.info
@@ -344,7 +337,9 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
     wishes = (state.verdict, state.cancelled, state.next)
     if any(wish is not None for wish in wishes) or _ends(state) - kept.ends:
         return 0.0
-    if info.start_within_s is not None and not state.suspended and not _all_run(state):
-        return 0.0
+    if info.start_within_s is not None and not state.suspended:
+        lives = (node.life for node in state.nodes.values())
+        if sum(life.running and life.attempt == state.tries for life in lives) < info.nodes[0]:
+            return 0.0
     ours = fit.ours(job.kind, info.asked, info.retry_owner)
     return state.deadline_at if "active_deadline_seconds" in ours else None

@@ -336,13 +336,6 @@ TENDING = (
 TENDING_CLUSTERWIDE = tuple(Use("get", runtimes.shared, why) for runtimes, why in _RUNTIMES)
 EVENTS = tuple(OPTIONAL[0].rights)
 ASKING = tuple(OPTIONAL[1].rights)
-# Of what only some clusters have: Kueue's queues, and PodGroups.
-SOME = tuple(
-    right
-    for use in (*OPTIONAL, *CLUSTERWIDE)
-    if use.api.group in (reading.KUEUE, reading.VISIBILITY) or use.api == reading.POD_GROUPS
-    for right in use.rights
-)
 
 
 def own_rights(kind: Kind) -> tuple[Use, ...]:

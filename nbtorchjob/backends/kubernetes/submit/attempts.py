@@ -29,7 +29,6 @@ from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import AlreadyExistsError, ClusterError, NotFoundError, PayloadGoneError, SwapError
 from nbtorchjob.machine import loop
-from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, Next
 from nbtorchjob.text import words
 
@@ -114,7 +113,11 @@ async def begin(
             labelling.PAID: paid,
         },
         minor=await session.minor(),
-        runtime=await _runtime(client, scope, kind, spec),
+        runtime=(
+            await find(client, kind.runtimes, scope.namespace, spec.cluster.runtime)
+            if kind.runtimes is not None
+            else None
+        ),
         attempt=following.number,
         remaining_s=None if deadline is None else int(deadline - client.now()),
         on_demand=following.on_demand,
@@ -200,12 +203,6 @@ async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ..
     if first not in present:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
     return tuple(present)
-
-
-async def _runtime(client: Client, scope: Scope, kind: Kind, spec: JobSpec) -> Runtime | None:
-    if kind.runtimes is None:
-        return None
-    return await find(client, kind.runtimes, scope.namespace, spec.cluster.runtime)
 
 
 class SecretKeeper(SwapKeeper):

@@ -304,7 +304,14 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
         try:
             new.path.mkdir(mode=0o700)
             fill(new)
-            _describe(new, info, maker)
+            if info.ttl_s is not None:
+                (new.path / "ttl").write_text(str(info.ttl_s))
+            (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
+            new.events.touch()
+            (new.path / "maker.json").write_text(json.dumps(asdict(maker)))
+            if info.began:
+                info = replace(info, packed=time.time(), payload=new.payload.stat().st_size)
+            (new.path / "job.json").write_text(f'{{"info":{write(info)}}}')
             new.path.rename(jobs / info.name)
         except BaseException as exc:
             release()
@@ -327,17 +334,6 @@ def in_work(path: Path) -> bool:
     """Whether a folder is being made, or removed, by a process that runs."""
     match = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
     return match is not None and Process.here(int(match[1]), int(match[2])).alive()
-
-
-def _describe(new: JobDirectory, info: JobInfo, maker: Process) -> None:
-    if info.ttl_s is not None:
-        (new.path / "ttl").write_text(str(info.ttl_s))
-    (new.path / "ballast").write_bytes(b"\0" * BALLAST_BYTES)
-    new.events.touch()
-    (new.path / "maker.json").write_text(json.dumps(asdict(maker)))
-    if info.began:
-        info = replace(info, packed=time.time(), payload=new.payload.stat().st_size)
-    (new.path / "job.json").write_text(f'{{"info":{write(info)}}}')
 
 
 def put_by(job: JobDirectory) -> None:

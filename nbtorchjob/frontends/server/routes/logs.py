@@ -67,7 +67,12 @@ class LogHandler(Streamed):
         With ``limit``, ``X-Log-End`` is the offset to continue from; if less came, there is no more yet.
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
-        offset, limit = number("offset", self.get_argument("offset", "0")), self._limit()
+        offset, text = number("offset", self.get_argument("offset", "0")), self.get_argument("limit", "")
+        limit = number("limit", text) if text else None
+        if limit is not None and limit > _MAX_PART:
+            raise MalformedError(
+                f"limit: got {limit}, but it must be at most {_MAX_PART}; omit it for the whole log"
+            )
         pieces = await self.of(
             job, lambda at, name: jobs.window(able(at, Stores, "logs", name).log(name, rank_, offset), limit)
         )
@@ -81,15 +86,6 @@ class LogHandler(Streamed):
     def break_off(self, exc: Exception) -> None:
         """Write why the log isn't whole."""
         self.finish(f"\n[the rest of the log can't be read: {exc}]\n", set_content_type=TEXT)
-
-    def _limit(self) -> int | None:
-        text = self.get_argument("limit", "")
-        limit = number("limit", text) if text else None
-        if limit is not None and limit > _MAX_PART:
-            raise MalformedError(
-                f"limit: got {limit}, but it must be at most {_MAX_PART}; omit it for the whole log"
-            )
-        return limit
 
 
 class ArchiveHandler(Streamed):

@@ -8,7 +8,14 @@ from nbtorchjob.backends.kubernetes.api import reflector
 from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.reading import POLICIES, SECRETS, Right
+from nbtorchjob.backends.kubernetes.objects.reading import (
+    KUEUE,
+    POD_GROUPS,
+    POLICIES,
+    SECRETS,
+    VISIBILITY,
+    Right,
+)
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.backends.talk import STARTING
 from nbtorchjob.capture.identity import user
@@ -142,11 +149,17 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
 
     inside, outside = used(stage, name)
     # What is used while there is a job, or only where there are queues, or groups.
-    later = {*server.EVENTS, *server.ASKING, *server.SOME, *server.rights(server.ADOPTED)}
+    some = {
+        right
+        for use in (*server.OPTIONAL, *server.CLUSTERWIDE)
+        if use.api.group in (KUEUE, VISIBILITY) or use.api == POD_GROUPS
+        for right in use.rights
+    }
+    later = {*server.EVENTS, *server.ASKING, *some, *server.rights(server.ADOPTED)}
     assert inside == {*server.rights(server.OPTIONAL)} - later
     # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
     told = {Right("list", "", "pods"), Right("get", "", "nodes")}
-    assert outside == {*server.rights(server.CLUSTERWIDE)} - told - {*server.SOME}
+    assert outside == {*server.rights(server.CLUSTERWIDE)} - told - some
 
 
 @pytest.mark.parametrize(
