@@ -374,7 +374,7 @@ class Lab:
         file = io.BytesIO()
         size = pack(file, able(self._backend, Signs, "send", self.info.address).key(self.info.address))
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
-        question = {"question": "turn", "id": id_, **asked, "size": size}
+        question = {"question": "turn", "id": id_, **asked, "size": size, "sent": packed}
         since = self._turns.now(self.info)
         try:
             while True:
@@ -421,9 +421,11 @@ class Lab:
             self._turns.sent(info, taken)
         return Job(self._turns, info, trust=self.trust), int(reply["base"])
 
-    def _again(self, question: Mapping[str, Any], data: memoryview, times: int, attempt: int) -> Taken:
-        """Send a job of a pool for that time."""
-        asked = {**question, "id": turns.again(question["id"], times), "attempt": attempt}
+    def _again(
+        self, question: Mapping[str, Any], data: memoryview, times: int, told: Mapping[str, Any]
+    ) -> Taken:
+        """Send a job of a pool for that time, with what its lead is to tell of its attempts."""
+        asked = {**question, "id": turns.again(question["id"], times), **told}
         since = self._turns.now(self.info)
         try:
             before, reply = self._sent(asked, data, lambda text: None)

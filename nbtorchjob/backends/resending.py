@@ -32,7 +32,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,16 +43,18 @@ from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.events import (
     ArtifactsReady,
     AttemptBegan,
+    AttemptPaid,
     CancelRequested,
     Closed,
     Event,
     LogChunk,
     NodeStarted,
     Notice,
+    TurnTaken,
     Verdict,
 )
 from nbtorchjob.state.factlines import from_json, to_json
-from nbtorchjob.state.info import read, write
+from nbtorchjob.state.info import MARK, read, write
 from nbtorchjob.state.turns import View
 
 _LOOK_S = 0.1
@@ -64,6 +66,8 @@ _CANCELLED = "cancelled"
 _LOG = logging.getLogger("nbtorchjob.tending")  # as what a tender does
 _KEPT_S = 14 * 24 * 3600.0
 _BY = "by-"  # before the name of a process that follows a job, and of what says that it lives
+_MOST_TOLD = 256  # earlier attempts
+_MOST_WHY = 300  # characters of why one of them ended
 _PATIENCE_S = 30.0  # of jobs with those before them, from when their pool is seen to have new ranks
 
 
@@ -262,16 +266,19 @@ class Plan(NamedTuple):
 class Sent:
     """A turn that was sent, as it was ``taken`` last.
 
-    ``again`` sends a job of a pool once more: for that time, and as that attempt. Without it another process
-    may, which has what is ``kept``. ``past`` are the facts of attempts before.
+    ``again`` sends a job of a pool once more: for that time, with what its lead is to tell of its attempts.
+    Without it another process may, which has what is ``kept``. Of a job that was sent ``elsewhere``, as its
+    lead told, whoever sent it may. ``past`` are the facts of attempts before.
     """
 
     def __init__(
         self,
         info: JobInfo,
         taken: Taken,
-        again: Callable[[int, int], Taken] | None,
+        again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
         kept: Kept | None = None,
+        *,
+        elsewhere: TurnTaken | None = None,
     ) -> None:
         self.info = info
         self.taken = taken
@@ -282,19 +289,22 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
-        self._over = again is None and kept is None
+        self.elsewhere = elsewhere is not None
+        self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
         self._sending: asyncio.Future[None] | None = None
         if kept is not None:
             with suppress(OSError):
                 self._take_up(kept.record)
+        if elsewhere is not None:
+            self._hear(elsewhere)
 
     @property
     def may_go_on(self) -> bool:
         """Whether another attempt may follow."""
         return not self._over
 
-    def take_up(self, send: Callable[[Mapping[str, Any], memoryview, int, int], Taken]) -> None:
+    def take_up(self, send: Callable[[Mapping[str, Any], memoryview, int, Mapping[str, Any]], Taken]) -> None:
         """Have this process send it again if need be, though another one sent it first.
 
         ``send`` does so, given the question and the payload that brought it.
@@ -351,6 +361,11 @@ class Sent:
 
     def renew(self, lab: Callable[[], JobState]) -> None:
         """Go on with what another process has sent since; ``lab`` returns what is known of the pool."""
+        if self.elsewhere:
+            turn = turns.find(known := lab(), self.info.address.rpartition(MARK)[2])
+            if turn is not None and turn.taken.round != self.taken.round:
+                self.taken = Taken.elsewhere(known, turn.taken.round)
+                self._hear(turn.taken)
         with suppress(OSError):
             if self._kept is not None and not self._over:
                 self._renew(self._kept.record, self.taken, lab)
@@ -388,8 +403,10 @@ class Sent:
                 await asyncio.to_thread(self.renew, lab)
                 if self.taken is not lost:
                     return
-                due = time.time() >= plan.at and self._again is not None
-                if due and _takes(await asyncio.to_thread(lab)):
+                known = await asyncio.to_thread(lab)
+                if self.elsewhere and known.phase.terminal:
+                    return
+                if time.time() >= plan.at and self._again is not None and _takes(known):
                     with suppress(Behind):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
                         return
@@ -413,8 +430,9 @@ class Sent:
         began = [AttemptBegan(time.time(), attempt)] if attempt > self.attempt else []
         # Of one that never began there is nothing to be told.
         past = (*self.past, *unclosed(facts), *began) if began else self.past
+        told = _told(self.info, attempt, past)
         if self._kept is None:
-            self.taken = again(self._times + 1, attempt)
+            self.taken = again(self._times + 1, told)
             self._times, self.attempt, self.past = self._times + 1, attempt, past
             return
         try:
@@ -423,9 +441,9 @@ class Sent:
                 if self._renew(record, lost, lab):
                     return
                 times = record["times"] + 1
-                taken = again(times, attempt)
-                told = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
-                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": told}
+                taken = again(times, told)
+                kept = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
+                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": kept}
                 self._kept.note({**record, **changed})
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
                 _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)
@@ -438,6 +456,11 @@ class Sent:
         if "end" in record:
             self._over, self._again = True, None
             self._end = tuple(map(from_json, record["end"]))
+
+    def _hear(self, taken: TurnTaken) -> None:
+        """Take in what its lead told of its attempts."""
+        began = [AttemptBegan(taken.time, taken.attempt)] if taken.attempt > 1 else []
+        self.attempt, self.past = taken.attempt, (*taken.paid, *began)
 
     def over(self) -> None:
         """Keep its payload no longer."""
@@ -457,6 +480,22 @@ class Sent:
     def told(self, facts: Sequence[Event]) -> list[Event]:
         """Return the facts of its newest attempt with the end that the job came to."""
         return [*unclosed(facts), *self._end] if self._end else [*facts]
+
+
+def _told(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, Any]:
+    """Return what a lead is to tell of a job that is sent again, for those who haven't followed it."""
+    ended = [known for known in reduce(apply, past, JobState(info)).attempts if known.number < attempt]
+    paid = [
+        AttemptPaid(
+            known.end or known.start,
+            known.number,
+            known.budget.value,
+            " ".join(known.failure.reason.line.split())[:_MOST_WHY],
+        )
+        for known in ended
+        if known.budget is not None and known.failure is not None
+    ]
+    return {"attempt": attempt, "paid": [asdict(fact) for fact in paid[-_MOST_TOLD:]]}
 
 
 def _takes(lab: JobState) -> bool:

@@ -157,6 +157,7 @@ _MOST_SENT = 64  # turns of which it is remembered where they begin, beside thos
 _ASKED_S = 10.0
 _WAITS_S = 0.5  # between two looks why a job can't be sent again yet
 _MOST_EARLY = 1000  # characters
+_ELSEWHERE = "it is to be sent to its pool again from where it was sent"
 
 
 class TurnBackend(Backend):
@@ -189,7 +190,7 @@ class TurnBackend(Backend):
         self,
         info: JobInfo,
         taken: Taken,
-        again: Callable[[int, int], Taken] | None = None,
+        again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
         kept: Kept | None = None,
     ) -> None:
         """Remember a turn that was sent from here: who follows it need read nothing of what came before.
@@ -215,14 +216,17 @@ class TurnBackend(Backend):
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
     def sent_by_user(self, name: str) -> Sent | None:
-        """Return how a turn was sent, where this process did that, or one with the same state folder."""
+        """Return how a turn was sent: a lab's if this process did that, a pool's whoever did."""
         sent, (lab, key) = self._sent.get(name), parsed(name)
-        if sent is None and self.inner.info(lab).is_pool:
+        if sent is None and (info := self.inner.info(lab)).is_pool:
             state = self.inner.known(lab)
             turn = turns.find(state, key)
-            kept = Kept.of(state.info.run, turn.key, name) if turn is not None else None
-            if turn is None or kept is None:
+            if turn is None:
                 return None
+            kept = Kept.of(state.info.run, turn.key, name)
+            if kept is None:
+                there = Taken.elsewhere(state, turn.taken.round)
+                return Sent(turns.info(info, turn), there, elsewhere=turn.taken)
             if kept[1].address not in self._sent:
                 self.sent(kept[1], Taken.elsewhere(state, turn.taken.round), kept=kept[0])
             sent = self._sent[kept[1].address]
@@ -272,11 +276,11 @@ class TurnBackend(Backend):
     ) -> AsyncGenerator[Event, None]:
         """Follow the lab until the turn is over; a job of a pool that is to run again is sent again."""
         sent = await asyncio.to_thread(self.sent_by_user, name)
-        if sent is None or (sent.info.in_pool and not sent.may_go_on):
+        if sent is None or sent.elsewhere or (sent.info.in_pool and not sent.may_go_on):
             known = await asyncio.to_thread(self._whole, name) if not since else []
-            for fact in known:
-                yield fact
-            if known:
+            if any(isinstance(fact, Closed) for fact in known):
+                for fact in known:
+                    yield fact
                 return
         if sent is None or not sent.may_go_on:
             view = await asyncio.to_thread(self._view, name, sent)
@@ -321,7 +325,7 @@ class TurnBackend(Backend):
                 going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
                 said = ""
                 while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
-                    why = _why(await asyncio.to_thread(lab))
+                    why = _why(await asyncio.to_thread(lab)) or (_ELSEWHERE if sent.elsewhere else "")
                     if why not in ("", said):
                         said = why
                         yield Waiting(time.time(), why, attempt=attempt)
@@ -366,8 +370,13 @@ class TurnBackend(Backend):
             facts += view.take(event)
         begun, facts = len(facts), [numbered(event, attempt) for event in (*facts, *view.last)]
         plan = sent.plan(facts) if sent is not None else None
+        if plan is not None and sent is not None and sent.elsewhere and self.inner.known(lab).phase.terminal:
+            plan = None
         if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is sent once more
-            why = _why(self.inner.known(lab)) or "it is being sent to its pool again"
+            again = (
+                _ELSEWHERE if sent is not None and sent.elsewhere else "it is being sent to its pool again"
+            )
+            why = _why(self.inner.known(lab)) or again
             facts = [fact for fact in facts[:begun] if not isinstance(fact, Waiting)]
             facts.append(Waiting(plan.at, why, attempt=attempt))
         if sent is not None and plan is None:
@@ -401,6 +410,9 @@ class TurnBackend(Backend):
         round_ = max(turn.taken.round, sent.taken.round if sent is not None else 0)
         node = turns.lead(state)
         if (turn.over and turn.taken.round == round_) or node is None:
+            if sent is not None and sent.elsewhere and not self.snapshot(name).phase.terminal:
+                where = "cancel it where it was sent, or once it runs again"
+                raise SpecError("cancel", name, f"a job that runs or waits; its pool has lost it: {where}")
             return
         try:
             with able(self.inner, Talks, "cancel", lab).talk(

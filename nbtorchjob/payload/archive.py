@@ -188,7 +188,7 @@ def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> di
     policy = spec.launch.run_policy
     return {
         "pool": True,
-        "turn": {**_turn(call), "sweep": sweep},
+        "turn": {**_turn(call), "sweep": sweep, "retry": json.dumps(spec.to_json().get("retry") or "")},
         "push": [],
         "env": {**spec.env, **spec.secrets(), **env},
         "deadline": policy.active_deadline_seconds if policy is not None else None,

@@ -329,9 +329,10 @@ class TurnTaken(FrozenDataclass):
     ``pushed`` are the names that came with it and were laid over the ranks' own. ``by`` says whose it is,
     in words. The first one, the lab's own call, has no ``id``.
 
-    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Its sender has a
-    ``number`` for it, which no other job of the pool has; 0 where it has none. Of a run of a group ``sweep``
-    are the fields of its record that say so, as JSON.
+    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Its sender tells what
+    nobody else may know: its ``number``, which no other job of the pool has, or 0; when it was ``sent``
+    first; its budgets (``retry``, as JSON), which ``attempt`` it is, and what those before it drew on
+    (``paid``). Of a run of a group ``sweep`` are the fields of its record that say so, as JSON.
     """
 
     time: float
@@ -348,6 +349,10 @@ class TurnTaken(FrozenDataclass):
     by: str = ""
     sweep: str = ""
     number: int = 0
+    sent: float = 0.0
+    retry: str = ""
+    attempt: int = 1
+    paid: tuple[AttemptPaid, ...] = ()
 
 
 class TurnPlaced(FrozenDataclass):

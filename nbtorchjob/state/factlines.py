@@ -64,7 +64,7 @@ class _Bound(NamedTuple):
 
 # Bounds by a field's name: a fact that says more would take memory of whoever looks, or break a drawing.
 _BOUNDS: Mapping[str, _Bound] = {
-    **dict.fromkeys(("time", "since"), _Bound(1e11)),  # the year 5138
+    **dict.fromkeys(("time", "since", "sent"), _Bound(1e11)),  # the year 5138
     **dict.fromkeys(("node", "rank", "peer", "index", "cores", "files"), _Bound(1 << 20)),
     **dict.fromkeys(("ranks", "nodes", "failed"), _Bound(1 << 20, items=4096)),  # of one node
     "world_size": _Bound(1 << 20, least=1),
@@ -84,7 +84,7 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("size", "total", "sizes", "call"), _Bound(1 << 62)),
     **dict.fromkeys(("memory", "limit", "shm", "shm_limit", "resident"), _Bound(1 << 62)),
     **dict.fromkeys(("pushed", "changed", "packages", "samples", "uses"), _Bound(items=4096)),
-    **dict.fromkeys(("gpus", "metrics", "names"), _Bound(items=1024)),
+    **dict.fromkeys(("gpus", "metrics", "names", "paid"), _Bound(items=1024)),
     "number": _Bound(10**9),
     "tags": _Bound(items=64),
     **dict.fromkeys(("distributions", "installed", "modules"), _Bound(items=8192)),
@@ -113,6 +113,7 @@ _SEQUENCES: Mapping[str, type | None] = {
     "samples": RankSample,
     "uses": RankUse,
     "gpus": GpuUse,
+    "paid": AttemptPaid,
 }
 _DEEPEST = 16  # exceptions behind each other
 _MOST_WHY = 160

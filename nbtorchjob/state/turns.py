@@ -26,11 +26,14 @@ from itertools import chain, islice, takewhile
 from math import inf
 from operator import attrgetter
 
+from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
+from nbtorchjob.spec.jobspec import build
+from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.fold import apply
-from nbtorchjob.state.info import MARK, JobInfo
+from nbtorchjob.state.info import MARK, US, JobInfo
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.nodes import Node
 from nbtorchjob.text import words
@@ -353,11 +356,23 @@ def info(lab: JobInfo, turn: Turn) -> JobInfo:
     sources = dict(lab.sources)
     if taken.text:
         sources[taken.filename] = (taken.by or turn.name, taken.text)
-    key, created = str(turn.number), taken.time
+    key, created = str(turn.number), taken.sent or taken.time
     known: dict[str, object] = {"created": created, "label": taken.label, "turn": taken.ranks}
     if lab.is_pool:
         known |= {"nodes": (_needs(lab, taken),) * 2, **_sweep(taken)}
-    return of(lab, key=key, sources=sources, **known)
+    record = of(lab, key=key, sources=sources, **known)
+    retry = _retry(taken)
+    return replace(record, spec={**record.spec, "retry": retry}, retry_owner=US) if retry else record
+
+
+def _retry(taken: ev.TurnTaken) -> dict[str, object] | None:
+    """Return a job's budgets, as its spec has them."""
+    try:
+        retry: dict[str, object] = json.loads(taken.retry or "null") or {}
+        build(Retry, retry)
+    except (ValueError, TypeError, AttributeError, RecursionError, SpecError):  # as above
+        return None
+    return retry or None
 
 
 def _sweep(taken: ev.TurnTaken) -> dict[str, object]:

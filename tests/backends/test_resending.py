@@ -1,6 +1,7 @@
 """Jobs of a pool that are sent again by who follows them."""
 
 import asyncio
+import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ from nbtorchjob.backends import resending
 from nbtorchjob.backends import turns as backends_turns
 from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
-from nbtorchjob.errors import NBTorchJobError
+from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.machine import folders, loop
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
@@ -208,6 +209,67 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
     states = asyncio.run(asyncio.wait_for(followed_by_all(), LIMIT))
     assert [state.phase for state in states] == [Phase.SUCCEEDED] * 3
     assert [state.tries for state in states] == [2] * 3
+
+
+def told_of(fact, **more):
+    """What a lead tells of a job with budgets, wherever that was sent."""
+    return replace(fact, retry=json.dumps({"retries": 3, "backoff": 0}), sent=99.0, **more)
+
+
+def sent_elsewhere():
+    """Return a pool that has lost a job, and what its lead tells as that is sent again, and succeeds."""
+    first, *rest = LOST
+    paid = (ev.AttemptPaid(150.4, 1, "failures", "RecoverableError"),)
+    again = told_of(taken(7, 160.0, turns.again("c1", 2)), attempt=2, paid=paid)
+    return Pool([told_of(first), *rest]), [again, *ran(7, 160.5)]
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_machine_elsewhere_knows_budgets_and_attempts_and_waits_until_the_job_is_sent_again():
+    pool, again = sent_elsewhere()
+    backend = TurnBackend(cast("Any", pool))
+    state = backend.snapshot("pool#1")
+    assert (state.phase, state.info.created) == (Phase.PENDING, 99.0)
+    assert state.next is not None
+    with pytest.raises(SpecError, match="cancel it where it was sent"):
+        backend.cancel("pool#1")
+
+    async def follow():
+        events = []
+        async for event in backend.follow("pool#1"):
+            events.append(event)
+            if isinstance(event, ev.Waiting):
+                pool.told += again
+        return events
+
+    states = [reduce(apply, asyncio.run(asyncio.wait_for(follow(), LIMIT)), JobState(state.info))]
+    states.append(TurnBackend(cast("Any", pool)).snapshot("pool#1"))
+    for state in states:
+        assert state.phase is Phase.SUCCEEDED
+        assert [attempt.number for attempt in state.attempts] == [1, 2]
+        assert [attempt.failure and attempt.failure.reason.line for attempt in state.attempts] == [
+            "RecoverableError",
+            None,
+        ]
+        assert [spent.used for spent in state.budgets] == [1, 0]
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_job_that_nobody_has_sent_again_has_failed_once_its_pool_has_ended():
+    pool, _ = sent_elsewhere()
+    pool.told += [ev.CancelRequested(200.0), ev.Closed(201.0)]
+    backend = TurnBackend(cast("Any", pool))
+
+    states = [backend.snapshot("pool#1")]
+    states.append(reduce(apply, followed(backend, states[0].info), JobState(states[0].info)))
+    assert [state.phase for state in states] == [Phase.FAILED] * 2
+
+
+@pytest.mark.parametrize("retry", ["{", "[1]", '{"retries": -1}', '{"retries": "x"}', "null", "7"])
+def test_budgets_that_make_no_sense_are_none(retry):
+    state = known(*BEGUN, replace(taken(5, 100.0, "c1"), retry=retry), info=POOL)
+
+    assert turns.info(POOL, turns.turns(state)[0]).retry is None
 
 
 @pytest.mark.parametrize("how", ["is sent", "pauses", "is followed by nobody"])

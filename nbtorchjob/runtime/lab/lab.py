@@ -91,7 +91,7 @@ _SHORT_S = 0.05  # of a turn that the agent needn't see
 _ROOM_S = 1.0  # between two looks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
 _ENDS = "it is ending"
-_OF_JOBS = ("sweep", "number")  # what is told of a pool's jobs beside
+_OF_JOBS = ("sweep", "number", "sent", "retry", "attempt", "paid")  # what is told of a pool's jobs beside
 
 
 class Base(NamedTuple):

@@ -570,6 +570,12 @@ def lose_pods(pool, cluster):
     seen(pool.job, lambda state: state.turns and state.turns[-1].base < state.round)
 
 
+def elsewhere(pool, folder):
+    """Return the environment of a machine that has sent nothing yet."""
+    there = {"NBTORCHJOB_BACKEND": "kubernetes", "NBTORCHJOB_NAMESPACE": pool.info.cluster["namespace"]}
+    return {**os.environ, **there, folders.STATE: str(folder)}
+
+
 SENDS = """
 import sys
 from nbtorchjob import capture, submission
@@ -584,13 +590,36 @@ def test_a_kernel_elsewhere_gives_no_job_the_number_of_another(pool, cluster, tm
     before = run("'before'")
     assert before.result(LIMIT) == "before"
     lose_pods(pool, cluster)
-    there = {"NBTORCHJOB_BACKEND": "kubernetes", "NBTORCHJOB_NAMESPACE": pool.info.cluster["namespace"]}
-    env = {**os.environ, **there, folders.STATE: str(tmp_path)}
     command = [sys.executable, "-c", SENDS, "'elsewhere'"]
-    name = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0]
+    there = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
+    name = there.stdout.decode().strip()
 
     assert name != before.name
     assert (api.attach(name).result(LIMIT), api.attach(before.name).result(LIMIT)) == ("elsewhere", "before")
+
+
+LOOKS = """
+import json, sys
+from nbtorchjob import api
+job = api.attach(sys.argv[1])
+job.wait()
+attempts = [[each.number, each.failure and each.failure.reason.line] for each in job.state.attempts]
+budgets = [each.used for each in job.state.budgets]
+print(json.dumps([job.state.phase.value, attempts, budgets, job.info.created]))
+"""
+
+
+def test_a_machine_elsewhere_knows_what_a_jobs_budgets_have_paid_for(pool, cluster, tmp_path):
+    job = run(LOST, retry=Retry(preemptions=2, backoff=0))
+    seen(job, lambda state: 0 in state.logs)
+    lose_pods(pool, cluster)
+    assert job.result(LIMIT) == 2
+    command = [sys.executable, "-c", LOOKS, job.name]
+    there = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
+
+    here = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert json.loads(there.stdout) == json.loads(here.stdout)
+    assert [spent.used for spent in job.state.budgets] == [0, 1]
 
 
 @pytest.mark.parametrize("follows", [True, False])
