@@ -46,7 +46,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from http import HTTPStatus
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from nbtorchjob.text.hints import hint
@@ -59,7 +59,17 @@ class NBTorchJobError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
-        _end_where_ours_begin(self.__traceback__)
+        # Cut the traceback to the user's frames, among which ``%debug`` then begins.
+        trace = last = self.__traceback__  # the last one that isn't ours, nor of what called us
+        while trace is not None:
+            home = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+            if home == __package__:
+                break
+            if home != "IPython":
+                last = trace
+            trace = trace.tb_next
+        if trace is not None and last is not None:
+            last.tb_next = None
         # What stopped a submission has a name of its own, which nobody need know.
         name = next(type_.__name__ for type_ in type(self).__mro__ if type_.__module__ == __name__)
         return [safe(f"{name}: {self}")]
@@ -69,20 +79,6 @@ def _minimal() -> bool:
     """Whether errors are to be drawn in a line each: ``%xmode Minimal``."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"
-
-
-def _end_where_ours_begin(trace: TracebackType | None) -> None:
-    """Cut a traceback to the user's frames, among which ``%debug`` then begins."""
-    last = trace  # the last one that isn't ours, nor of what called us
-    while trace is not None:
-        home = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if home == __package__:
-            break
-        if home != "IPython":
-            last = trace
-        trace = trace.tb_next
-    if trace is not None and last is not None:
-        last.tb_next = None
 
 
 class LineError(NBTorchJobError):

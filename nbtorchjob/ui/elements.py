@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from nbtorchjob.backends.base import Finding
@@ -172,20 +172,18 @@ def finding_lines(findings: Iterable[Finding]) -> str:
     listed = list(findings)
     wrong = sum(not finding.good for finding in listed)
     end = f"{words.count(wrong, 'line')} marked !! above" if wrong else "No problems found."
-    return "\n".join([*(line for finding in listed for line in _lines(finding)), "", end])
-
-
-def _lines(finding: Finding) -> Iterator[str]:
-    mark = "ok  " if finding.good else "!!  "
-    # A name or an address that is split can't be copied.
-    yield textwrap.fill(
-        finding.text,
-        _WIDTH,
-        initial_indent=mark,
-        subsequent_indent=" " * len(mark),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    if finding.remedy:
+    lines: list[str] = []
+    for finding in listed:
+        mark = "ok  " if finding.good else "!!  "
+        # A name or an address that is split can't be copied.
+        text = textwrap.fill(
+            finding.text,
+            _WIDTH,
+            initial_indent=mark,
+            subsequent_indent=" " * len(mark),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         # At the margin, so that it can be pasted: in YAML an indented "---" ends no document.
-        yield finding.remedy
+        lines += [text, finding.remedy] if finding.remedy else [text]
+    return "\n".join([*lines, "", end])

@@ -192,10 +192,8 @@ class TorchJobMagics:
         """Return the job of that name, of "" this session's last, or one left by the last session."""
         if name:
             return api.attach(name)
-        return front.newest() or self._left()
-
-    def _left(self) -> Job[Any]:
-        """Return the notebook's newest job that a kernel before this one left running."""
+        if newest_here := front.newest():
+            return newest_here
         notebook = origin.of(self.shell, ()).notebook
         with verbs.warned() as notes:
             states = api.jobs() if notebook else []

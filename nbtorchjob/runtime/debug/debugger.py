@@ -273,7 +273,9 @@ class _Line:
         """Say something to who is attached."""
         if self._peer is None:
             return
-        for piece in _pieces(record):
+        text = record.get("out")
+        begins = range(0, len(text or ""), _MOST_HELD)  # each piece is a line
+        for piece in [record] if text is None else [{"out": text[at : at + _MOST_HELD]} for at in begins]:
             try:
                 self._peer.sendall(json.dumps(piece).encode() + b"\n", socket.MSG_NOSIGNAL)
             except OSError:
@@ -372,16 +374,6 @@ class _Line:
         return None
 
     again = 0.0  # seconds for somebody to come back
-
-
-def _pieces(record: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-    """Yield a record in parts that each are a line."""
-    text = record.get("out")
-    if text is None:
-        yield record
-        return
-    for begin in range(0, len(text), _MOST_HELD):
-        yield {"out": text[begin : begin + _MOST_HELD]}
 
 
 def _made(debugger: Debugger) -> Any:

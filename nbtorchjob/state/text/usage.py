@@ -245,22 +245,18 @@ def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
     """Yield the first nodes of a running job with strips of what they are known to use, for a while now."""
     uses = sorted(state.uses.items()) if state.phase is Phase.RUNNING else []
     for node, use in [item for item in uses if state.base(item[1].newest.round) == state.round][:most]:
-        drawn = [strip for strip in _strips(use) if len(strip.parts) > 1]
-        if drawn:
+        newest, points = use.newest, use.series.points
+        cpu, gpu = _cpu_curve(points), _gpu_curve(points)
+        cores = f"{cpu[-1][1]:.1f} of {_cores(newest.cores)}" if cpu else ""
+        memory = [point.metrics["memory"] for point in points]
+        busy = f"{gpu[-1][1]:.0f} % busy" if gpu else ""
+        known = (
+            Strip(CPU, cores, _parts([used for _, used in cpu], newest.cores)),
+            Strip(MEMORY, _of(newest.memory, newest.limit), _parts(memory, newest.limit)),
+            Strip(GPU, busy, _parts([percent for _, percent in gpu], 100)),
+        )
+        if drawn := [strip for strip in known if len(strip.parts) > 1]:
             yield node, drawn
-
-
-def _strips(use: Use) -> Iterator[Strip]:
-    newest, points = use.newest, use.series.points
-    cpu, gpu = _cpu_curve(points), _gpu_curve(points)
-    memory = [point.metrics["memory"] for point in points]
-    yield Strip(
-        CPU,
-        f"{cpu[-1][1]:.1f} of {_cores(newest.cores)}" if cpu else "",
-        _parts([used for _, used in cpu], newest.cores),
-    )
-    yield Strip(MEMORY, _of(newest.memory, newest.limit), _parts(memory, newest.limit))
-    yield Strip(GPU, f"{gpu[-1][1]:.0f} % busy" if gpu else "", _parts([percent for _, percent in gpu], 100))
 
 
 def _parts(values: Sequence[float], whole: float) -> list[float]:

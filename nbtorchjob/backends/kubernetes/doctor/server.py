@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbtorchjob.backends.base import Finding
@@ -380,28 +380,26 @@ _OPTIONAL = {
 async def permission_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str
 ) -> list[Finding]:
-    """Yield what is permitted, and the Role for all that isn't. Raises ``ClusterError``."""
+    """Return what is permitted, and the Role for all that isn't. Raises ``ClusterError``."""
     must = needed_rights(kind, spec)
     rights = [*must, *EVENTS, *ASKING]
     answers = await asyncio.gather(*(session.allowed(client, *right, namespace) for right in rights))
     denied = [right for right, good in zip(rights, answers, strict=True) if not good]
-    return list(
-        _findings(denied, len(must), lambda rights: grant(user or _NOBODY, namespace, rights).rstrip())
-    )
 
+    def role(rights: Sequence[Right]) -> str:
+        return grant(user or _NOBODY, namespace, rights).rstrip()
 
-def _findings(
-    denied: Sequence[Right], count: int, role: Callable[[Sequence[Right]], str]
-) -> Iterator[Finding]:
     bad = [right for right in denied if right not in (*EVENTS, *ASKING)]
     if bad:
         by_resource: dict[str, list[str]] = {}
         for right in bad:
             by_resource.setdefault(right.what, []).append(right.verb)
         said = "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())
-        yield Finding(False, f"not permitted: {said}; an administrator can grant it", role(denied))
+        text = f"not permitted: {said}; an administrator can grant it"
+        findings = [Finding(False, text, role(denied))]
     else:
-        yield Finding(True, f"all {count} permissions that a job needs are granted")
+        findings = [Finding(True, f"all {len(must)} permissions that a job needs are granted")]
     for optional, text in _OPTIONAL.items():
         if missing := [right for right in optional if right in denied]:
-            yield Finding(True, text, "" if bad else role(missing))
+            findings.append(Finding(True, text, "" if bad else role(missing)))
+    return findings

@@ -8,7 +8,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -155,8 +155,21 @@ def other_versions(kind: Kind, served: Served) -> str:
 
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
-    """Yield a caution for whatever works otherwise than one might expect, whoever looks after the job."""
-    return [*_cautions(kind, spec), *kind.cautions(spec, minor)]
+    """Return a caution for whatever works otherwise than one might expect, whoever looks after the job."""
+    policy, cluster, said = _policy(spec), spec.cluster, list[str]()
+    if kind.queues is None and cluster.queue:
+        said.append(f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs")
+    if cluster.workload_priority and not cluster.queue:
+        only = "takes effect only in a queue of Kueue's: add --queue"
+        said.append(f"workload_priority {cluster.workload_priority} {only}")
+    if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
+        said.append("on_demand_last does nothing for a job that isn't preemptible")
+    if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:
+        said.append(
+            "clean_pod_policy=All removes the pods as the job ends: without --storage, a value that "
+            "hasn't been fetched by then is lost"
+        )
+    return [*said, *kind.cautions(spec, minor)]
 
 
 def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
@@ -173,22 +186,6 @@ def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
             "nbtorchjob itself starts the next attempt: keep a session attached, or run `nbtorchjob tend`"
         )
     return done_by_us
-
-
-def _cautions(kind: Kind, spec: JobSpec) -> Iterator[str]:
-    policy, cluster = _policy(spec), spec.cluster
-    if kind.queues is None and cluster.queue:
-        yield f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs"
-    if cluster.workload_priority and not cluster.queue:
-        only = "takes effect only in a queue of Kueue's: add --queue"
-        yield f"workload_priority {cluster.workload_priority} {only}"
-    if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
-        yield "on_demand_last does nothing for a job that isn't preemptible"
-    if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:
-        yield (
-            "clean_pod_policy=All removes the pods as the job ends: without --storage, a value that "
-            "hasn't been fetched by then is lost"
-        )
 
 
 def retry_owner(kind: Kind, spec: JobSpec, minor: int) -> str:
