@@ -19,6 +19,8 @@ USED = b'{"event": "Used"'
 # And of what a rank displays, which may be long, and which a list needs nothing of.
 DISPLAYED = b'{"event": "Displayed"'
 
+_OFTEN = (REPORTED, USED)
+
 _rank = re.compile(rb'"rank": (\d+),').search
 _node = re.compile(rb'"node": (\d+), "round": (\d+),').search
 _round = re.compile(rb'"round": (\d+),').search
@@ -69,11 +71,17 @@ class Telling:
         self._newest: dict[bytes, deque[bytes]] = {}
         self._uses: dict[bytes, _Uses] = {}
 
-    def add(self, *lines: bytes) -> None:
-        """Take in lines that begin with ``REPORTED`` or ``USED``."""
-        self._unsorted += lines
-        if len(self._unsorted) > _UNSORTED:
-            self._sort()
+    def sift(self, lines: Iterable[bytes]) -> list[bytes]:
+        """Take in what ranks report and nodes use, and return the other lines, but for what ranks display."""
+        others: list[bytes] = []
+        for line in lines:
+            if line.startswith(_OFTEN):
+                self._unsorted.append(line)
+                if len(self._unsorted) > _UNSORTED:
+                    self._sort()
+            elif not line.startswith(DISPLAYED):
+                others.append(line)
+        return others
 
     def _sort(self) -> None:
         lines, self._unsorted = self._unsorted, []
@@ -122,8 +130,9 @@ class Telling:
             return reversed(self._newest.get(rank) or self._first.get(rank) or deque())
         newest: list[bytes] = []
         first: list[bytes] = []
+        written = b'"rank": %b,' % rank
         for line in reversed(self._unsorted):
-            match = _rank(line)
+            match = _rank(line) if written in line else None
             if match and match[1] == rank and not line.startswith(USED):
                 (first if _FIRST in line else newest).append(line)
                 if len(newest) == RECENT:

@@ -130,7 +130,7 @@ def _foreign(path: Path, status: os.stat_result) -> str:
     return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):03o})"
 
 
-def record(path: Path) -> bytes:
+def record(path: Path | str) -> bytes:
     """Read a small plain file; raises ``OSError`` for anything else."""
     descriptor = plain(str(path), os.O_RDONLY)  # lists read thousands: a file object would double the time
     try:

@@ -69,6 +69,8 @@ class Life(FrozenDataclass):
         starts = {start.run: start for start in self.starts}
         exits_ = {exit_.run: exit_ for exit_ in self.exits}
         numbers = sorted(starts.keys() | exits_.keys()) or [0]
+        if numbers == [0]:  # as of most
+            return (self,)
         lives = []
         for number in numbers:
             start, exit_ = starts.get(number), exits_.get(number)

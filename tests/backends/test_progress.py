@@ -22,7 +22,7 @@ def kept(telling):
 
 def test_what_nodes_use_is_thinned_evenly_and_the_newest_is_kept():
     telling = Telling()
-    telling.add(*(used(seq) for seq in range(10_000)))
+    telling.sift(used(seq) for seq in range(10_000))
 
     seqs = sorted({seq for _, _, seq in kept(telling)})
     steps = {later - earlier for earlier, later in pairwise(seqs[:-1])}
@@ -32,7 +32,8 @@ def test_what_nodes_use_is_thinned_evenly_and_the_newest_is_kept():
 
 def test_of_a_few_nodes_the_newest_round_is_kept():
     telling = Telling()
-    telling.add(*(used(0, node=node) for node in range(NODES + 3)), used(0, round_=1), b'{"event": "Used"')
+    lines = [*(used(0, node=node) for node in range(NODES + 3)), used(0, round_=1), b'{"event": "Used"']
+    assert telling.sift(lines) == []
 
     assert {each[:2] for each in kept(telling)} == {(0, 1), *((node, 0) for node in range(1, NODES))}
 
@@ -51,7 +52,7 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
         reported(4, loss=6),
         reported(5, loss=5),
     ]
-    telling.add(reported(0, step=0), *lines)
+    telling.sift([reported(0, step=0), *lines])
     assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
 
 
@@ -62,8 +63,8 @@ def test_newest_reports_are_the_same_however_many_lines_came_before():
 
     lines = [reported(seq % 3, seq // 3, **{f"m{seq % 5}": seq}) for seq in range(90)]
     few, many = Telling(), Telling()
-    few.add(*lines)
-    many.add(*(used(seq) for seq in range(10_000)), *lines)
+    few.sift(lines)
+    many.sift([*(used(seq) for seq in range(10_000)), *lines])
 
     for rank in range(4):
         assert few.newest(rank) == many.newest(rank)

@@ -11,6 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from nbtorchjob import capture, submission
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.follow import EventFile
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobState, factlines
@@ -57,7 +58,7 @@ def first_reading(ranks: int, reports: int) -> tuple[float, float]:
                     fact = ev.Reported(job.info.created + number, rank, 0, number, metrics)
                     file.write(json.dumps(factlines.to_json(fact)) + "\n")
         began = time.process_time()
-        state = reduce(apply, EventFile(path).read_lasting(), job)
+        state = reduce(apply, EventFile(JobDirectory(path.parent)).read_lasting(), job)
         took = time.process_time() - began
         assert len(state.series) == ranks
         return took, path.stat().st_size / 1e6

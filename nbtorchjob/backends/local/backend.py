@@ -259,7 +259,8 @@ class LocalBackend(Backend):
         for job in self._unexpired(without=known):
             name = job.name
             with self._listing.leaving_out(name):
-                state = job.state()
+                # Not kept: Python's collector would look at thousands of states again and again.
+                state = job.state(keep=False)
                 summary = made_of(state, make, now)
                 if summary is None:
                     continue
@@ -269,7 +270,6 @@ class LocalBackend(Backend):
                 else:
                     ended[name] = listing.Line(job.mark, job.changed + job.ttl, listing.alike(summary))
                     over.append(name)
-                    job.forget()
         kept.keep(ended)
         listing.tidy(over)
         return [*(line.summary for line in ended.values()), *going]
@@ -560,7 +560,7 @@ class LocalBackend(Backend):
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
     """Return the rounds that a rank was in."""
-    starts = [e for e in EventFile(job.events).read(reports=False) if isinstance(e, WorkersStarted)]
+    starts = [e for e in EventFile(job).read(reports=False) if isinstance(e, WorkersStarted)]
     return sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round)
 
 
@@ -614,7 +614,7 @@ def _beside(job: JobDirectory) -> Iterator[Event]:
 def _standing(job: JobDirectory) -> JobState:
     """Return how a job stands, without its reports and logs; one whose supervisor is gone is lost."""
     gone = liveness.why(job)
-    state = reduce(apply, EventFile(job.events).read(reports=False), JobState(job.info()))
+    state = reduce(apply, EventFile(job).read(reports=False), JobState(job.info()))
     if gone is not None and not state.phase.terminal:
         state = apply(state, Lost(time.time(), gone))
     return state

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
@@ -32,7 +32,7 @@ from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.follow import EventFile
-from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, Telling
+from nbtorchjob.backends.progress import Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping
 from nbtorchjob.machine.folders import own, record
@@ -319,17 +319,19 @@ class Listed:
         """Take in how the file of its events is."""
         self.mark, self.changed = _mark(stat), stat.st_mtime
 
-    def state(self) -> JobState:
-        """Return what is known of it now, without logs and sources; raises one of ``DAMAGED``."""
+    def state(self, *, keep: bool = True) -> JobState:
+        """Return what is known of it now, without logs and sources; raises one of ``DAMAGED``.
+
+        That of a job that has ended is kept, if asked, in as little memory as thousands of them should take.
+        """
         with self._lock:
             if self._state is None or self._state.ended is None or self._read != self.mark:
-                self._read, self._state = self.mark, self._look()
+                state = self._look()
+                if state.ended is not None and not keep:
+                    self._read = self._state = None
+                    return state
+                self._read, self._state = self.mark, _kept(state) if state.ended is not None else state
             return self._state
-
-    def forget(self) -> None:
-        """Let go of what was read: that of thousands of jobs has Python's collector look at it again."""
-        with self._lock:
-            self._read = self._state = None
 
     def expired(self, now: float) -> bool:
         """Whether it ended longer ago than it asked to be kept; raises as :meth:`state` does."""
@@ -360,7 +362,7 @@ class Listed:
             wrote = max(map(_written, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
             return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
-        return _compact(replace(state, series=_last(state), variables={}, uses=NumberedMapping()))
+        return replace(state, series=_last(state), variables={}, uses=NumberedMapping())
 
 
 class _Begun:
@@ -372,8 +374,11 @@ class _Begun:
     def __init__(self, made: Mark, folder: JobDirectory) -> None:
         self.made = made
         self.alive = liveness.Liveness(folder)
-        self.events = EventFile(folder.events)
-        self.known = JobState(_brief(folder))
+        self.events = EventFile(folder)
+        info = folder.info()
+        # Of its code only what its cells are called: a line says where a rank stops.
+        labels = {file: (label, "") for file, (label, _) in info.sources.items()}
+        self.known = replace(_blank(), info=replace(info, sources=labels, variant=""))
         self.seen: Mark | None = None  # how its events were, or before, when they were read last
 
     def read(self, mark: Mark | None = None) -> JobState:
@@ -383,14 +388,8 @@ class _Begun:
         """
         if mark is not None and mark == self.seen:
             return self.known
-        told: list[bytes] = []
         telling = Telling()
-        for line in self.events.lines():
-            if line.startswith((REPORTED, USED)):
-                telling.add(line)
-            elif not line.startswith(DISPLAYED):
-                told.append(line)
-        state = reduce(apply, read(told), self.known)
+        state = reduce(apply, read(telling.sift(self.events.lines())), self.known)
         kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
         self.known, self.seen = reduce(apply, read(kept), state), mark
         return self.known
@@ -405,13 +404,18 @@ def _last(state: JobState) -> NumberedMapping[Series]:
     return NumberedMapping([(state.info.speaker, Series(series.round, (newest,)))])
 
 
-def _brief(folder: JobDirectory) -> JobInfo:
-    """Return what is written down of a job, in as little memory as thousands of them should take."""
-    info = folder.info()
+@cache
+def _blank() -> JobState:
+    """Return the state of any job of which nothing is known: to copy it takes a tenth of making one."""
+    return JobState(JobInfo(""))
+
+
+def _kept(state: JobState) -> JobState:
+    """Return the same state in as little memory as thousands of them should take."""
+    info = state.info
     spec = {sys.intern(key): _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
-    # Of its code only what its cells are called: a line says where a rank stops.
-    labels = _one(marshal.dumps({file: (label, "") for file, (label, _) in info.sources.items()}, _ALIKE))
-    return _compact(replace(info, sources=labels, spec=spec, variant=""))
+    labels = _one(marshal.dumps(dict(info.sources), _ALIKE))
+    return _compact(replace(state, info=_compact(replace(info, sources=labels, spec=spec))))
 
 
 # Most mappings of most jobs are empty, and most texts are another job's, too.

@@ -26,7 +26,6 @@ class Liveness:
 
     def __init__(self, job: JobDirectory) -> None:
         self._job = job
-        self._path = str(job.path / "supervisor.json")
         self._known: tuple[tuple[int, int], Process] | None = None  # and which file said so
 
     def why(self) -> str | None:
@@ -34,19 +33,18 @@ class Liveness:
         if self._known is not None:
             file, supervisor = self._known
             with suppress(OSError):
-                if _which(self._path) == file and supervisor.alive():
+                if self._which() == file and supervisor.alive():
                     return None
         gone, self._known = why(self._job), None
         if gone is None and (supervising := self._job.supervisor()) is not None:
             with suppress(OSError):
-                self._known = _which(self._path), supervising
+                self._known = self._which(), supervising
         return gone
 
-
-def _which(path: str) -> tuple[int, int]:
-    """Tell a file from a later one, which may have its number."""
-    status = os.stat(path)
-    return status.st_ino, status.st_mtime_ns
+    def _which(self) -> tuple[int, int]:
+        """Tell the file from a later one, which may have its number."""
+        status = os.stat(f"{self._job.path}/supervisor.json")
+        return status.st_ino, status.st_mtime_ns
 
 
 def why(job: JobDirectory) -> str | None:

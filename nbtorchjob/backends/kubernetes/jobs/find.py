@@ -70,8 +70,7 @@ class _Log:
             start, data = file.tell(), file.read()
             whole = data.rfind(b"\n") + 1
             self._offset = start + whole
-            for line in _reports(data[:whole]):
-                self._telling.add(line)
+            self._telling.sift(_reports(data[:whole]))
             lines = reversed(data[:whole].rstrip(b"\n").split(b"\n"))
             heard = next((line for line in lines if not _looked(line)), b"")
             self.wrote = max(self.wrote, seconds(heard.partition(b" ")[0].decode("ascii", "replace")))

@@ -173,7 +173,7 @@ class JobDirectory(FrozenDataclass):
     def info(self) -> JobInfo:
         """Read what was submitted; raises ``DamagedError``, as all do here that read a record."""
         with reading(self.path):
-            info = read(record(self.path / "job.json"), "local", self.path.name, under="info")
+            info = read(record(f"{self.path}/job.json"), "local", self.path.name, under="info")
             # Whoever is told a name may delete what bears it.
             if (info.address, info.backend) != (self.path.name, "local"):
                 raise ValueError(f"it is of {info.id!r}")
@@ -205,7 +205,7 @@ class JobDirectory(FrozenDataclass):
         """Read how many seconds the job is kept once it has ended."""
         with reading(self.path):
             try:
-                return float(record(self.path / "ttl"))
+                return float(record(f"{self.path}/ttl"))
             except FileNotFoundError:
                 return TTL_S
 

@@ -11,6 +11,7 @@ The file of a job's facts, one JSON line each, as ``runtime/facts/emit.py`` writ
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from itertools import count
@@ -85,8 +86,8 @@ class EventFile:
     Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self._path = path
+    def __init__(self, job: JobDirectory, offset: int = 0) -> None:
+        self._job = job
         self._offset = offset
         self._rest = b""
         self.more = False  # whether the last look stopped before the end
@@ -106,13 +107,12 @@ class EventFile:
 
     def lines(self, pieces: int | None = None) -> Iterator[bytes]:
         """Yield the new lines, or those of so many pieces; half a line waits for its end."""
-        with reading(self._path.parent, "record"):
-            # Closed below, whatever is done in between.
-            file = open(self._path, "rb", buffering=0, opener=plain)  # noqa: SIM115
-        with file:
-            file.seek(self._offset)
+        with reading(self._job.path):
+            # Lists read thousands, and to open a file object takes three times as long.
+            descriptor = plain(f"{self._job.path}/events.jsonl", os.O_RDONLY)
+        try:
             for _ in count() if pieces is None else range(pieces):
-                data = file.read(_PIECE_BYTES)
+                data = os.pread(descriptor, _PIECE_BYTES, self._offset)
                 self.more = len(data) == _PIECE_BYTES
                 self._offset += len(data)
                 *lines, rest = (self._rest + data).split(b"\n")
@@ -120,6 +120,8 @@ class EventFile:
                 yield from lines
                 if not self.more:
                     break
+        finally:
+            os.close(descriptor)
 
 
 PIECE_BYTES = 1 << 18  # of a log, read at a time
@@ -203,7 +205,7 @@ class Follower:
         self._waits = waits  # says what it waits for before it begins, if so
         self._waited: str | None = ""
         self._turn = turn
-        self._events = EventFile(job.events, (turn.mark if turn else None) or 0)
+        self._events = EventFile(job, (turn.mark if turn else None) or 0)
         self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
         self._lost = lost  # says why the job will never be closed, if so
         self._since = since

@@ -369,7 +369,7 @@ class Supervisor:
         self._job = job
         self._request = request
         self._info = job.info()
-        self._events = EventFile(job.events)
+        self._events = EventFile(job)
         self._state = JobState(self._info)  # as of the last attempt's end
         self._gently = False
         self._over = False  # nothing is started any more: somebody's wish, or the deadline
