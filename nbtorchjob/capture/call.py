@@ -122,6 +122,7 @@ def from_cell(
         notes=(*taken.notes, *notes),
         sets=cell.sets,
         gives=cell.gives,
+        plain=cell.plain and "print" not in names,
         text=cell.text,
         stops=stops or taken.stops,
         given=frozenset(given),
@@ -182,6 +183,7 @@ def from_cells(
         notes=(*taken.notes, *dict.fromkeys(notes)),
         sets=frozenset(before),
         gives=parsed[-1].gives,
+        plain=parsed[-1].plain and "print" not in {*names, *before},
     )
 
 

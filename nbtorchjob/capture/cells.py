@@ -62,6 +62,7 @@ class Cell(FrozenDataclass):
     texts: frozenset[str]  # names in texts that may be evaluated
     entry: Function | None
     gives: bool  # it has a value: its last expression's, or its function's
+    plain: bool  # it has no value but a literal, or what `print` returns
 
 
 @lru_cache(maxsize=4)  # a lab's cell is analysed for its names, and again as it is captured
@@ -101,7 +102,8 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         for name in inner:
             if not name.startswith("nbtorchjob.runtime"):
                 raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
-    function = entry(tree)
+    function, last = entry(tree), tree.body[-1]
+    star = any(alias.name == "*" for node in imports for alias in node.names)
     return Cell(
         text,
         code,
@@ -109,12 +111,26 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         frozenset(scan.sets),
         frozenset(_attributes(code)),
         frozenset((*modules_named(code), *(name for node in imports for name in imported(node)))),
-        any(alias.name == "*" for node in imports for alias in node.names),
+        star,
         any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
         frozenset((*codenames.names_in_texts(code), *_annotated(tree, code))),
         function,
-        function is not None or isinstance(tree.body[-1], ast.Expr),
+        function is not None or isinstance(last, ast.Expr),
+        function is None and _is_plain(last, prints=not star and "print" not in scan.sets),
     )
+
+
+def _is_plain(last: ast.stmt, *, prints: bool) -> bool:
+    """Whether a cell that ends so has no value but plain data; ``prints`` says if `print` is Python's."""
+    match last:
+        case ast.Expr(value=ast.Constant(value=None | str() | float())):
+            return True
+        case ast.Expr(value=ast.Constant(value=int(number))):
+            return number.bit_length() < 64
+        case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
+            return prints
+        case _:
+            return not isinstance(last, ast.Expr)
 
 
 def check_defines(cell: Cell) -> None:

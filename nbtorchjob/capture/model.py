@@ -79,17 +79,17 @@ class Shipped:
 class Call(FrozenDataclass):
     """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
 
-    ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574).
-    ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say
-    what will be different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether
-    it has a value, ``stops`` whether its code may stop in a debugger. ``began`` is when it began to be
-    captured, in seconds since the epoch. ``text`` is a cell's, "" of a function, and ``by`` says whose it is,
-    in words, to others who wait for it. ``imports`` is what it imports, apart from the local modules, and
-    ``wanted`` what its nodes install (``packages``). ``codes`` are those of the notebook's functions in it,
-    ``paths`` its variables that may be paths, and ``shipped`` the files that go along because the spec names
-    them, ``data`` the folders of data that go to the job's store. ``given`` are the names whose values each
-    run of a group has of its own. ``code`` is all code in the pickle; it is ``sourced`` where its sources go
-    along, as a node may have another Python.
+    ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574). ``sources``
+    holds the text of the notebook cells whose code travels, by file name; ``notes`` say what will be
+    different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether it has a value,
+    ``plain`` whether what it has is sure to be plain data, ``stops`` whether its code may stop in a debugger.
+    ``began`` is when it began to be captured, in seconds since the epoch. ``text`` is a cell's, "" of a
+    function, and ``by`` says whose it is, in words, to others who wait for it. ``imports`` is what it
+    imports, apart from the local modules, and ``wanted`` what its nodes install (``packages``). ``codes`` are
+    those of the notebook's functions in it, ``paths`` its variables that may be paths, and ``shipped`` the
+    files that go along because the spec names them, ``data`` the folders of data that go to the job's store.
+    ``given`` are the names whose values each run of a group has of its own. ``code`` is all code in the
+    pickle; it is ``sourced`` where its sources go along, as a node may have another Python.
     """
 
     label: str
@@ -102,6 +102,7 @@ class Call(FrozenDataclass):
     notes: tuple[str, ...] = ()
     sets: frozenset[str] = frozenset()
     gives: bool = True
+    plain: bool = False
     began: float = 0.0
     text: str = ""
     by: str = ""

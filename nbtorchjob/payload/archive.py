@@ -299,6 +299,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "swaps": may_swap(call, spec),
         "lab": spec.lab,
         "pool": spec.fresh,
+        "values": not call.plain or call.given or may_swap(call, spec) or _names_cloudpickle(call),
         "debugger": _debug(call, spec),
         "data": spec.data,
     }
@@ -315,6 +316,12 @@ def _may_use_ours(call: Call) -> bool:
     names = call.imports.all
     tops = {name.partition(".")[0] for name in names}
     return not _OURS.isdisjoint(names) or not tops <= _SILENT
+
+
+def _names_cloudpickle(call: Call) -> bool:
+    """Whether the call has to be loaded with cloudpickle, or may use it itself."""
+    texts = (call.pickle, *(file.data for file in call.files))
+    return bool(call.shipped) or any(b"cloudpickle" in text for text in texts)
 
 
 def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
-# What a program that travels has only where a job needs it: 100 kB go to each pod, and into each Secret.
+# What a program that travels has only where a job needs it: 80 to 120 kB go to each pod and into its Secret.
 PARTS = {
     "environment": ("install/environment.py",),
     "needs": ("install/needed.py",),
@@ -58,6 +58,7 @@ PARTS = {
         "lab/",
         "pool/",
     ),
+    "values": ("objects/codenames.py", "objects/pickler.py", "cloudpickle/"),
     "debugger": ("debug/",),
     "data": ("data/",),
 }
@@ -116,8 +117,8 @@ def modules() -> Iterator[tuple[str, bytes]]:
 
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    taken = tuple(_ROOM + path for part in parts for path in PARTS[part])
-    absent = tuple(_ROOM + path for paths in (*PARTS.values(), *LATE.values()) for path in paths)
+    taken = tuple(name for part in parts for name in map(_name, PARTS[part]))
+    absent = tuple(_name(path) for paths in (*PARTS.values(), *LATE.values()) for path in paths)
     members = {
         name: bare(source)
         for name, source in modules()
@@ -127,10 +128,14 @@ def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
     yield from _together(members, _alike)
 
 
+def _name(path: str) -> str:
+    return path if path == "cloudpickle/" else _ROOM + path
+
+
 @lru_cache(maxsize=16)
 def late(question: str) -> dict[str, str]:
     """Return the modules that a question brings along: their texts by their names in an archive."""
-    return {_ROOM + path: bare((_HERE / path).read_bytes()).decode() for path in LATE.get(question, ())}
+    return {_name(path): bare((_HERE / path).read_bytes()).decode() for path in LATE.get(question, ())}
 
 
 def _together(
