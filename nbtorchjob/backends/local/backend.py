@@ -128,9 +128,18 @@ class LocalBackend(Backend):
             new.prepare(key, environment.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
-        if spec.name is not None:
-            return self._next_run(spec.name, replace(info, call=identity.of_job(call, spec)), fill)
-        return self._begin(info, fill)
+        if spec.name is None:
+            return self._begin(info, fill)
+        # Under the given name, or the next one of it that is free, unless this call still runs.
+        info = replace(info, call=identity.of_job(call, spec))
+        for number in itertools.count(1):
+            for state in self._running(spec.name):
+                if state.info.call != info.call:
+                    raise naming.busy(spec.name, state.info)
+                return self.info(state.info.address)
+            with suppress(NameTakenError):
+                return self._begin(replace(info, name=naming.run(spec.name, number)), fill)
+        raise AssertionError("unreachable")
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
@@ -170,18 +179,6 @@ class LocalBackend(Backend):
             raise SubmitError(f"torch isn't installed here: {_REMEDY}")
         if refusal := torch_versions.too_old(version):
             raise SubmitError(f"this environment {refusal}: {_REMEDY}")
-
-    def _next_run(self, given: str, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
-        """Begin under the given name, or the next one of it that is free, unless this call still runs."""
-        for number in itertools.count(1):
-            for state in self._running(given):
-                if state.info.call != info.call:
-                    raise naming.busy(given, state.info)
-                return self.info(state.info.address)
-            new = replace(info, name=naming.run(given, number))
-            with suppress(NameTakenError):
-                return self._begin(new, fill)
-        raise AssertionError("unreachable")
 
     def _begin(self, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobInfo:
         from nbtorchjob.backends.local.launch import pool_client

@@ -26,7 +26,7 @@ from functools import cache, lru_cache, reduce
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory
@@ -43,9 +43,6 @@ from nbtorchjob.state.factlines import UNREADABLE, read
 from nbtorchjob.state.fold import replace
 from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words
-
-if TYPE_CHECKING:
-    from nbtorchjob.backends.local.launch import queue
 
 V = TypeVar("V")
 
@@ -148,16 +145,14 @@ def waiting(job: JobDirectory) -> Waiting | None:
 
     _step_now_and_then()
     ahead = queue.behind(job.path.name)
-    return None if ahead is None else _waiting(ahead)
-
-
-def _waiting(behind: queue.Behind) -> Waiting:
-    """Say which job has the places, what that does, and how many come first."""
-    now, (many, mine, holders) = time.time(), behind
+    if ahead is None:
+        return None
+    # Which job has the places, what that does, and how many come first.
+    now, (many, mine, holders) = time.time(), ahead
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
     does = {entry.name: _does(entry.name, now) for entry in holders}
-    lacking = {*mine.gpus} if behind.lacks_gpus else set[str]()
+    lacking = {*mine.gpus} if ahead.lacks_gpus else set[str]()
     gpus = {entry.name: len(lacking.intersection(entry.holds)) for entry in holders}
     holder = max(holders, key=lambda entry: (does[entry.name].stuck, gpus.get(entry.name, 0), entry.ranks))
     alike = [entry for entry in holders if entry.group == holder.group and (entry.group or entry is holder)]

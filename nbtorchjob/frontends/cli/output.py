@@ -108,25 +108,20 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     """
     if id(value) in within or len(within) > _DEEPEST:
         return words.short(value)
-    try:
-        return _plain(value, (*within, id(value)))
-    except Exception:  # a user's object may raise anything
-        return words.short(value)
-
-
-def _plain(value: Any, within: tuple[int, ...]) -> Any:
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return value if value.bit_length() <= _MOST_BITS else None
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {text(name): plain(item, within) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item, within) for item in value]
-    if hasattr(value, "tolist"):  # arrays and tensors
-        return plain(value.tolist(), within)
+    within = (*within, id(value))
+    with suppress(Exception):  # a user's object may raise anything
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int):
+            return value if value.bit_length() <= _MOST_BITS else None
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, Mapping):
+            return {text(name): plain(item, within) for name, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [plain(item, within) for item in value]
+        if hasattr(value, "tolist"):  # arrays and tensors
+            return plain(value.tolist(), within)
     return words.short(value)
 
 

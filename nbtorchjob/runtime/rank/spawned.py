@@ -23,7 +23,7 @@ import time
 import traceback
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, Callable, Dict, Iterable, Iterator, List
+from typing import Any, Callable, Dict, Iterable, List
 
 from nbtorchjob.runtime.api.points import KEPT_AT
 from nbtorchjob.runtime.rank import call
@@ -84,7 +84,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     names.update(space)
 
 
-def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
+def define(packed: Dict[str, Any], space: Dict[str, Any]) -> List[str]:
     """Define what a cell defines; return the names that it sets."""
     text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
     call.show(text, filename)
@@ -99,7 +99,13 @@ def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterator[str]:
             # The rest of the cell may set what it needs; a lookup of it explains that.
             with suppress(Exception):
                 call.execute(ast.Module([stmt], []), filename, flags, space)
-    return _stored(tree)
+    names: List[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.append(node.name)
+    return names
 
 
 def _is_guard(stmt: ast.stmt) -> bool:
@@ -129,14 +135,6 @@ def _is_quiet(stmt: ast.stmt) -> bool:
         handled = [statement for handler in stmt.handlers for statement in handler.body]
         return all(map(_is_quiet, [*stmt.body, *handled, *stmt.orelse, *stmt.finalbody]))
     return isinstance(stmt, _DEFINES)
-
-
-def _stored(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
 
 
 def _why(name: str) -> str:
