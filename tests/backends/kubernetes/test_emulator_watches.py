@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
 
 from tests.backends.kubernetes.cluster.deletion import delete
 from tests.backends.kubernetes.cluster.resources import PODS
@@ -19,8 +18,7 @@ def store():
 
 
 def watching(store, **query):
-    http = make_mocked_request("GET", "/")
-    return Watch(store, Call(http, "watch", PODS, "here", "", "", query, {}, "ada"))
+    return Watch(store, Call("watch", PODS, "here", "", "", query, {}, "ada", {}))
 
 
 def create(store, name):

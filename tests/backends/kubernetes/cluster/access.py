@@ -9,7 +9,7 @@ from tests.backends.kubernetes.cluster.store import Store
 
 ADMIN = "admin"
 ANONYMOUS = "system:anonymous"
-# The operators: their requests are neither counted nor troubled.
+# The operators: they ask without a connection, so none of their requests is counted or troubled.
 CONTROLLER = "system:controller"
 
 

@@ -5,16 +5,17 @@ import os
 import re
 import secrets
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from tests.backends.kubernetes.cluster import podsecurity
 from tests.backends.kubernetes.cluster.access import ADMIN, Attempt
-from tests.backends.kubernetes.cluster.controllers.client import collection
+from tests.backends.kubernetes.cluster.controllers.client import Client, collection
 from tests.backends.kubernetes.cluster.faults import Moment, Trouble
 from tests.backends.kubernetes.cluster.furniture import namespace
 from tests.backends.kubernetes.cluster.machine import KINDS as KINDS
-from tests.backends.kubernetes.cluster.machine import Machine, kubeconfig
+from tests.backends.kubernetes.cluster.machine import Machine, T, kubeconfig
 from tests.backends.kubernetes.cluster.podlife import PodLife, Together
 from tests.backends.kubernetes.cluster.resources import BINDINGS, PODS, QUOTAS, ROLES, Object
 from tests.backends.kubernetes.cluster.scheduler import NODE
@@ -63,6 +64,10 @@ class Emulator(Machine):
         with urllib.request.urlopen(made) as response:
             answer: Object = json.load(response)
         return answer
+
+    def converse(self, talk: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        """Return what comes of a conversation with the API server, as the operators have it: without a connection."""
+        return self._run(talk, self._inside)
 
     def expire_tokens(self, name: str) -> None:
         """Let every token of a user be unknown: 401 from now on."""

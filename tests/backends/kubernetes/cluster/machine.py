@@ -8,21 +8,21 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tests.backends.kubernetes.cluster.access import ADMIN, CONTROLLER, Access
+from tests.backends.kubernetes.cluster.access import ADMIN, Access
 from tests.backends.kubernetes.cluster.admission import Admission
 from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
-from tests.backends.kubernetes.cluster.controllers.client import Client
 from tests.backends.kubernetes.cluster.controllers.trainerstatus import StatusServer
 from tests.backends.kubernetes.cluster.deletion import Collector
 from tests.backends.kubernetes.cluster.execution import ExecEndpoint
 from tests.backends.kubernetes.cluster.faults import Faults
 from tests.backends.kubernetes.cluster.furniture import fill, furnish, namespace
+from tests.backends.kubernetes.cluster.inside import InsideClient
 from tests.backends.kubernetes.cluster.kubelet import Kubelet
 from tests.backends.kubernetes.cluster.logserver import LogEndpoint
 from tests.backends.kubernetes.cluster.resources import GANGS, Object, Resource, served
@@ -84,6 +84,7 @@ class Machine:
         self._server = Server(
             [*served(self.kinds), *grouped, *more], self._access, self._faults, verbs.handle
         )
+        self._inside = InsideClient(self._server, verbs, self._store)
         self._controllers: asyncio.Task[None] | None = None
         self.kubeconfig = self._folder / "admin.kubeconfig"
 
@@ -127,8 +128,8 @@ class Machine:
         self._loop.call_soon_threadsafe(call)
         return answer.result()
 
-    def _run(self, function: Callable[[], Any]) -> None:
-        asyncio.run_coroutine_threadsafe(function(), self._loop).result()
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        return asyncio.run_coroutine_threadsafe(function(*args), self._loop).result()
 
     def _token(self, user: str) -> str:
         token = secrets.token_hex(8)
@@ -143,12 +144,9 @@ class Machine:
         for name in ("default", "kube-system"):
             namespace(self._store, name)
         await self._server.start()
-        token = secrets.token_hex(8)
-        self._access.tokens[token] = CONTROLLER
-        client = Client(self.url, token)
-        server = StatusServer(client, self._folder) if "TrainJobStatus" in self._gates else None
+        server = StatusServer(self._inside, self._folder) if "TrainJobStatus" in self._gates else None
         running = run_controllers(
-            client,
+            self._inside,
             self.kinds,
             backoff_s=self._backoff_s,
             status_server=server,

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
 from tests.backends.kubernetes.cluster import discovery
-from tests.backends.kubernetes.cluster.access import CONTROLLER, Access, Attempt
+from tests.backends.kubernetes.cluster.access import Access, Attempt
 from tests.backends.kubernetes.cluster.faults import Faults
 from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.backends.kubernetes.cluster.resources import Object, Resource
@@ -24,7 +24,6 @@ AS = "/as/"
 class Call:
     """A request, read: what to do to which object, by whom."""
 
-    http: web.Request
     verb: str
     resource: Resource
     namespace: str
@@ -33,7 +32,15 @@ class Call:
     query: dict[str, str]
     body: Object
     user: str
+    headers: Mapping[str, str]
+    request: web.Request | None = None  # None for a controller in this process
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def http(self) -> web.Request:
+        """Return the request, for what answers with a stream."""
+        assert self.request is not None
+        return self.request
 
     @property
     def dry(self) -> bool:
@@ -75,6 +82,11 @@ class Server:
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
+    @property
+    def running(self) -> bool:
+        """Say whether it listens."""
+        return self._runner is not None
+
     async def stop(self) -> None:
         """Close the port and break all connections."""
         if self._runner is not None:
@@ -98,8 +110,6 @@ class Server:
             request = request.clone(rel_url=f"/{rest}", headers=headers)
         try:
             user = self._access.user(request.headers.get("Authorization", ""))
-            if user == CONTROLLER:
-                return await self._answer(request, user)
             self.requests.append((request.method, request.path_qs))
             self._faults.meet(request.method, request.path)
             async with self._faults.around(user, request.method, request.path):
@@ -142,7 +152,15 @@ class Server:
 
     async def _read(self, request: web.Request, user: str) -> Call | None:
         """Read path, query and body; None if the path leads nowhere, for who may go there."""
-        parts = [urllib.parse.unquote(part) for part in request.path.strip("/").split("/")]
+        query = {key: request.query[key] for key in request.query}
+        call = self.call(user, request.method, request.path, query, request.headers)
+        return call and replace(call, body=await _body(request), request=request)
+
+    def call(
+        self, user: str, method: str, path: str, query: dict[str, str], headers: Mapping[str, str]
+    ) -> Call | None:
+        """Return what a request without its body asks for; None if the path leads nowhere."""
+        parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
         version = "/".join(parts[1:2] if parts[0] == "api" else parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = ""
@@ -155,14 +173,12 @@ class Server:
         plural, name, subresource = [*rest, "", ""][:3]
         group, _, number = version.rpartition("/")
         resource = self.resource(version, plural) or Resource(group, number, plural, "")
-        query = {key: request.query[key] for key in request.query}
-        verb = _verb(request.method, name, query)
+        verb = _verb(method, name, query)
         whole = f"{plural}/{subresource}" if subresource else plural
         self._access.check(user, resource, Attempt(verb, group, whole, namespace, name))
         if not resource.kind or (subresource and subresource not in resource.subresources):
             return None
-        body = await _body(request)
-        return Call(request, verb, resource, namespace, name, subresource, query, body, user)
+        return Call(verb, resource, namespace, name, subresource, query, {}, user, headers)
 
 
 def _verb(method: str, name: str, query: dict[str, str]) -> str:

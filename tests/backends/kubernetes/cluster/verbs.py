@@ -38,6 +38,16 @@ class Verbs:
         stream = self._streams.get("watch" if call.verb == "watch" else call.subresource)
         if stream is not None:
             return await stream(call)
+        try:
+            code, body = self.answer(call)
+        except Refusal as refusal:
+            refusal.headers |= _warned(call)
+            raise
+        # The warnings of a create are known only now.
+        return web.json_response(body, status=code, headers=_warned(call))
+
+    def answer(self, call: Call) -> tuple[int, Object]:
+        """Return code and body for a call that isn't answered with a stream."""
         act = {
             "create": self._evict if call.subresource == "eviction" else self._create,
             "get": self._get,
@@ -49,13 +59,7 @@ class Verbs:
         }.get(call.verb)
         if act is None:
             raise Refusal(405, "the server does not allow this method on the requested resource")
-        try:
-            code, body = act(call)
-        except Refusal as refusal:
-            refusal.headers |= _warned(call)
-            raise
-        # The warnings of a create are known only now.
-        return web.json_response(body, status=code, headers=_warned(call))
+        return act(call)
 
     def _create(self, call: Call) -> tuple[int, Object]:
         _check_type(call)
@@ -103,7 +107,7 @@ class Verbs:
                 "remainingItemCount": left,
             }
         page = items[start : start + limit]
-        if "as=PartialObjectMetadataList" in call.http.headers.get("Accept", ""):
+        if "as=PartialObjectMetadataList" in call.headers.get("Accept", ""):
             bare = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
             page = [bare | {"metadata": item["metadata"]} for item in page]
         listed = {"kind": f"{call.resource.kind}List", "apiVersion": call.resource.api_version}
@@ -134,7 +138,7 @@ class Verbs:
 
     def _patch(self, call: Call) -> tuple[int, Object]:
         before = self._store.get(call.resource, call.namespace, call.name)
-        kind = call.http.headers.get("Content-Type", "")
+        kind = call.headers.get("Content-Type", "")
         after = patches.apply(call.resource, before, call.body, kind)
         given = call.body.get("metadata", {}) if isinstance(call.body, dict) else {}
         # A patch is made against whatever is there, unless it names a version.

@@ -7,7 +7,7 @@ import ssl
 from kubernetes import client, config
 
 from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_controllers
-from tests.backends.kubernetes.cluster.controllers.client import Client
+from tests.backends.kubernetes.cluster.controllers.client import Client, HttpClient
 from tests.backends.kubernetes.cluster.resources import Object
 
 # Volcano's installer brings it beside the Job: cancel, suspend and resume are Commands there.
@@ -43,7 +43,7 @@ def connect(kubeconfig: str | None) -> Client:
         if settings.cert_file:
             context.load_cert_chain(settings.cert_file, settings.key_file)
     token = settings.api_key.get("authorization", "").removeprefix("Bearer ")
-    return Client(settings.host, token, context)
+    return HttpClient(settings.host, token, context)
 
 
 async def install(client: Client) -> None:

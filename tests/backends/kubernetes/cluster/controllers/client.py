@@ -1,9 +1,10 @@
-"""The API as controllers use it: plain objects over HTTP, on the emulator or on a real cluster."""
+"""The API as controllers use it: plain objects, over HTTP or in the API server's own process."""
 
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,8 @@ import aiohttp
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.store import now
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
+Query = Mapping[str, str]
+NO_QUERY: Query = {}
 
 
 class ApiError(Exception):
@@ -29,43 +31,34 @@ def collection(api_version: str, plural: str, namespace: str = "") -> str:
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
-class Client:
-    """A session with one API server."""
+def content_type(method: str) -> str:
+    """Return the type of a request's body."""
+    return "application/merge-patch+json" if method == "PATCH" else "application/json"
 
-    def __init__(self, url: str, token: str = "", context: ssl.SSLContext | None = None) -> None:
-        self._url, self._token = url.rstrip("/"), token
-        self._context: ssl.SSLContext | bool = context or True
-        self._session: aiohttp.ClientSession | None = None
+
+class Client(ABC):
+    """What a controller asks of one API server."""
 
     async def __aenter__(self) -> "Client":
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._session is not None
-        await self._session.close()
+        return None
 
-    async def _request(self, method: str, path: str, body: Any = None, **more: Any) -> Object:
-        assert self._session is not None
-        headers = {"Content-Type": "application/json"} | more.pop("headers", {})
-        data = None if body is None else json.dumps(body)
-        asked = self._session.request(
-            method, self._url + path, data=data, headers=headers, ssl=self._context, **more
-        )
-        async with asked as response:
-            text = await response.text()
-            found: Object = json.loads(text) if text.startswith("{") else {"message": text}
-            if response.status >= 400:
-                raise ApiError(response.status, found.get("message", ""))
-            return found
+    @abstractmethod
+    async def request(self, method: str, path: str, body: Any = None, query: Query = NO_QUERY) -> Object:
+        """Return the answer; a PATCH merges. ApiError for a refusal."""
+
+    @abstractmethod
+    def changes(self, path: str) -> AsyncIterator[Object]:
+        """Yield each object, and again after each change of it, until the watch ends."""
 
     async def get(self, path: str) -> Object | None:
         """Return the object, None if there is none."""
         try:
-            return await self._request("GET", path)
+            return await self.request("GET", path)
         except ApiError as error:
             if error.code == 404:
                 return None
@@ -74,7 +67,7 @@ class Client:
     async def list(self, path: str, labels: str = "") -> list[Object]:
         """Return the objects with these labels; none of a resource that the cluster doesn't have."""
         try:
-            found = await self._request("GET", path, params={"labelSelector": labels} if labels else {})
+            found = await self.request("GET", path, query={"labelSelector": labels} if labels else {})
         except ApiError as error:
             if error.code == 404:
                 return []
@@ -84,7 +77,7 @@ class Client:
 
     async def create(self, path: str, body: Object) -> Object:
         """Create an object."""
-        return await self._request("POST", path, body)
+        return await self.request("POST", path, body)
 
     async def ensure(self, path: str, body: Object) -> None:
         """Create an object unless it is there."""
@@ -96,40 +89,19 @@ class Client:
 
     async def patch(self, path: str, body: Object) -> Object:
         """Merge into an object."""
-        return await self._request("PATCH", path, body, headers=MERGE)
+        return await self.request("PATCH", path, body)
 
     async def write_status(self, path: str, obj: Object, status: Object) -> Object:
         """Replace an object's status, if nobody has written since it was read."""
-        return await self._request("PUT", f"{path}/status", obj | {"status": status})
+        return await self.request("PUT", f"{path}/status", obj | {"status": status})
 
     async def delete(self, path: str, policy: str = "Background") -> None:
         """Delete an object; it may be gone already."""
         try:
-            await self._request("DELETE", path, {"propagationPolicy": policy})
+            await self.request("DELETE", path, {"propagationPolicy": policy})
         except ApiError as error:
             if error.code != 404:
                 raise
-
-    async def changes(self, path: str) -> AsyncIterator[Object]:
-        """Yield each object, and again after each change of it, until the watch ends."""
-        assert self._session is not None
-        found = await self._request("GET", path)
-        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        for each in found["items"]:
-            yield kind | each
-        params = {
-            "watch": "1",
-            "resourceVersion": found["metadata"]["resourceVersion"],
-            "timeoutSeconds": "300",
-        }
-        asked = self._session.get(self._url + path, params=params, ssl=self._context)
-        async with asked as response:
-            while line := await response.content.readline():
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    return
-                if event["type"] != "BOOKMARK":
-                    yield event["object"]
 
     async def tell(
         self, obj: Object, component: str, reason: str, message: str, *, warning: bool = False
@@ -152,3 +124,57 @@ class Client:
             "type": "Warning" if warning else "Normal",
         }
         await self.create(collection("v1", "events", meta["namespace"]), event)
+
+
+class HttpClient(Client):
+    """A session with an API server, the emulator's or a real one."""
+
+    def __init__(self, url: str, token: str = "", context: ssl.SSLContext | None = None) -> None:
+        self._url, self._token = url.rstrip("/"), token
+        self._context: ssl.SSLContext | bool = context or True
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def request(self, method: str, path: str, body: Any = None, query: Query = NO_QUERY) -> Object:
+        assert self._session is not None
+        data = None if body is None else json.dumps(body)
+        headers = {"Content-Type": content_type(method)}
+        asked = self._session.request(
+            method, self._url + path, data=data, headers=headers, params=query, ssl=self._context
+        )
+        async with asked as response:
+            text = await response.text()
+            found: Object = json.loads(text) if text.startswith("{") else {"message": text}
+            if response.status >= 400:
+                raise ApiError(response.status, found.get("message", ""))
+            return found
+
+    async def changes(self, path: str) -> AsyncIterator[Object]:
+        assert self._session is not None
+        found = await self.request("GET", path)
+        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+        for each in found["items"]:
+            yield kind | each
+        params = {
+            "watch": "1",
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "timeoutSeconds": "300",
+        }
+        asked = self._session.get(self._url + path, params=params, ssl=self._context)
+        async with asked as response:
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] != "BOOKMARK":
+                    yield event["object"]
