@@ -185,7 +185,7 @@ class Play:
         return next(each["metadata"]["name"] for each in found if named(each) == "m")
 
     def _let_end(self, job, number):
-        """Let pods of a job end, once there are as many as have ended."""
+        """Let so many pods of a job end, and no more: with the last one the job ends, and others begin."""
 
         def ends():
             pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
@@ -196,7 +196,8 @@ class Play:
                 and "deletionTimestamp" not in each["metadata"]
             ]
             left = [each for each in mine if each["status"].get("phase") != "Succeeded"]
-            opened = [self.cluster.open_gate(each["metadata"]["uid"]) for each in left]
+            more = number - (len(mine) - len(left))
+            opened = [self.cluster.open_gate(each["metadata"]["uid"]) for each in left[: max(more, 0)]]
             return len(mine) >= number and all(opened)
 
         until(ends)
