@@ -149,8 +149,10 @@ class IndexedJob(Controller):
         )
         status = self._counts(status, progress) | {"conditions": conditions, "active": 0, "ready": 0}
         status.pop("startTime", None)
-        job = await self.write(job, status)
-        await self._release(progress.pods)
+        try:
+            job = await self.write(job, status)
+        finally:  # pods that are ended for a suspension are no failures, also where the job was resumed meanwhile
+            await self._release(progress.pods)
         if not known:
             await self.tell(job, "Suspended", "Job suspended")
 
