@@ -11,7 +11,7 @@ from nbtorchjob.capture.identity import Buffer
 from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
-from nbtorchjob.runtime.facts.described import is_secret
+from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects.memory import HOST, Memory, Place, view_of
 from nbtorchjob.text import words
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import atexit
-import getpass
 import hashlib
 import importlib.util
 import os
@@ -44,6 +43,8 @@ def debug(args: ParsedArgs, front: Front) -> None:
     """Debug a stopped rank with pdb."""
     job = front.find(args.name)
     where = "a notebook" if hasattr(sys.modules.get("__main__"), "get_ipython") else "a terminal"
+    import getpass  # late: most lines open no debugger
+
     with job.debugger(args.options.get("rank"), f"{getpass.getuser()} in {where}") as session:
         stop = session.stop
         again = hint("debug", job.name, "--rank", str(stop.rank))

@@ -45,12 +45,12 @@ from nbtorchjob.state.logs import Stream, Wanted, compiled
 from nbtorchjob.state.text import attempts, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.card.sending import Output
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
+    from nbtorchjob.ui.card.sending import Output
 
 _MOST_SHOWN = 8
 
@@ -102,6 +102,8 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
 
 def attach_runs(args: ParsedArgs, front: Front) -> Any:
     """Follow a group's runs; raises ``JobNotFoundError``."""
+    from nbtorchjob.ui.card.sending import Output  # late: most of what the command does draws nothing
+
     options = dict(args.options)
     runs = api.group(args.name, trust=options.pop("trust", False))
     return _watch_runs(runs, CellOptions(**options), front, Output())
@@ -340,7 +342,8 @@ def _note(notes: Iterable[str], front: Front) -> None:
 
 def _rehearse(request: RunRequest, front: Front) -> None:
     """Run the call on two local ranks first, so that an error shows before the job is queued."""
-    from nbtorchjob.ui.card import view  # late: most of what the command does draws no job
+    from nbtorchjob.ui.card import view  # late, as above
+    from nbtorchjob.ui.card.sending import Output
 
     spec = JobSpec(
         Elastic(nproc_per_node=2),

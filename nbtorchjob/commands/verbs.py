@@ -26,7 +26,6 @@ from nbtorchjob.state import Phase, factlines
 from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui import elements
 from nbtorchjob.ui.offers import Offers
 from nbtorchjob.ui.record import detail, jobs_html, jobs_text, matches, record
 
@@ -402,6 +401,8 @@ def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
 
 def doctor(args: ParsedArgs, _find: Find) -> Answers:
     """Check everything that a job with these options needs; ``--probe`` also inspects the image."""
+    from nbtorchjob.ui import elements  # late: most verbs draw nothing
+
     notes: list[str] = []
     spec, _ = parse(shlex.join(word for word in args.words if word != PROBE), notes.append)
     yield from (Answer(note, aside=True) for note in notes)

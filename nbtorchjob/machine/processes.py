@@ -6,7 +6,6 @@ A job has the limits (ulimit) of the kernel that submitted it, not the pool's. D
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
@@ -89,6 +88,8 @@ def merge() -> None:
     A fork of a process with torch and torch._dynamo in it, 220 MiB, then takes 1.5 ms instead of 7, and its
     end 4 instead of 11.
     """
+    import ctypes  # late: only a pool asks for it
+
     libc = ctypes.CDLL(None)
     for start, end in _anonymous():
         for at in range(start, end, _HUGE):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.runtime.facts.described import has_password
+from nbtorchjob.runtime.facts.secret import has_password
 from nbtorchjob.spec.cluster import grammars
 from nbtorchjob.spec.cluster.grammars import quantities
 from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.runtime.facts.described import has_password, is_secret
+from nbtorchjob.runtime.facts.secret import has_password, is_secret
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker, places, where
 from nbtorchjob.spec.policies import Retry

@@ -6,7 +6,6 @@ silently: what can't matter here is accepted with a note, all else is refused wi
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -226,6 +225,8 @@ def flags_near(flag: str, flags: Sequence[str]) -> str:
     for option, others in _MEANT.items():
         if word in others:
             return option
+    import difflib  # late: an option that is known needs none
+
     close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
     longer = [name for name in known if len(word) > 2 and name.startswith(f"{word}-")]
     similar = close or (longer if len(longer) == 1 else [])

@@ -31,7 +31,6 @@ hold in any case is for the cluster's own quotas and admission policies.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import shutil
@@ -208,6 +207,8 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
     if file is None:
         refused = notes(cwd=cwd)
         known = _names(files)
+        import difflib  # late: a profile that is known needs none
+
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
         seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,6 +164,8 @@ def known(key: Any, where: str) -> Option:
     """Return the option of that name. Raises ``SpecError`` with near names."""
     option = KEYS.get(str(key).replace("_", "-"))
     if option is None:
+        import difflib  # late: a key that is known needs none
+
         near = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.65)
         allowed = f"did you mean {near[0]}?" if near else f"{options_hint()} lists them"
         raise SpecError(where, key, allowed, Shape.UNKNOWN_KEY)

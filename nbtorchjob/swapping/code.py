@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.capture import cells
 from nbtorchjob.errors import SwapError
-from nbtorchjob.runtime.facts.described import is_secret
+from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects import codenames
 from nbtorchjob.runtime.rank.optimizers import VALUES
 from nbtorchjob.runtime.rank.swapping import set_by

@@ -33,8 +33,8 @@ from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
 from nbtorchjob.state.events import Swapped
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text.stacks import frames_text, summary
 from nbtorchjob.state.text.swaps import as_swapped
+from nbtorchjob.state.text.tracebacks import frames_text, summary
 from nbtorchjob.swapping import code
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint

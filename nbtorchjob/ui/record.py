@@ -16,8 +16,6 @@ from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, facts, usage
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT, line
-from nbtorchjob.ui.card import metrics
-from nbtorchjob.ui.elements import grid
 
 Record: TypeAlias = dict[str, Any]
 
@@ -40,6 +38,8 @@ def record(state: JobState, now: float) -> Record:
     ``run`` its place in its ``group``, 0 and empty where it is in none.
     ``notebook`` is a path: a server's pages have one :func:`below` its roots.
     """
+    from nbtorchjob.ui.card import metrics  # late: a list whose rows are kept draws none
+
     info = state.info
     newest = metrics.newest(state.spoken, counting=False)
     return {
@@ -258,6 +258,8 @@ def jobs_html(jobs: Sequence[Record]) -> str:
     """Return the same as :func:`text`, as an HTML table that a sanitiser leaves whole."""
     if not jobs:
         return "<p>No jobs.</p>"
+    from nbtorchjob.ui.elements import grid  # late: a terminal shows text
+
     return grid([_HEAD, *_rows(jobs)], MAX_LABEL)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.frontends.server.handlers import Lanes
 from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.watch import Watch
+from nbtorchjob.machine import folders
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import factlines
@@ -32,7 +34,7 @@ FEW = 700  # that a terminal lists
 ROUNDS = 9
 LIST_GOAL, ANSWER_GOAL = 4.0, 8.0
 COMMAND_GOAL_S = 0.15
-FIRST_GOAL_S = 1.5  # of a CPU: the first table of a server, where another process has listed the jobs
+FIRST_GOAL_S = 1.5  # of a CPU
 CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
 
 
@@ -174,8 +176,13 @@ def main() -> None:
         found = asyncio.run(served())
         report(median(base), first, median(again), found)
         seconds, megabytes = fresh()
-        told = [Row("the first table of a server that starts", seconds, 1, FIRST_GOAL_S)]
-        show(f"Listing: CPU seconds for {JOBS} jobs, listed by another process before", "1", told)
+        shutil.rmtree(folders.state_dir() / "ended")
+        unread, _ = fresh()
+        told = [
+            Row("listed by another process before", seconds, 1, FIRST_GOAL_S),
+            Row("each job read, as after an update", unread, 1, FIRST_GOAL_S),
+        ]
+        show(f"Listing: the first table of a server that starts, CPU seconds for {JOBS} jobs", "1", told)
         rows = [
             Row("what a process remembers that listed them", memory, 1, 50, "MB"),
             Row("what a server remembers that has their rows", megabytes, 1, 20, "MB"),

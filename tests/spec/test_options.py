@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.runtime.facts.described import has_password, is_secret
+from nbtorchjob.runtime.facts.secret import has_password, is_secret
 from nbtorchjob.spec import options
 from nbtorchjob.spec.cluster import KINDS, Cluster
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker

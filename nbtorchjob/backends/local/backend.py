@@ -29,11 +29,10 @@ from nbtorchjob.backends.base import (
     made_of,
     no_cluster,
 )
-from nbtorchjob.backends.local import listing, liveness, policies
+from nbtorchjob.backends.local import listing, liveness
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
-from nbtorchjob.backends.local.jobdir.follow import EventFile, Follower, LogFile
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.capture import identity
 from nbtorchjob.errors import (
@@ -48,10 +47,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import folders
 from nbtorchjob.machine.folders import record
-from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.ask import questions
-from nbtorchjob.runtime.data import cache
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
@@ -74,6 +70,8 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
+    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.runtime.data import cache
     from nbtorchjob.state.turns import View
 
 _DATA, _DATA_UNUSED_S = "data-", 7 * 24 * 3600.0
@@ -103,6 +101,8 @@ class LocalBackend(Backend):
         if sys.platform != "linux":
             raise SpecError("backend", "local", "'kubernetes' here: jobs on this machine need Linux")
         if spec.launch.run_policy is not None:
+            from nbtorchjob.backends.local import policies  # late: who lists jobs checks none
+
             policies.check(spec.launch.run_policy)
         no_cluster(spec)
         cautions: list[str] = []
@@ -117,7 +117,8 @@ class LocalBackend(Backend):
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        from nbtorchjob.backends.local.launch import pool_client  # late: only who starts a job needs the pool
+        # Late: only who starts a job needs the pool.
+        from nbtorchjob.backends.local.launch import environment, pool_client
 
         self._has_torch()
         with pool_client.refused():
@@ -143,7 +144,7 @@ class LocalBackend(Backend):
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
-        from nbtorchjob.backends.local.launch import pool_client
+        from nbtorchjob.backends.local.launch import environment, pool_client  # late, as above
         from nbtorchjob.runtime.rank.given import signed
 
         self._has_torch()
@@ -220,6 +221,8 @@ class LocalBackend(Backend):
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
+        from nbtorchjob.backends.local.jobdir.follow import Follower  # late: lists read no logs
+
         job = JobDirectory(directory.jobs_dir() / name)
         if turn is None or turn.mark is None:  # else who follows it knows that of its lab
             for fact in _beside(job):
@@ -290,6 +293,8 @@ class LocalBackend(Backend):
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""
+        from nbtorchjob.backends.local.jobdir.follow import Follower  # late, as above
+
         job = self._job(name)
         yield from _beside(job)
         gone, closed = liveness.why(job), False
@@ -401,6 +406,8 @@ class LocalBackend(Backend):
         if leftover.state is not None:
             self.delete(leftover.name)
             return
+        from nbtorchjob.runtime.data import cache  # late: lists look at no data
+
         for entry in _unused_data():
             if leftover.name == _DATA + Path(entry.path).name and not cache.remove(entry):
                 raise NBTorchJobError(f"a job has begun to use {entry.where}")
@@ -410,6 +417,8 @@ class LocalBackend(Backend):
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Return, for each policy, whether the supervisor enforces it."""
+        from nbtorchjob.backends.local import policies  # late, as above
+
         policy = info.asked.launch.run_policy
         asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
         named = {key.removesuffix(f"={asked}"): said for key, said in policies.POLICIES.items()}
@@ -497,6 +506,8 @@ class LocalBackend(Backend):
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Return the file that the rank wrote: it lies here already."""
+        from nbtorchjob.payload.results import Fetched  # late: lists load no values
+
         job = self._job(name)
         path = job.value(value.round, value.rank, value.ref)
         if path is None:
@@ -547,6 +558,8 @@ class LocalBackend(Backend):
 
     def _sweep(self) -> None:
         """Make room for a new job."""
+        from nbtorchjob.backends.local.launch import environment  # late, as above
+
         self._unexpired()
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
@@ -562,6 +575,8 @@ def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
 
 
 def _chunks(job: JobDirectory, rank: int) -> Iterator[LogChunk]:
+    from nbtorchjob.backends.local.jobdir.follow import LogFile  # late: lists read no logs
+
     for start in _starts(job, rank):
         log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
         while (chunk := log.read(ended=True)) is not None:
@@ -580,6 +595,8 @@ def _remains() -> Iterator[tuple[Path, float]]:
 
 def _unused_data() -> list[cache.Entry]:
     """Return the fetched data that no job has used for a week."""
+    from nbtorchjob.runtime.data import cache  # late: lists look at no data
+
     before = time.time() - _DATA_UNUSED_S
     kept = cache.entries(str(folders.cache_dir() / "data"))
     return [entry for entry in kept if entry.used < before and cache.is_idle(entry)]
@@ -618,5 +635,7 @@ def _standing(job: JobDirectory) -> JobState:
 
 
 def _node_key(job: JobDirectory, node: int) -> bytes:
+    from nbtorchjob.runtime.ask import questions  # late: lists ask nothing
+
     with reading(job.path, "key"):
         return questions.node_key(job.key.read_bytes(), job.run(), node)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.follow import EventFile
+from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.backends.progress import Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping

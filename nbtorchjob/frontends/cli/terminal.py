@@ -28,7 +28,6 @@ from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.spec.options import CellOptions, apart
 from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text.hints import hint
-from nbtorchjob.ui.card.sending import Output, said
 from nbtorchjob.ui.record import record
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
+    from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.runs import view as view_runs
 
 
@@ -140,6 +140,8 @@ class Terminal:
     @contextmanager
     def sending(self, request: RunRequest) -> Iterator[Output]:
         """Write once what is sent."""
+        from nbtorchjob.ui.card.sending import Output, said  # late: most verbs send nothing
+
         with nullcontext() if request.options.quiet else said(request.call, self.say):
             yield Output()
 

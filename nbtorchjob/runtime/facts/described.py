@@ -20,7 +20,6 @@ import json
 import math
 import os
 import queue
-import re
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced
 from nbtorchjob.runtime.facts.injected import FOLDER
+from nbtorchjob.runtime.facts.secret import is_secret, masked
 
 MAX_REPR = 200  # characters
 _MOST = 460  # characters of a container
@@ -41,17 +41,6 @@ _READ = 4096  # characters of a repr
 _BITS = 1024  # a bigger number isn't written out: Python refuses to from 4300 digits on
 _VALUES = 1 << 18  # of a bigger tensor some are read: 10 ms
 _MODULES = 100_000
-
-_SECRET = re.compile("token|password|passwd|secret|key|credential", re.IGNORECASE)
-# A name with its value in a repr: ``token='…'``, ``'HF_TOKEN': '…'``.
-_TOLD = re.compile(
-    r"""(?<![\w.-])([\w.-]*(?:%s)[\w.-]*["']?\s*[=:]\s*)"""
-    r"""([bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?)|[^\s,;)}\]"']+)""" % _SECRET.pattern,
-    re.IGNORECASE,
-)
-
-# The password in an address.
-_ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
 
 # Of the type itself: ``cls.__mro__`` would ask a metaclass.
 _mro = type.__dict__["__mro__"].__get__
@@ -67,16 +56,6 @@ def described(value: Any, name: str = "") -> str:
     """
     text = _described(value, name, 0)
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
-
-
-def is_secret(name: str) -> bool:
-    """Whether what is called so looks like a secret."""
-    return _SECRET.search(name) is not None
-
-
-def has_password(text: str) -> bool:
-    """Whether an address in a text has a password in it."""
-    return _ADDRESS.search(text) is not None
 
 
 def type_name(type_: type) -> str:
@@ -104,11 +83,7 @@ def _described(value: Any, name: str, depth: int) -> str:
 
 def _of_repr(value: Any) -> str:
     text = str.__getitem__(repr(value), slice(0, _READ))
-    return _cut(_masked(text))
-
-
-def _masked(text: str) -> str:
-    return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))
+    return _cut(masked(text))
 
 
 def _cut(text: str) -> str:
@@ -126,7 +101,7 @@ def _number(value: Any, type_: type, depth: int) -> str:
 def _text(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (str, bytes, bytearray) if kind in _mro(type_))
     many = base.__len__(value)
-    text = _masked(repr(base.__getitem__(value, slice(0, MAX_REPR + 1))))
+    text = masked(repr(base.__getitem__(value, slice(0, MAX_REPR + 1))))
     if many <= MAX_REPR:
         return _cut(text)
     return "%s (%s %s)" % (_cut(text), format(many, ","), "characters" if base is str else "bytes")

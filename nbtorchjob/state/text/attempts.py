@@ -12,7 +12,7 @@ from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state import Attempt, Budget, JobState, Node, Phase, progress, turns
 from nbtorchjob.state.events import WorkersStarted
 from nbtorchjob.state.text import facts, lifetime
-from nbtorchjob.state.text.stacks import frames_text, summarised
+from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import (

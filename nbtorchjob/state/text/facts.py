@@ -23,7 +23,7 @@ from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, lifetime, swaps, usage
 from nbtorchjob.state.text.hang import describe
 from nbtorchjob.state.text.lifetime import stillness
-from nbtorchjob.state.text.stacks import summary
+from nbtorchjob.state.text.tracebacks import summary
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import (
     DOT,

@@ -12,7 +12,7 @@ from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, JobState, Phase, turns
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
-from nbtorchjob.state.text.stacks import frame_place as place
+from nbtorchjob.state.text.tracebacks import frame_place as place
 from nbtorchjob.state.turns import Stage, Turn
 from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.hints import hint

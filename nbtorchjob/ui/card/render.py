@@ -16,7 +16,7 @@ from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.progress import PERCENT, REPORT, progress
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.lifetime import overdue, progress_line, rate, stillness
-from nbtorchjob.state.text.stacks import ARROW, SourceLookup, pieces, summarised
+from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line, number
 from nbtorchjob.ui.card import chart, head, metrics, ranks, tails
 from nbtorchjob.ui.card.tails import folds, text_tail

@@ -14,7 +14,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.local import liveness
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.follow import EventFile
+from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress

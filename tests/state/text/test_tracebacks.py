@@ -1,5 +1,5 @@
 from nbtorchjob.runtime.facts.errors import Error, Frame, from_exception
-from nbtorchjob.state.text.stacks import frames_text, summary
+from nbtorchjob.state.text.tracebacks import frames_text, summary
 
 CELL = ("Cell In[3]", 'x = 1\nfor epoch in range(3):\n    x = x + 1\n    raise ValueError("no")\n')
 SOURCES = {"<cell-3>": CELL}.get

@@ -5,7 +5,7 @@ from html import escape
 
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.state.text import attempts
-from nbtorchjob.state.text.stacks import frames_text
+from nbtorchjob.state.text.tracebacks import frames_text
 from nbtorchjob.ui.card import render
 
 CELL = ("Cell In[3]", "for epoch in range(3):\n    step(epoch)\n")

@@ -449,7 +449,10 @@ def code() -> str:
     """Name our own code: another version of it writes other things."""
     # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms. Sizes count, as all files of a
     # package whose build can be repeated have one time, which conda and Nix keep.
-    paths = (f"{folder}/{name}" for folder, _, names in os.walk(Path(__file__).parents[3]) for name in names)
-    seen = [(path, os.stat(path)) for path in paths if path.endswith(".py")]
+    seen = []
+    for folder, below, names in os.walk(Path(__file__).parents[3]):
+        below[:] = [name for name in below if name != "__pycache__"]
+        paths = [f"{folder}/{name}" for name in names if name.endswith(".py")]
+        seen += [(path, os.stat(path)) for path in paths]
     lines = sorted(f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

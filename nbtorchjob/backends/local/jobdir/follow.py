@@ -5,27 +5,19 @@ between two looks, the middle is skipped. Nothing is lost by that, the file has 
 byte says which ones are known already.
 
 When and to which stream a rank wrote its log: the index that stands beside it, read on as the log is.
-
-The file of a job's facts, one JSON line each, as ``runtime/facts/emit.py`` writes it.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
-from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
-from nbtorchjob.machine.folders import plain
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
 from nbtorchjob.state import events as ev
-from nbtorchjob.state import factlines
-from nbtorchjob.state.events import Event
 from nbtorchjob.state.logs import TAIL_BYTES
 
 if TYPE_CHECKING:
@@ -75,53 +67,6 @@ class Marks:
             if not data:
                 break
         return bool(self._next)
-
-
-_PIECE_BYTES = 1 << 16  # room for more takes longer than to read a usual job
-
-
-class EventFile:
-    """Reads the lines that were added since the last look, first those from a byte on where one begins.
-
-    Raises ``FileNotFoundError`` where the job was deleted, ``DamagedError`` where there is no such file.
-    """
-
-    def __init__(self, job: JobDirectory, offset: int = 0) -> None:
-        self._job = job
-        self._offset = offset
-        self._rest = b""
-        self.more = False  # whether the last look stopped before the end
-
-    def read(self, *, reports: bool = True) -> list[Event]:
-        """Return the new events, with or without what ranks report and display, and nodes use."""
-        left_out = () if reports else (REPORTED, USED, DISPLAYED)
-        return [*factlines.read(line for line in self.lines() if not line.startswith(left_out))]
-
-    def read_lasting(self) -> list[Event]:
-        """Return the new events without reports of which a state keeps nothing; not for a lab's turn."""
-        return [*factlines.read(lasting([*self.lines()]))]
-
-    def read_on(self) -> list[Event]:
-        """Return some of the new events: as many as may be read while others wait."""
-        return [*factlines.read(self.lines(pieces=1))]
-
-    def lines(self, pieces: int | None = None) -> Iterator[bytes]:
-        """Yield the new lines, or those of so many pieces; half a line waits for its end."""
-        with reading(self._job.path):
-            # Lists read thousands, and to open a file object takes three times as long.
-            descriptor = plain(f"{self._job.path}/events.jsonl", os.O_RDONLY)
-        try:
-            for _ in count() if pieces is None else range(pieces):
-                data = os.pread(descriptor, _PIECE_BYTES, self._offset)
-                self.more = len(data) == _PIECE_BYTES
-                self._offset += len(data)
-                *lines, rest = (self._rest + data).split(b"\n")
-                self._rest = rest[: LONGEST_FACT + 1]  # what is longer is refused, and takes no memory before
-                yield from lines
-                if not self.more:
-                    break
-        finally:
-            os.close(descriptor)
 
 
 PIECE_BYTES = 1 << 18  # of a log, read at a time

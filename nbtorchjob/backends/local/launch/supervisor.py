@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.follow import EventFile
+from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.payload import program

@@ -1,0 +1,31 @@
+"""What is secret by its name, or as the password in an address: no record, text or page shows it."""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile("token|password|passwd|secret|key|credential", re.IGNORECASE)
+# A name with its value in a repr: ``token='…'``, ``'HF_TOKEN': '…'``.
+_TOLD = re.compile(
+    r"""(?<![\w.-])([\w.-]*(?:%s)[\w.-]*["']?\s*[=:]\s*)"""
+    r"""([bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?)|[^\s,;)}\]"']+)""" % _SECRET.pattern,
+    re.IGNORECASE,
+)
+
+# The password in an address.
+_ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
+
+
+def is_secret(name: str) -> bool:
+    """Whether what is called so looks like a secret."""
+    return _SECRET.search(name) is not None
+
+
+def has_password(text: str) -> bool:
+    """Whether an address in a text has a password in it."""
+    return _ADDRESS.search(text) is not None
+
+
+def masked(text: str) -> str:
+    """Return a text, such as a repr, without what it tells of secrets."""
+    return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))

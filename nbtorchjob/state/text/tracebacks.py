@@ -1,0 +1,104 @@
+"""A rank's error as IPython would draw it, with the lines of the notebook's own cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from nbtorchjob.runtime.facts.errors import Error, Frame
+from nbtorchjob.text.words import clean
+
+# A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
+SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
+
+_OURS = "nbtorchjob.runtime."  # a node's own errors, whose message says it all
+_BEFORE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*|^NCCL error in: .*\nLast error:\s*(?=\S)", re.DOTALL)
+
+CONTEXT = 2  # lines around the failing one: IPython's own number
+_GUTTER = 7  # columns for the line number: IPython's own number
+ARROW = "-" * (_GUTTER - 6)  # what the line that failed begins with, however long its number is
+
+_DIRECT = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
+
+
+def frames_text(error: Error, source: SourceLookup | None = None) -> str:
+    """Return the traceback with what caused it first, as Python prints a chain.
+
+    A frame in a file that ``source`` knows is drawn with the lines around it, any other with the
+    one line that the node sent. Terminal sequences and control characters are taken out.
+    """
+    return "\n".join(text for text, _ in pieces(error, source))
+
+
+def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[str, Frame | None]]:
+    """Yield the same in pieces, each with the frame that it is of, if it is of one."""
+    if error.cause is not None:
+        yield from pieces(error.cause, source)
+        yield f"\n{_DIRECT if error.direct else _DURING}\n", None
+    for frame in error.frames:
+        yield _frame(frame, source), frame
+    from nbtorchjob.text.colours import to_text  # late: most states tell of no error
+
+    message = to_text(error.message)
+    if error.type.startswith(_OURS) and not error.frames and "\n" in message.strip():
+        yield message.strip().partition("\n")[2], None  # the first line is the heading's (``summary``)
+        return
+    yield f"{clean(error.type)}: {message}" if message else clean(error.type), None
+    yield from ((to_text(note), None) for note in error.notes)
+
+
+def frame_place(frame: Frame, source: SourceLookup | None = None) -> str:
+    """Return where a frame is: ``Cell In[3], line 5, in train``."""
+    known = source(frame.filename) if source else None
+    where = "" if frame.name == "<module>" else f", in {clean(frame.name)}"
+    if known is not None:
+        return f"{clean(known[0])}, line {frame.lineno}{where}"
+    return f"File {clean(frame.filename)}:{frame.lineno}{where}"
+
+
+def summary(error: Error) -> str:
+    """Return the last line of a traceback: the type, and the first line of the message.
+
+    Without where in its C++ a library raised it: ``[/pytorch/gloo/unbound_buffer.cc:81] ``; of NCCL's what it
+    ends with, as its first line is the same for most.
+    """
+    from nbtorchjob.text.colours import to_text  # late, as above
+
+    first = _BEFORE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
+    what = clean(error.type)
+    if first and what.startswith(_OURS):
+        return first
+    return f"{what}: {first}" if first else what
+
+
+def summarised(error: Error) -> bool:
+    """Whether :func:`summary` says all there is."""
+    more = error.frames or error.notes or error.cause
+    return not more and error.type.startswith(_OURS) and "\n" not in error.message.strip()
+
+
+def _frame(frame: Frame, source: SourceLookup | None) -> str:
+    if not frame.filename:  # stands for the frames that were left out
+        return f"    {clean(frame.name)}"
+    known = source(frame.filename) if source else None
+    lines = _context(known[1].rstrip("\n").split("\n"), frame.lineno) if known is not None else []
+    if lines:
+        return "\n".join([frame_place(frame, source), *lines])
+    head = frame_place(frame)
+    return f"{head}\n{_numbered(frame.lineno, frame.line, at=True)}" if frame.line else head
+
+
+def _context(lines: list[str], lineno: int) -> list[str]:
+    if not 1 <= lineno <= len(lines):
+        return []
+    first, last = max(1, lineno - CONTEXT), min(len(lines), lineno + CONTEXT)
+    return [_numbered(n, lines[n - 1], at=n == lineno) for n in range(first, last + 1)]
+
+
+def _numbered(lineno: int, line: str, *, at: bool) -> str:
+    number = str(lineno)
+    arrow = "-" * max(1, _GUTTER - 2 - len(number)) + "> "
+    gutter = arrow + number if at else number.rjust(_GUTTER)
+    return f"{gutter} {clean(line)}".rstrip()
