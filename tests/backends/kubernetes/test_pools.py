@@ -651,24 +651,31 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     assert budgets == [[1, 0], []]
 
 
-def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool):
+SERVER = ("jupyter_server", "--no-browser", "--allow-root", "--port=0", "--ServerApp.port_retries=0")
+
+
+@pytest.mark.parametrize("tender", [("nbtorchjob", "tend"), SERVER], ids=["tend", "a Jupyter server"])
+def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool, tender, tmp_path):
     template = run(PARENT).result(LIMIT)
     with subprocess.Popen([sys.executable, "-c", KERNEL, LOST], stdout=subprocess.PIPE, text=True) as kernel:
         assert kernel.stdout is not None
-        ran, waits = (kernel.stdout.readline().strip() for _ in range(2))
+        names = [kernel.stdout.readline().strip() for _ in range(2)]
         until(lambda: turns.running(pool.state))
         kernel.kill()
-    command = [sys.executable, "-m", "nbtorchjob", "tend"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tender:
-        assert tender.stderr is not None
+    known = len(pool.state.turns)
+    env = {**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", *tender]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
         os.kill(template, signal.SIGKILL)
-        again = (line.split(" ", 2)[2].strip() for line in tender.stderr if "again" in line)
-        told = {next(again), next(again)}
-        tender.terminate()
+        until(lambda: len(pool.state.turns) >= known + 2)
+        process.terminate()
+        _, said = process.communicate(timeout=LIMIT)
 
-    sent = "sent to its pool again, as attempt"
-    assert told == {f"default/{ran}: {sent} 2", f"default/{waits}: {sent} 1"}
-    assert [api.attach(name).result(LIMIT) for name in (ran, waits)] == [2, 2]
+    again = [(f"warm#{taken.number}", taken.attempt) for taken in pool.state.turns[known:]]
+    assert again == [(names[0], 2), (names[1], 1)]
+    for name, attempt in again if tender is not SERVER else ():
+        assert f"default/{name}: sent to its pool again, as attempt {attempt}" in said
+    assert [api.attach(name).result(LIMIT) for name in names] == [2, 2]
 
 
 COMES = """

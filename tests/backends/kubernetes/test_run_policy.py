@@ -1,8 +1,12 @@
 """Run policies on each kind: those that the cluster enforces, and those that whoever follows a job does."""
 
+import logging
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from time import time as now
+from urllib.error import HTTPError
 
 import pytest
 
@@ -10,12 +14,13 @@ from nbtorchjob import api
 from nbtorchjob.backends.kubernetes.control import controller
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.job import Job
 from nbtorchjob.spec.config import Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.mortal import Kernel, elsewhere
-from tests.backends.kubernetes.stage import running, until
+from tests.backends.kubernetes.stage import collection, running, until
 from tests.patience import LIMIT
 
 BY_US = ["pytorchjob", "volcano"]  # whose operators see to no deadline
@@ -90,6 +95,31 @@ def test_a_job_that_never_started_is_removed_when_its_time_has_come(stage, kind)
 
     until(lambda: not stage.left())
     assert job.state.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(("kind", "again"), [("indexedjob", 0), ("volcano", 0), ("volcano", 1)])
+def test_a_job_that_its_cluster_removes_just_then_is_removed_once(stage, caplog, kind, again):
+    """A deadline looks the same whoever ended the job, and what the cluster has ended it removes, too."""
+    api_, removed = KINDS[kind].api, threading.Event()
+    newer: list[Job[object]] = []
+
+    def remove():
+        with suppress(HTTPError):  # it was even faster
+            stage.delete(collection(api_), "same")
+        newer.extend(stage.submit(HANGS, name="same", kind=kind) for _ in range(again))
+        removed.set()
+
+    if kind == "volcano":
+        stage.cluster.hold("^same-")  # a pod that ran would be ended by its own deadline
+    stage.cluster.meanwhile("DELETE", f"{stage.namespace}/{api_.plural}/same$", remove)
+    launch = policy(active_deadline_seconds=1, ttl_seconds_after_finished=1)
+    job = stage.submit(HANGS, name="same", kind=kind, launch=launch)
+    assert job.wait(LIMIT)
+    assert kind == "indexedjob" or removed.wait(LIMIT)
+    until(lambda: [state.info.run for state in api.jobs()] == [each.info.run for each in newer])
+
+    assert job.state.failure.reason.cause is Cause.DEADLINE
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 LIST = "from nbtorchjob import api; print(len(api.jobs()))"
