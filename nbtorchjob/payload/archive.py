@@ -111,6 +111,8 @@ def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any
 # A rank uses what it has of ours by one of these, or by what it imports.
 _OURS = {"nbtorchjob", *(f"nbtorchjob.runtime.api.{name}" for name in ("report", "sampler", "training"))}
 _SILENT = {*sys.stdlib_module_names, "torch", "cloudpickle", "nbtorchjob"}
+# In a cell's text, and in a pickle's names, with their lengths: searched for plainly, as it may be 100 MB
+_RUNS_OTHER_CODE = (b"exec(", b"\x04exec", b"__import__", b"importlib", b"runpy")
 
 
 def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[str, Any]]]:
@@ -312,10 +314,15 @@ def may_swap(call: Call, spec: JobSpec) -> bool:
 
 
 def _may_use_ours(call: Call) -> bool:
-    """Whether the call may use our names: what it imports may, unless that is Python's own, or torch."""
+    """Whether the call may use our names: what it imports may, unless that is Python's own, or torch.
+
+    What it imports of a file or of a name that are found there, nobody knows here.
+    """
     names = call.imports.all
     tops = {name.partition(".")[0] for name in names}
-    return not _OURS.isdisjoint(names) or not tops <= _SILENT
+    if not _OURS.isdisjoint(names) or not tops <= _SILENT:
+        return True
+    return any(word in call.pickle for word in _RUNS_OTHER_CODE)
 
 
 def _names_cloudpickle(call: Call) -> bool:

@@ -113,10 +113,17 @@ print(len(pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes")).data))
         ("from nbtorchjob import report", True),
         ("import transformers", True),
         ("report(loss=1)", True),
+        ("import runpy\nmade = runpy.run_path('train.py')", True),  # nobody knows what that imports
+        ("with open('train.py') as file: exec(file.read())", True),
+        ("import importlib\nmade = importlib.import_module(name)", True),
+        ("made = __import__(name)", True),
+        ("made = by_function('1')", True),
     ],
 )
 def test_what_posts_reports_travels_with_code_that_may_report(cell, travels):
-    calls = (capture.from_cell(text, {"report": report}) for text in ("1", cell))
+    notebook = {"__name__": "__main__", "report": report, "name": "lightning"}
+    exec("def by_function(text): exec(text)", notebook)
+    calls = (capture.from_cell(text, notebook) for text in ("1", cell))
     trivial, packed = (len(pack(call, JobSpec(backend="kubernetes")).data) for call in calls)
 
     assert (packed > trivial + 800) == travels
