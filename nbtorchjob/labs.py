@@ -353,7 +353,8 @@ class Lab:
             "nodes": (spec.launch.min_nodes, spec.launch.max_nodes),
             **run,
         }
-        number = able(self._backend, Numbers, "send", self.info.address).number(self.info.address)
+        numbers = able(self._backend, Numbers, "send", self.info.address)
+        number = numbers.number(self.info.address, max(turns.numbers(self.state).values(), default=0))
         question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes, "number": number}
         job, _ = self._send(call, pack, question, written, known, say)
         return job
@@ -472,7 +473,8 @@ class Lab:
             state = self._ready(say)
             asked = question
             if self.info.is_pool:
-                resending.wait_behind(self.info.run, question["number"], state.round)
+                # One that was sent by an older version has no number.
+                resending.wait_behind(self.info.run, question.get("number", 0), state.round)
                 asked = {**question, "base": state.round}
             try:
                 with self._nodes.talk(self.info.address, self._lead(state), asked, _ASKED_S) as talk:

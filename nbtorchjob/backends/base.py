@@ -334,8 +334,8 @@ class Signs(Protocol):
 class Numbers(Protocol):
     """It numbers the jobs of its pools, whoever sends them."""
 
-    def number(self, name: str) -> int:
-        """Return the number of the next job of a pool: no two have the same.
+    def number(self, name: str, newest: int) -> int:
+        """Return the number of the next job of a pool, above its ``newest`` known one: no two have the same.
 
         It is 0 for a user who may not change what numbers are taken from.
         """

@@ -39,6 +39,7 @@ from nbtorchjob.state.events import (
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import lifetime
 from nbtorchjob.state.turns import Turn, View
+from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:
@@ -252,17 +253,21 @@ class TurnBackend(Backend):
             raise JobNotFoundError(f"{lab} is neither a lab nor a pool, so it has no {MARK}{key}")
         turn = turns.find(state, key)
         if turn is None:
-            many, what = len(turns.turns(state)), turns.what_of(state.info)
-            there = f"{what}s 1 to {many}" if many > 1 else f"one {what}" if many else f"no {what} yet"
+            # Of a pool's jobs those that nobody tells of any more are missing.
+            known, what = [turn.number for turn in turns.turns(state)], turns.what_of(state.info)
+            there = f"{what}{'s' * (len(known) > 1)} {words.spell(known)}" if known else f"no {what} yet"
             raise JobNotFoundError(f"{lab} has no {what} {key}: it has {there}")
         return turn
 
     def info(self, name: str) -> JobInfo:
         """Return its record, made of its lab's."""
         sent, (lab, key) = self.sent_by_user(name), parsed(name)
+        info = self.inner.info(lab)
+        if sent is not None and sent.taken.lab.info.run != info.run:  # of another lab, which had that name
+            self._sent.pop(name).taken.since.forget()
+            sent = self.sent_by_user(name)
         if sent is not None:
             return sent.info
-        info = self.inner.info(lab)
         if turns.is_first(info, key):
             return turns.first(info)
         return turns.info(info, self.turn(name))

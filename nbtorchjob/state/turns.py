@@ -158,21 +158,15 @@ def turns(lab: JobState) -> list[Turn]:
     free = lab.info.created  # when the ranks were through with the one before
     placed = {place.round: place for place in lab.turns_placed}
     held = 0  # nodes that those before have, or are to have
-    cells = min(1, len(firsts))
-    numbers: dict[str, int] = {}
+    number_of = numbers(lab)
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
-    for taken in lab.turns:
-        sent_as = _sent_as(taken.id)
-        if taken.id and sent_as not in numbers:
-            numbers[sent_as] = taken.number or cells + 1
-            cells = max(cells, numbers[sent_as])
     for taken in sorted(lab.turns, key=_place) if lab.info.is_pool else lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
         sent_as = _sent_as(taken.id)
         if taken.id and taken.round != newest[sent_as]:  # it was sent again since
             continue
-        number, ended = numbers.get(sent_as, 1), ends.get(taken.round, {})
+        number, ended = number_of[sent_as], ends.get(taken.round, {})
         place = placed.get(taken.round)
         nodes = place.nodes if place is not None and place.nodes else taken.nodes
         part = nodes if len(nodes) < len(taken.nodes) else ()
@@ -191,6 +185,18 @@ def turns(lab: JobState) -> list[Turn]:
             in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
             held += _needs(lab.info, taken)
     return in_order
+
+
+def numbers(lab: JobState) -> dict[str, int]:
+    """Return the number of each turn, by the id under which it was sent first: "" of a lab's own call."""
+    known: dict[str, int] = {}
+    most = min(1, sum(not taken.id for taken in lab.turns))
+    for taken in lab.turns:
+        sent_as = _sent_as(taken.id)
+        if sent_as not in known:
+            known[sent_as] = (taken.number or most + 1) if taken.id else 1
+            most = max(most, known[sent_as])
+    return known
 
 
 def _place(taken: ev.TurnTaken) -> tuple[int, float, int]:

@@ -15,7 +15,7 @@ from nbtorchjob.backends import resending
 from nbtorchjob.backends import turns as backends_turns
 from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
-from nbtorchjob.errors import NBTorchJobError, SpecError
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import folders, loop
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
@@ -355,3 +355,25 @@ def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
     sender.look()
     sender.look()
     assert len(asked) == 1
+
+
+def test_a_job_of_a_pool_that_is_gone_is_not_taken_for_one_of_a_pool_of_that_name(monkeypatch):
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    backend = of_pool([taken(5, 100.0, "c1"), *ran(5, 150.0)])
+    old = job("1")
+    backend.sent(old, BEFORE, lambda times, attempt: AFTER)
+    assert backend.info(old.address) is old
+
+    anew = replace(POOL, created=200.0)
+    monkeypatch.setattr(backend.inner, "info", lambda name: anew)
+    monkeypatch.setattr(
+        backend.inner, "known", lambda name: known(*BEGUN, taken(5, 300.0, "d1"), *ran(5, 310.0), info=anew)
+    )
+    assert backend.info(old.address).created == 300.0
+
+
+def test_what_jobs_there_are_is_told_by_their_numbers():
+    told = [replace(taken(round_, 100.0, f"c{round_}"), number=round_) for round_ in (5, 6, 8)]
+
+    with pytest.raises(JobNotFoundError, match="has no job 1: it has jobs 5-6,8"):
+        of_pool(told).turn("pool#1")

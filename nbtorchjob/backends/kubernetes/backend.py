@@ -283,9 +283,9 @@ class KubernetesBackend(Backend):
         except ForbiddenError as exc:
             raise AskError(f"the key of {name} can't be read: {exc}") from exc
 
-    def number(self, name: str) -> int:
+    def number(self, name: str, newest: int) -> int:
         """Count in an annotation of the pool's object."""
-        return loop.run(_act(name, actions.number))
+        return loop.run(_act(name, partial(actions.number, newest=newest)))
 
     @property
     def login(self) -> str:

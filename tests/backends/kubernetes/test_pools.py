@@ -16,6 +16,7 @@ import pytest
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.kubernetes.jobs import find
+from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import (
     JobCancelledError,
     JobEndedError,
@@ -598,6 +599,17 @@ def test_a_kernel_elsewhere_gives_no_job_the_number_of_another(pool, cluster, tm
     assert (api.attach(name).result(LIMIT), api.attach(before.name).result(LIMIT)) == ("elsewhere", "before")
 
 
+def test_no_number_is_given_twice_though_somebody_removes_what_they_are_taken_from(pool, cluster):
+    before = run("'before'")
+    path = f"/apis/batch/v1/namespaces/{pool.info.cluster['namespace']}/jobs/{pool.name}"
+    cluster.request("PATCH", path, {"metadata": {"annotations": {labelling.NUMBER: None}}})
+    after = run("'after'")
+
+    assert after.name != before.name
+    assert (before.result(LIMIT), after.result(LIMIT)) == ("before", "after")
+    assert api.attach(after.name).result(LIMIT) == "after"
+
+
 LOOKS = """
 import json, sys
 from nbtorchjob import api
@@ -622,6 +634,15 @@ def test_a_machine_elsewhere_knows_what_a_jobs_budgets_have_paid_for(pool, clust
     assert [spent.used for spent in job.state.budgets] == [0, 1]
 
 
+def forget_number(name):
+    """Have a job be one that was sent by a version that numbered none."""
+    for folder in (folders.state_dir() / "pools").glob("*/*"):
+        record = json.loads((folder / "sent.json").read_text()) if (folder / "payload").exists() else None
+        if record and f'"{name}"' in (folder / "info.json").read_text():
+            del record["question"]["number"]
+            (folder / "sent.json").write_text(json.dumps(record))
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     template = run(PARENT).result(LIMIT)
@@ -636,6 +657,7 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     find.forget()
     turns_of(pool.info)._sent.clear()
     if not follows:
+        forget_number(waits)
         os.kill(template, signal.SIGKILL)
         seen(pool.job, lambda state: state.turns and state.turns[-1].base < state.round)
     jobs = [api.attach(name) for name in (ran, waits)]

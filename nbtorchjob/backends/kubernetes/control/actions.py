@@ -182,14 +182,15 @@ async def annotate(job: JobRef, fact: ev.Annotated) -> None:
     )
 
 
-async def number(job: JobRef) -> int:
+async def number(job: JobRef, newest: int) -> int:
     """Return the number of a pool's next job, which nobody else gets; 0 for who may not change the object.
 
-    What numbers there are no pod knows for good: its log may be rotated, and goes with it.
+    What numbers there are no pod knows for good: its log may be rotated, and goes with it. The ``newest`` one
+    that is known counts, too: people edit annotations, and jobs of who may not have no number there.
     """
     while True:
         obj = await job.session.client.get(job.whole)
-        new, version = labelling.number(obj) + 1, obj["metadata"]["resourceVersion"]
+        new, version = max(labelling.number(obj), newest) + 1, obj["metadata"]["resourceVersion"]
         written = {"annotations": {labelling.NUMBER: str(new)}, "resourceVersion": version}
         try:
             await job.session.client.patch(job.whole, {"metadata": written})
