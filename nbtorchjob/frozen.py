@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass
-from functools import partial, wraps
+from dataclasses import dataclass, fields
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -52,6 +52,28 @@ class FrozenDataclass(metaclass=_Kind):
 
 
 V = TypeVar("V")
+
+
+@cache
+def _many(kind: type) -> int:
+    return len(fields(kind))
+
+
+def replace(known: V, **changes: Any) -> V:
+    """Return what ``dataclasses.replace`` does, of a class without ``__post_init__``, in a fifth of the time.
+
+    A state has forty fields, and a frozen class sets each by a call.
+    """
+    kind: Any = type(known)
+    values = vars(known).copy()
+    while len(values) > _many(kind):
+        values.popitem()  # a cached result, which was set after all fields
+    values.update(changes)
+    new: V = object.__new__(kind)
+    object.__setattr__(new, "__dict__", values)
+    return new
+
+
 Held = TypeVar("Held", bound=FrozenDataclass)
 Rest = ParamSpec("Rest")
 

@@ -129,7 +129,7 @@ def from_json(record: dict[str, Any]) -> Event:
     if "error" in fields:
         # Without a time of its own it is another one each time it is read.
         fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
-    for name in _SEQUENCES.keys() & fields.keys():
+    for name in [name for name in fields if name in _SEQUENCES]:
         part, items = _SEQUENCES[name], fields[name]
         fields[name] = tuple(items if part is None else (_sane_parts(built(part, item)) for item in items))
     if "stage" in fields:

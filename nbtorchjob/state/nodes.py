@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, replace
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 

@@ -34,13 +34,12 @@ from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.jobdir.eventfile import EventFile
 from nbtorchjob.backends.progress import Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
-from nbtorchjob.frozen import NumberedMapping
+from nbtorchjob.frozen import NumberedMapping, replace
 from nbtorchjob.machine.folders import own, record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.events import Lost, Waiting, Wrote
 from nbtorchjob.state.factlines import UNREADABLE, read
-from nbtorchjob.state.fold import replace
 from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words
 
