@@ -208,7 +208,8 @@ def _table(states: Sequence[JobState], now: float) -> str:
         body.append(tag("tr", "".join(row), "font-weight:600" if state is best else ""))
         why = _why(state)
         if why:
-            wide = f'<td></td><td colspan="{len(cells) - 1}" style="{_CELL};{DIM}">{escape(why)}</td>'
+            span = len(names) - 1 + bool(sparks)
+            wide = f'<td></td><td colspan="{span}" style="{_CELL};{DIM}">{escape(why)}</td>'
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
     style = f"border-collapse:collapse;width:100%;{PLAIN}"
     opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'

@@ -76,6 +76,18 @@ def test_what_was_stopped_early_is_told_from_what_was_cancelled():
     ]
 
 
+@pytest.mark.parametrize("reports", [(1.0, 0.5), ()])
+def test_each_row_of_the_table_is_as_wide_as_its_head(reports):
+    card = render.html(
+        "sweep", [run(1, *begun(*reports), *ENDED, lr=1.0), run(2, *begun(), *FAILED, lr=3.0)], NOW
+    )
+
+    rows = [re.findall(r"<t[dh]\b[^>]*>", row) for row in re.findall(r"<tr.*?</tr>", card)]
+    spans = [[int(n) for n in re.findall(r'colspan="(\d+)"', "".join(cells))] for cells in rows]
+    assert len(rows) == 4
+    assert len({len(cells) + sum(span) - len(span) for cells, span in zip(rows, spans, strict=True)}) == 1
+
+
 def test_the_card_has_a_bar_a_table_and_what_was_wrong():
     card = render.html("sweep", RUNS, NOW)
 
