@@ -7,6 +7,7 @@ import itertools
 import re
 import secrets
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
@@ -106,7 +107,8 @@ def beside(base: str, running: str) -> str:
 
 
 def _stem(label: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", label.partition("(")[0].lower()).strip("-")
+    text = unicodedata.normalize("NFKD", label.partition("(")[0]).encode("ascii", "ignore").decode()
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return re.sub(r"^[^a-z]+", "", words)[:_STEM].strip("-") or "job"
 
 

@@ -33,6 +33,14 @@ def test_else_it_gets_a_new_one_each_time():
     assert all(re.fullmatch(r"train-[a-z0-9]{4}", name) for name in found)
 
 
+@pytest.mark.parametrize(
+    ("label", "stem"),
+    [("CNN überall-4", "cnn-uberall-4"), ("cafe\u0301(lr=1)", "cafe"), ("训练", "job"), ("2-Läufe", "laufe")],
+)
+def test_a_generated_name_keeps_letters_with_accents(label, stem):
+    assert naming.stem(naming.generate(label)) == stem
+
+
 @given(given=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True), number=st.integers(2, 9999))
 def test_a_numbered_name_is_a_name_as_well(given, number):
     found = naming.run(given, number)
