@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, List, Optional, Sequence, Tuple
 
+from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED
+
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
@@ -187,17 +189,23 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
     users = users_traceback(exc)
     living = [frame for frame, _ in traceback.walk_tb(users)]
     frames: List[Tuple[Frame, Optional[FrameType]]] = [
-        (Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or ""), frame)
+        (Frame(_at_home(entry.filename), entry.lineno or 0, entry.name, entry.line or ""), frame)
         for entry, frame in zip(traceback.extract_tb(users), living)
     ]
     if isinstance(exc, SyntaxError) and exc.filename:
         line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
-        frames.append((Frame(exc.filename, exc.lineno or 0, "<module>", line.strip()), None))
+        frames.append((Frame(_at_home(exc.filename), exc.lineno or 0, "<module>", line.strip()), None))
     kept = shortened([frame for frame, _ in frames])
     if len(kept) == len(frames):
         return frames
     half = len(kept) // 2
     return [*frames[:half], (kept[half], None), *frames[-half:]]
+
+
+def _at_home(filename: str) -> str:
+    """Return a shipped file's path below the notebook's folder: editing the node's copy changes nothing."""
+    shipped = os.path.join(os.environ.get(FOLDER, os.devnull), SHIPPED, "")
+    return filename[len(shipped) :] if filename.startswith(shipped) else filename
 
 
 def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, ...]:

@@ -19,6 +19,7 @@ RUN_FILE = "run"  # beside the payload, where hosts mount it: the run that it is
 JOB = "NBTORCHJOB_JOB"  # the job's name
 DOMAIN = "NBTORCHJOB_DOMAIN"
 FOLDER = "NBTORCHJOB_FOLDER"  # where it writes
+SHIPPED = "files"  # the folder there with the modules and files that came along
 SWAPS = "NBTORCHJOB_SWAPS"  # a folder with swaps that later attempts begin with
 UNSEEN = "NBTORCHJOB_UNSEEN"  # there in a pool whose pods have volumes and containers of a cluster's runtime
 STREAM = "NBTORCHJOB_STREAM"  # there on a cluster: what it writes is copied to stdout (``stream.py``)

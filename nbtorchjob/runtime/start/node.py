@@ -16,7 +16,7 @@ from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import exits, injected
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import from_exception
-from nbtorchjob.runtime.facts.injected import FOLDER, STREAM
+from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED, STREAM
 from nbtorchjob.runtime.look import recorder
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects import wire
@@ -148,7 +148,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     plain_logging()
     launch = injected.launch(payload.header["launch"])
     _notice_versions(payload)
-    modules = os.path.join(folder, "files")
+    modules = os.path.join(folder, SHIPPED)
     payload.extract(modules)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
     sys.path.insert(1, modules)

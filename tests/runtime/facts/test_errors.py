@@ -1,3 +1,4 @@
+import importlib
 import json
 import sys
 
@@ -51,6 +52,19 @@ def test_frames_that_lead_to_the_users_code_are_left_out(fn, frames, monkeypatch
     exc.__traceback__ = exc.__traceback__.tb_next  # this test's own frame
 
     assert [frame.name for frame in from_exception(exc).frames] == frames
+
+
+@pytest.mark.parametrize("source", ["def train():\n    1 / 0\n", "def train(:\n"])
+def test_a_shipped_module_is_named_by_its_path_below_the_notebooks_folder(source, tmp_path, monkeypatch):
+    (tmp_path / "files" / "deep").mkdir(parents=True)
+    (tmp_path / "files" / "deep" / "loop.py").write_text(source)
+    monkeypatch.setenv("NBTORCHJOB_FOLDER", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path / "files")
+    monkeypatch.delitem(sys.modules, "deep.loop", raising=False)
+
+    frame = from_exception(raised(lambda: importlib.import_module("deep.loop").train())).frames[-1]
+
+    assert (frame.filename, frame.line) == ("deep/loop.py", source.splitlines()[-1].strip())
 
 
 def test_deep_recursion_keeps_its_first_and_last_frames():
