@@ -1,4 +1,4 @@
-/** A notification for each job that ends while the page looks on, and once for one that stalls. */
+/** A notification for each job that ends while the page looks on, and once for one that stalls, until it ends. */
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -39,19 +39,25 @@ export function announceEnds(options: NoticesOptions): void {
   });
 }
 
-/** Tells once of every job that stalls from now on, unless no failures are to be told. */
+/** Tells once of every job that stalls from now on until it ends, unless no failures are to be told. */
 export function announceStalls(options: NoticesOptions): void {
   const { commands, inView, model, settings, trans } = options;
-  const told = new Set<string>();
+  const told = new Map<string, string>(); // the notification's id by the job's
   model.stalled.connect((_, job) => {
     if (told.has(job.id) || inView(job) || settings.notifications === 'none') {
       return;
     }
-    told.add(job.id);
-    Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
+    const notice = Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
       actions: jobButtons(commands, ['logs', 'cancel'], job.id),
       autoClose: false
     });
+    told.set(job.id, notice);
+  });
+  model.finished.connect((_, job) => {
+    const notice = told.get(job.id);
+    if (notice !== undefined) {
+      Notification.dismiss(notice);
+    }
   });
 }
 

@@ -7,9 +7,9 @@ import { CommandIDs } from '../../src/ids';
 import { type NoticesOptions, announceEnds, announceStalls } from '../../src/shell/notices';
 import type { Job } from '../../src/model/record';
 
-const emit = vi.hoisted(() => vi.fn());
+const { dismiss, emit } = vi.hoisted(() => ({ dismiss: vi.fn(), emit: vi.fn() }));
 // The real one draws into a page.
-vi.mock('@jupyterlab/apputils', () => ({ Notification: { emit } }));
+vi.mock('@jupyterlab/apputils', () => ({ Notification: { dismiss, emit } }));
 
 const trans = {
   __: (text: string, ...rest: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(rest[n - 1]))
@@ -37,9 +37,14 @@ function endOf(phase: string, notifications: string, more: Partial<NoticesOption
   return { message, type, ...options };
 }
 
-/** Has a job stall twice on a page with this setting. */
+/** Has a job stall twice on a page with this setting; gives what ends a job. */
 function stall(notifications: string) {
-  const model = { elapsed: () => 50, stalled: new Signal<object, Job>({}) };
+  const source = {};
+  const model = {
+    elapsed: () => 50,
+    finished: new Signal<object, Job>(source),
+    stalled: new Signal<object, Job>(source)
+  };
   announceStalls({
     commands: new CommandRegistry(),
     model,
@@ -51,6 +56,9 @@ function stall(notifications: string) {
   const job = { id: 'local:fox', name: 'fox', created: 100, status: 'STALLED', still } as Job;
   model.stalled.emit(job);
   model.stalled.emit({ ...job });
+  return (id: string) => {
+    model.finished.emit({ ...job, id });
+  };
 }
 
 beforeEach(() => {
@@ -64,6 +72,17 @@ describe('a job that stalls', () => {
     expect(emit.mock.calls.map(([text, type]) => [text, type])).toEqual([
       ['fox has stalled: no step for 40 s; a step took 2.0 s', 'warning']
     ]);
+  });
+
+  it('is told of until it ends', () => {
+    emit.mockReturnValue('notice-7');
+    const end = stall('failures');
+
+    end('local:hare');
+    expect(dismiss).not.toHaveBeenCalled();
+
+    end('local:fox');
+    expect(dismiss.mock.calls).toEqual([['notice-7']]);
   });
 
   it('is not told to who wants no notices', () => {
