@@ -296,11 +296,11 @@ describe('the keyboard', () => {
 describe('what has ended', () => {
   const ended = aJob({ id: 'local:old', terminal: true, phase: 'SUCCEEDED', created: 1000 });
 
-  it('says when it began', () => {
-    vi.spyOn(Date, 'now').mockReturnValue(1_000_000 + 3 * 3_600_000);
-    show([ended, aJob()]);
+  it('says when it ended, however long it took', () => {
+    vi.spyOn(Date, 'now').mockReturnValue(1_000_000 + 8 * 3_600_000);
+    show([{ ...ended, elapsed: 5 * 3600 }, aJob()]);
 
-    expect(all('.jp-nbtorchjob-jobs-began').map(each => each.textContent)).toEqual(['3 h ago']);
+    expect(all('.jp-nbtorchjob-jobs-ended').map(each => each.textContent)).toEqual(['3 h ago']);
   });
 
   it('is deleted at once, as far as it is listed', () => {

@@ -162,7 +162,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
             {!needsAttention(job) && <Stillness job={job} />}
             {gist(job, trans)}
           </span>
-          {job.terminal && <Began job={job} />}
+          {job.terminal && <Ended job={job} />}
         </div>
         <Uses job={job} />
         <Bar job={job} />
@@ -178,12 +178,14 @@ function Elapsed({ job }: { job: Job }) {
   return <span className="jp-nbtorchjob-jobs-elapsed">{text}</span>;
 }
 
-/** When an ended job began; of one that goes on the time that it has taken says that. */
-function Began({ job: { created } }: { job: Job }) {
+/** How long ago a job ended. */
+function Ended({ job: { created, elapsed } }: { job: Job }) {
   const { clock, trans } = usePage();
-  const text = useSyncExternalStore(clock.subscribe, () => ago(Date.now() / 1000 - created, trans));
+  const end = created + elapsed;
+  const text = useSyncExternalStore(clock.subscribe, () => ago(Date.now() / 1000 - end, trans));
+  const time = new Date(end * 1000).toLocaleString();
   return (
-    <span className="jp-nbtorchjob-jobs-began" title={new Date(created * 1000).toLocaleString()}>
+    <span className="jp-nbtorchjob-jobs-ended" title={trans.__('ended %1', time)}>
       {text}
     </span>
   );
