@@ -139,12 +139,24 @@ def test_a_loop_goes_on_with_a_new_forward_a_new_loss_and_new_values(name, tmp_p
     job = submission.submit(call, JobSpec(Elastic(1, nproc_per_node=2), env={"OUT": str(tmp_path)}))
     seen(job, lambda state: len(state.series) == 2 or state.phase.terminal)
 
+    def reported(name, value):
+        # A loop may change twice at points of one step: the losses between two swaps are waited for.
+        seen(
+            job,
+            lambda state: (
+                state.phase.terminal or value in {point.metrics.get(name) for point in state.spoken.points}
+            ),
+        )
+
     assert job.swap(FORWARD.format(**words)).names["Net"] == "replaced"
+    reported("loss", 10.0)
     assert (
         job.swap("def criterion(out):\n    return out.square().mean() + factor * 10").point == "swap_point()"
     )
+    reported("loss", 19.0)
     rate: dict[str, Any] = {"optimizer.lr": 0.025}
     assert job.swap(**rate).names == {"optimizer.lr": "replaced"}
+    reported("lr", 0.025)
     job.swap(factor=100)
     assert set(job.result(LIMIT)) >= {1.0, 10.0, 19.0}
     assert "+optimizer.lr = 0.025" in [swap.diff for swap in job.state.swapped]
