@@ -32,8 +32,9 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
     """
     # All that travels refers to what rebuilds it.
     tops = {name.partition(".")[0] for name in {*names} - {rebuilt.__name__}} - {"__main__"}
-    for gone in _looks.keys() - sys.modules.keys():
-        del _looks[gone]
+    for package in [*_looks]:
+        if package not in sys.modules:
+            _looks.pop(package, None)  # another thread may capture something, too
     for package in dict.fromkeys(("builtins", *sorted(tops))):
         spaces, look = _spaces(package), _looks.get(package)
         if look is None or not look.holds(spaces):

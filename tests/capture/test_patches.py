@@ -275,3 +275,13 @@ def test_whatever_changes_between_captures_each_names_what_is_there(captures):
                 there -= {f"{owner}.{name}"}
                 there |= {f"{owner}.{name}"} if kind.startswith("my ") else set()
             assert sorted(found()) == sorted(there)
+
+
+def test_a_package_that_is_gone_is_not_kept(notebook):
+    with imported_package() as modules:
+        gone = weakref.ref(modules[0].f)
+        assert found() == []
+    del modules
+    from_cell("1", notebook)
+    gc.collect()
+    assert gone() is None
