@@ -15,9 +15,10 @@ and writes down that it did, so no attempt runs twice. A process that can't send
 with what was sent. A job that was cancelled is marked, so that nobody sends it again. A job that nobody
 followed as its pool lost its ranks may have begun before, so then only a budget has it sent again.
 
-Jobs keep their order. Whoever follows one leaves a mark beside it, and before it is sent those go that have a
-lower number and such a mark, and that the pool's new ranks haven't got. One that pauses before its next
-attempt holds up nobody. The lead sorts those that wait by their numbers.
+Whoever follows a job leaves a mark beside it. Who comes after a loss doesn't know whether it had begun, and
+so waits for what those do who have seen it. And jobs keep their order: before one is sent those go that have
+a lower number and a mark, and that the pool's new ranks haven't got. One that pauses before its next attempt
+holds up nobody. The lead sorts those that wait by their numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial, reduce
@@ -66,6 +67,7 @@ _CANCELLED = "cancelled"
 _LOG = logging.getLogger("nbtorchjob.tending")  # as what a tender does
 _KEPT_S = 14 * 24 * 3600.0
 _BY = "by-"  # before the name of a process that follows a job, and of what says that it lives
+_SEEN = ".seen"  # behind that of one that has followed it since it was taken
 _MOST_TOLD = 256  # earlier attempts
 _MOST_WHY = 300  # characters of why one of them ended
 _PATIENCE_S = 30.0  # of jobs with those before them, from when their pool is seen to have new ranks
@@ -183,11 +185,16 @@ class Kept:
         with suppress(OSError):
             (self._folder / _CANCELLED).touch()
 
-    def followed(self) -> Path:
+    def followed(self, *, seen: bool) -> Path:
         """Leave a mark that this process sends it again if need be, to be removed; raises ``OSError``."""
-        mark = self._folder / f"{_me(self._folder.parent)}.{secrets.token_hex(4)}"
+        mark = self._folder / f"{_me(self._folder.parent)}.{secrets.token_hex(4)}{_SEEN if seen else ''}"
         mark.touch()
         return mark
+
+    def seen(self, marks: Collection[Path]) -> bool:
+        """Whether somebody follows it who has since it was taken; these ``marks`` don't count."""
+        others = {*self._folder.glob(f"{_BY}*{_SEEN}")} - {*marks}
+        return any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in others)
 
     def comes(self, number: int, base: int) -> bool:
         """Whether ranks that began in ``base`` are about to get it, before the one of that number."""
@@ -257,10 +264,11 @@ def wait_behind(pool: str, number: int, base: int) -> None:
 
 
 class Plan(NamedTuple):
-    """The attempt that follows, and when."""
+    """The attempt that follows, and when; ``theirs`` is whether those decide who have seen what it was."""
 
     attempt: int
     at: float
+    theirs: bool = False
 
 
 class Sent:
@@ -293,11 +301,18 @@ class Sent:
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
         self._sending: asyncio.Future[None] | None = None
+        self._marks: set[Path] = set()
         if kept is not None:
             with suppress(OSError):
                 self._take_up(kept.record)
         if elsewhere is not None:
             self._hear(elsewhere)
+
+    @property
+    def others(self) -> str:
+        """What it waits for while others are to send it again."""
+        where = "to be sent to its pool again from where it was sent"
+        return f"it is {where if self.elsewhere else 'being sent to its pool again'}"
 
     @property
     def may_go_on(self) -> bool:
@@ -323,11 +338,14 @@ class Sent:
         """Have jobs that were sent later let it go first meanwhile, if this process sends it again."""
         mark = None
         with suppress(OSError):
-            mark = self._kept.followed() if self._kept is not None and self._again is not None else None
+            if self._kept is not None and self._again is not None:
+                mark = self._kept.followed(seen=not self.taken.unseen)
+                self._marks.add(mark)
         try:
             yield
         finally:
             if mark is not None:
+                self._marks.discard(mark)
                 with suppress(OSError):
                     mark.unlink()
 
@@ -354,10 +372,18 @@ class Sent:
         verdicts = {fact.reason: fact for fact in facts if isinstance(fact, Verdict)}
         if self._over or self._problem or not verdicts or turns.UNREAD in verdicts:
             return None
-        if turns.ANEW in verdicts and verdicts[turns.ANEW].text == turns.POOL_GONE_BEFORE:
-            return Plan(self.attempt, verdicts[turns.ANEW].time)
+        lost = verdicts.get(turns.ANEW)
+        if lost is not None and lost.text == turns.POOL_GONE_BEFORE:
+            return Plan(self.attempt, lost.time)
+        if lost is not None and self._is_theirs:
+            return Plan(self.attempt, lost.time, theirs=True)
         state = reduce(apply, unclosed([*self.past, *facts]), JobState(self.info))
         return Plan(state.next.number, state.next.at) if state.next is not None else None
+
+    @property
+    def _is_theirs(self) -> bool:
+        """Whether others know better what was lost."""
+        return self.taken.unseen and self._kept is not None and self._kept.seen(self._marks)
 
     def renew(self, lab: Callable[[], JobState]) -> None:
         """Go on with what another process has sent since; ``lab`` returns what is known of the pool."""
@@ -406,7 +432,10 @@ class Sent:
                 known = await asyncio.to_thread(lab)
                 if self.elsewhere and known.phase.terminal:
                     return
-                if time.time() >= plan.at and self._again is not None and _takes(known):
+                if plan.theirs:
+                    if not self._is_theirs:
+                        return
+                elif time.time() >= plan.at and self._again is not None and _takes(known):
                     with suppress(Behind):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
                         return

@@ -158,7 +158,6 @@ _MOST_SENT = 64  # turns of which it is remembered where they begin, beside thos
 _ASKED_S = 10.0
 _WAITS_S = 0.5  # between two looks why a job can't be sent again yet
 _MOST_EARLY = 1000  # characters
-_ELSEWHERE = "it is to be sent to its pool again from where it was sent"
 
 
 class TurnBackend(Backend):
@@ -315,31 +314,39 @@ class TurnBackend(Backend):
                             facts.append(fact)
                         yield fact
                 last += [numbered(event, attempt) for event in view.last]
-                plan = sent.plan([*facts, *last])
-                if plan is None:
-                    if sent.given_up([*facts, *last]):
-                        sent.end(time.time())
-                    for event in sent.told(last):
-                        yield event
-                    sent.over()
-                    return
-                if plan.attempt > attempt:
+                goes_on = False
+                while not goes_on:
+                    plan = sent.plan([*facts, *last])
+                    if plan is None:
+                        if sent.given_up([*facts, *last]):
+                            sent.end(time.time())
+                        for event in sent.told(last):
+                            yield event
+                        sent.over()
+                        return
+                    if plan.attempt > attempt:
+                        for event in unclosed(last):
+                            yield event
+                    lab = partial(self.lab, taken.lab.info)
+                    going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
+                    said = ""
+                    while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
+                        why = _why(await asyncio.to_thread(lab))
+                        if sent.elsewhere or plan.theirs:
+                            why = why or sent.others
+                        if why not in ("", said):
+                            said = why
+                            yield Waiting(time.time(), why, attempt=attempt)
+                    goes_on = going.result()
+                    if not goes_on and not (plan.theirs and sent.may_go_on):
+                        end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
+                        sent.over()
+                        for event in end:
+                            yield event
+                        return
+                if plan is not None and plan.attempt == attempt < sent.attempt:  # as others decided
                     for event in unclosed(last):
                         yield event
-                lab = partial(self.lab, taken.lab.info)
-                going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
-                said = ""
-                while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
-                    why = _why(await asyncio.to_thread(lab)) or (_ELSEWHERE if sent.elsewhere else "")
-                    if why not in ("", said):
-                        said = why
-                        yield Waiting(time.time(), why, attempt=attempt)
-                if not going.result():
-                    end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
-                    sent.over()
-                    for event in end:
-                        yield event
-                    return
                 if sent.cancelled:
                     await asyncio.to_thread(self.cancel, name)
                 if sent.attempt > attempt:
@@ -378,10 +385,7 @@ class TurnBackend(Backend):
         if plan is not None and sent is not None and sent.elsewhere and self.inner.known(lab).phase.terminal:
             plan = None
         if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is sent once more
-            again = (
-                _ELSEWHERE if sent is not None and sent.elsewhere else "it is being sent to its pool again"
-            )
-            why = _why(self.inner.known(lab)) or again
+            why = _why(self.inner.known(lab)) or (sent.others if sent is not None else "")
             facts = [fact for fact in facts[:begun] if not isinstance(fact, Waiting)]
             facts.append(Waiting(plan.at, why, attempt=attempt))
         if sent is not None and plan is None:

@@ -331,6 +331,38 @@ def test_a_job_that_waited_as_its_pool_was_lost_shows_that_it_is_sent_again(kept
     assert not state.notices
 
 
+WAITED = [taken(5, 100.0, "c0"), *ran(5, 101.0)[:6], taken(6, 102.0, "c1"), *base(9, 200.0)]
+
+
+def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
+    info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
+    keeps = kept(info)
+    keeps.note({**keeps.record, "round": 6})
+    seen, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *told: AFTER, keeps), of_pool(WAITED)
+
+    async def look():
+        with seen.followed():
+            states = [late.snapshot(info.address)]
+            assert states[0].phase is Phase.PENDING
+            follows = asyncio.ensure_future(follow())
+            await waits.wait()
+            states.append(TurnBackend(late.inner).snapshot(info.address))
+        await follows
+        return [*states, reduce(apply, heard, JobState(info))]
+
+    waits, heard = asyncio.Event(), []
+
+    async def follow():
+        async for event in late.follow(info.address):
+            heard.append(event)
+            if isinstance(event, ev.Waiting) and event.text == "it is being sent to its pool again":
+                waits.set()
+
+    # Once those are gone it counts as begun.
+    phases = [state.phase for state in asyncio.run(asyncio.wait_for(look(), LIMIT))]
+    assert phases == [Phase.PENDING, Phase.PENDING, Phase.FAILED]
+
+
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
 @pytest.mark.usefixtures("kept")
 def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):

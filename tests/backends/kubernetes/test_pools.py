@@ -380,6 +380,7 @@ def test_this_machine_needs_no_pool():
 
 
 def test_a_pool_is_listed_as_one_and_is_no_lab(pool):
+    assert run("1").result(LIMIT) == 1
     (listed,) = (state for state in api.jobs() if state.info.name == "warm")
     assert listed.info.is_pool
     assert turns.idle_since(listed)
