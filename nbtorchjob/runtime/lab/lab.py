@@ -679,6 +679,7 @@ class Lab:
                     self._drop(node, waiting.round, ranks)
                 self._say({"drop": waiting.number})
                 self._unlink(waiting.number)
+                self._standing.post(self._next)  # it may have held up jobs that need fewer nodes
                 return {"interrupted": list(waiting.ranks)}
         running = [turn for turn in self._ahead() if turn.round in self._running]
         interrupted = [turn for turn in running if round_ in (None, turn.round)]

@@ -191,6 +191,19 @@ def test_jobs_that_fit_run_side_by_side_each_as_if_it_were_alone(pool, tmp_path)
     assert [path.read_text() for path in (tmp_path / "files").rglob("whose")] == ["other"]
 
 
+def test_what_waited_behind_a_job_begins_once_that_is_withdrawn(pool, tmp_path):
+    stays = run(STAYS, {"name": "stays", "folder": str(tmp_path)}, launch=ONE)
+    seen(stays, lambda state: 0 in state.logs)
+    both, behind = run("2"), run("3", launch=ONE)
+    seen(behind, lambda state: state.waits)
+    both.cancel()
+
+    assert behind.result(LIMIT) == 3
+    assert not stays.done()
+    (tmp_path / "stays").touch()
+    assert stays.result(LIMIT)
+
+
 LEAVE = """
 import os, pathlib, subprocess, sys, tempfile, torch
 os.environ["LEFT"] = "1"
