@@ -104,19 +104,22 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
                 raise CaptureError(f"line {node.lineno}: {for_the_notebook(name.partition('.')[2])}")
     function, last = entry(tree), tree.body[-1]
     star = any(alias.name == "*" for node in imports for alias in node.names)
+    modules = {name for node in imports for name in imported(node)}
+    computes = any(read.name in _SETTERS for read in scan.reads) or "__main__" in modules
+    sets_print = star or computes or "print" in scan.sets or "builtins" in modules
     return Cell(
         text,
         code,
         tuple(read for read in scan.reads if read.name not in _COMPILED),
         frozenset(scan.sets),
         frozenset(_attributes(code)),
-        frozenset((*modules_named(code), *(name for node in imports for name in imported(node)))),
+        frozenset((*modules_named(code), *modules)),
         star,
-        any(read.name in _SETTERS for read in scan.reads) or any("__main__" in imported(n) for n in imports),
+        computes,
         frozenset((*codenames.names_in_texts(code), *_annotated(tree, code))),
         function,
         function is not None or isinstance(last, ast.Expr),
-        function is None and _is_plain(last, prints=not star and "print" not in scan.sets),
+        function is None and _is_plain(last, prints=not sets_print),
     )
 
 

@@ -142,6 +142,8 @@ def test_what_posts_reports_travels_with_code_that_may_report(cell, travels):
         ("import cloudpickle", True),
         ("from os.path import *\nprint()", True),
         ("print = list\nprint()", True),
+        ("globals()['print'] = object\nprint()", True),
+        ("import builtins\nbuiltins.print = object\nprint()", True),
         ("own(1)", True),
         ("import transformers", True),  # whose optimizer's steps are points to swap code at
     ],
