@@ -376,21 +376,23 @@ class Lab:
         size = pack(file, able(self._backend, Signs, "send", self.info.address).key(self.info.address))
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
         question = {"question": "turn", "id": id_, **asked, "size": size, "sent": packed}
-        since = self._turns.now(self.info)
+        since, was_taken = self._turns.now(self.info), False
         try:
             while True:
                 with suppress(Behind):
                     before, reply = self._sent(question, file.getbuffer(), say)
                     break
                 time.sleep(_LOOK_S)
+            was_taken = True
+            turn = self._heard(id_)
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
-                begun = turns.find(self.state, id_)  # it may have been taken as its sender was interrupted
-                if begun is not None and not begun.over:
+                # It may have been taken as its sender was interrupted.
+                told = self._heard(id_) if was_taken else turns.sent(self.state, id_)
+                if told is not None:
                     self._turns.cancel(f"{self.info.address}{MARK}{id_}")
             raise
-        turn = self._heard(id_)
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
         fields = {
             "key": str(asked.get("number") or (turn[0] if turn is not None else id_)),

@@ -7,11 +7,14 @@ from itertools import accumulate, chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
-from nbtorchjob import labs
+import pytest
+
+from nbtorchjob import capture, labs
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.talk import STARTING
+from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.errors import AskError
-from nbtorchjob.labs import Lab
+from nbtorchjob.labs import Lab, LabAnswer
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 
@@ -76,3 +79,32 @@ def test_a_node_that_is_starting_again_before_its_end_was_told_is_waited_for(mon
     monkeypatch.setattr(Told, "_nodes", Nodes())
     lab.end()
     assert asked == [{"question": "end"}]
+
+
+def test_a_cell_that_was_taken_as_its_sender_was_interrupted_is_cancelled(monkeypatch):
+    cancelled: list[str] = []
+    told: list[Any] = []
+
+    class Nodes:
+        @contextmanager
+        def talk(self, name, node, question, timeout):
+            told.append(ev.TurnTaken(6.0, 0, 5, 1, question["id"], (0,), (0,), "cell", "1", "c"))
+            yield SimpleNamespace(send_all=lambda data: None, hear=lambda seconds: {"round": 5, "base": 1})
+
+    class Heard(Told):
+        @property
+        def state(self):
+            if len(told) == 1:
+                told.append(None)
+                raise KeyboardInterrupt
+            return reduce(apply, FIRST + told[:1] * (len(told) > 1), JobState(INFO))
+
+    lab: Any = Heard()
+    monkeypatch.setattr(Heard, "_nodes", Nodes())
+    lab._backend = SimpleNamespace(key=lambda name: b"key", snapshot=lambda name: JobState(INFO))
+    since = SimpleNamespace(forget=lambda: None)
+    lab._turns = SimpleNamespace(now=lambda info: since, cancel=cancelled.append)
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.send(capture.from_cell("1", {}), LabAnswer(NOTHING, 1))
+    assert cancelled == [f"bench#{told[0].id}"]
