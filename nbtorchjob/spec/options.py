@@ -9,6 +9,7 @@ import keyword
 import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
@@ -307,6 +308,13 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
     if cell is not None and cell.argv:
         words += ["--", *cell.argv]
     return shlex.join(words)
+
+
+@contextmanager
+def by_flag() -> Iterator[None]:
+    """Have refusals of a job name the flag of a line, and not the field as Python spells it."""
+    with named(KEYS.values(), _flag):
+        yield
 
 
 def _flag(o: Option) -> str:

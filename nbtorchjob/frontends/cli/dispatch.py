@@ -19,6 +19,7 @@ from nbtorchjob.frontends.cli import commands, output
 from nbtorchjob.frontends.cli.commands import command, help_of, overview
 from nbtorchjob.frontends.cli.terminal import Terminal, parted
 from nbtorchjob.machine import processes
+from nbtorchjob.spec.options import by_flag
 from nbtorchjob.text import hints
 
 _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbtorchjob run --help")
@@ -100,5 +101,6 @@ def _verb(name: str, words: list[str]) -> int:
         agents.serve()
         return 0
     front = Terminal(json=json)
-    verb.do(verb.parse(words), front)
+    with by_flag():
+        verb.do(verb.parse(words), front)
     return 0 if front.good else 1

@@ -319,6 +319,7 @@ def _asks_help(words: Sequence[str]) -> bool:
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     try:
-        yield
+        with options.by_flag():
+            yield
     except (SpecError, LineError) as exc:
         raise UsageError(safe(str(exc))) from None

@@ -79,6 +79,8 @@ def nowhere(tmp_path, monkeypatch):
         ("completion", 2, "nbtorchjob completion expects SHELL, got ''"),
         ("completion csh", 2, "unknown shell 'csh'; available: bash, zsh, fish"),
         ("doctor --nnodes 3:2", 2, "--nnodes: got '3:2'"),
+        ("run train.py:train --gpu 1 -- 1", 2, "nbtorchjob: --gpu can't be given on the local backend"),
+        ("run train.py:train --backoff-limit 1 -- 1", 2, "nbtorchjob: --backoff-limit can't be given on"),
         ("status nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
         ("run", 2, "name one function, got ''"),
         ("run train.py:train train.py:half", 2, "name one function, got 'train.py:train train.py:half'"),
