@@ -476,7 +476,8 @@ class Lab:
             asked = question
             if self.info.is_pool:
                 # One that was sent by an older version has no number.
-                resending.wait_behind(self.info.run, question.get("number", 0), state.round)
+                if resending.is_behind(self.info.run, question.get("number", 0), state.round):
+                    raise Behind
                 asked = {**question, "base": state.round}
             try:
                 with self._nodes.talk(self.info.address, self._lead(state), asked, _ASKED_S) as talk:

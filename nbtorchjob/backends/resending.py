@@ -33,7 +33,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,14 +196,19 @@ class Kept:
         others = {*self._folder.glob(f"{_BY}*{_SEEN}")} - {*marks}
         return any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in others)
 
-    def comes(self, number: int, base: int) -> bool:
-        """Whether ranks that began in ``base`` are about to get it, before the one of that number."""
+    def comes(self, base: int) -> int | None:
+        """Return its number where ranks that began in ``base`` are about to get it, None where they have.
+
+        It is 0 where nobody sends it now.
+        """
         with suppress(OSError):
             record = self.record
-            before = 0 < record["question"].get("number", 0) < number and record["round"] < base
-            marks = self._folder.glob(f"{_BY}*") if before and record.get("due", 0.0) <= time.time() else ()
-            return any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in marks)
-        return False
+            if record["round"] >= base:
+                return None
+            marks = self._folder.glob(f"{_BY}*") if record.get("due", 0.0) <= time.time() else ()
+            if any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in marks):
+                return int(record["question"].get("number", 0))
+        return 0
 
     def over(self, round_: int, end: Sequence[Event]) -> None:
         """Keep only the record, with that end, unless the job was sent again since it had that round."""
@@ -248,19 +253,40 @@ def _lives(process: Path) -> bool:
     return False
 
 
-_asked: dict[str, tuple[int, float]] = {}  # by pool: when something was to be sent to its newest ranks first
+@dataclass
+class _Line:
+    """Who is to be sent to a pool's ranks that began in ``base``, as far as this process has asked."""
+
+    base: int
+    since: float  # when it asked first
+    sent: set[Path] = field(default_factory=set)  # folders of jobs that these ranks have got
+    first: Path | None = None  # that of the lowest number that was to come
 
 
-def wait_behind(pool: str, number: int, base: int) -> None:
-    """Raise ``Behind`` where a job of that pool comes before the one of that number, unless it takes long."""
-    newest, since = _asked.get(pool, (base, time.monotonic()))
-    if newest < base:
-        since = time.monotonic()
-    _asked[pool] = max(newest, base), since
-    if number and time.monotonic() < since + _PATIENCE_S:
-        for payload in (state_dir() / _FOLDER / pool).glob(f"*/{_PAYLOAD}"):
-            if Kept(payload.parent).comes(number, base):
-                raise Behind
+_lines: dict[str, _Line] = {}  # by pool
+
+
+def is_behind(pool: str, number: int, base: int) -> bool:
+    """Whether a job of that pool comes before the one of that number, unless that takes long."""
+    line = _lines.get(pool)
+    if line is None or line.base < base:
+        line = _lines[pool] = _Line(base, time.monotonic())
+    if not number or time.monotonic() > line.since + _PATIENCE_S:
+        return False
+    if line.first is not None and Kept(line.first).comes(base) in range(1, number):  # hundreds may ask
+        return True
+    coming: dict[int, Path] = {}
+    for payload in (state_dir() / _FOLDER / pool).glob(f"*/{_PAYLOAD}"):
+        if (folder := payload.parent) in line.sent:
+            continue
+        other = Kept(folder).comes(base)
+        if other is None:
+            line.sent.add(folder)
+        elif other:
+            coming[other] = folder
+    lowest = min(coming, default=number)
+    line.first = coming.get(lowest)
+    return lowest < number
 
 
 class Plan(NamedTuple):
@@ -435,7 +461,12 @@ class Sent:
                 if plan.theirs:
                     if not self._is_theirs:
                         return
-                elif time.time() >= plan.at and self._again is not None and _takes(known):
+                elif (
+                    time.time() >= plan.at
+                    and self._again is not None
+                    and _takes(known)
+                    and not await asyncio.to_thread(self._is_behind, known)
+                ):
                     with suppress(Behind):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
                         return
@@ -444,6 +475,14 @@ class Sent:
             self._problem = str(exc)
         finally:
             self._sending = None
+
+    def _is_behind(self, lab: JobState) -> bool:
+        """Whether others go first; that is asked again as it is sent."""
+        with suppress(OSError):
+            if self._kept is not None:
+                number = self._kept.record["question"].get("number", 0)
+                return is_behind(lab.info.run, number, lab.round)
+        return False
 
     def _pause(self, kept: Kept, lost: Taken, plan: Plan) -> None:
         """Have others know that it isn't sent before then."""
