@@ -64,7 +64,9 @@ _PARTS: Mapping[str, tuple[str, Sequence[Row]]] = {
 }
 _APART = re.compile(r"\|(?![^(]*\))")
 # Named groups, an optional module, classes of characters, any characters.
-_ANYTHING = re.compile(r"\(\?P<\w+>(?:[^()\\]|\\.)*\)|\(\?:\.\*\\\.\)\?|\\[wd][+*]?|\[[^]]*\][+*]|\.[*+]\??")
+_ANYTHING = re.compile(
+    r"\(\?P<\w+>(?:[^()\\]|\\.)*\)|\(\?:\.\*\\\.\)\?|\\[wd][+*]?|\[[^]]*\][+*]\??|\.[*+]\??"
+)
 _PAID = {Budget.FAILURES: code("--retries"), Budget.PREEMPTIONS: code("--preemptions"), None: "nothing"}
 _CODES = """
 ## Exit codes of a node

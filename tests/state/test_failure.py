@@ -243,6 +243,28 @@ def test_why_a_rank_was_aborted_is_known_by_what_it_wrote(log, line, hint):
     assert (reason.cause, line in reason.line, hint in reason.hint) == (Cause.USER, True, True)
 
 
+CALLED = '  File "/lib/ctypes/__init__.py", line 519 in string_at\n'
+OF_CELL = '  File "<torchjob cell 22>", line 3 in load\n  File "<torchjob cell 22>", line 7 in <module>\n'
+THREAD, CURRENT = (
+    f"\n{what} 0x00007f8584dff6c0 (most recent call first):\n" for what in ("Thread", "Current thread")
+)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "line"),
+    [
+        (THREAD + CALLED + CURRENT + CALLED + OF_CELL, "crashed with SIGSEGV in Cell In[22], line 3"),
+        (CURRENT + CALLED + THREAD + OF_CELL, "crashed with SIGSEGV"),
+        ("", "crashed with SIGSEGV"),
+    ],
+)
+def test_the_line_of_a_cell_that_called_what_crashed_is_told(stacks, line):
+    log = f"Fatal Python error: Segmentation fault\n{stacks}\nExtension modules: torch._C (total: 1)\n"
+    reason = failure.of_signal(signal.SIGSEGV, log)
+
+    assert (reason.cause, reason.line, "'Current thread'" in reason.hint) == (Cause.USER, line, True)
+
+
 def test_a_signal_without_a_name_is_told_by_its_number():
     assert failure.of_signal(77).line == "ended by signal 77"
 

@@ -127,7 +127,10 @@ _MISMATCH = (
     "Ranks called it with other sizes or types, or called different collectives. gloo ends who gets the "
     "data, which may be right; with --env TORCH_DISTRIBUTED_DEBUG=DETAIL torch says what each one called."
 )
-_SEGFAULT = "A native extension accessed invalid memory: see the last lines of the rank's log."
+_SEGFAULT = (
+    "A native extension accessed invalid memory: the rank's log has the stack below 'Current thread', its "
+    "innermost call first."
+)
 _GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
 # What is left to say where it is known what each rank called.
 KNOWN = {_MISMATCH: "", _GONE: "", _HUNG: _SLOW}
@@ -262,6 +265,10 @@ SIGNALS = (
     Row("SIGTERM", _USER, "ended by SIGTERM", "Its node wasn't taken away: it came from the job, or by hand.",
         crash=True),
     Row("SIGBUS", _USER, "killed by SIGBUS", f"Most likely shared memory is full. {_SHM}", crash=True),
+    # As faulthandler writes it, which torch enables: the next thread's first line has a parenthesis, too.
+    Row("SIGSEGV", _USER, "crashed with SIGSEGV in Cell In[{cell}], line {number}", _SEGFAULT, crash=True,
+        text=r'Current thread [^(]+\(most recent call first\):[^(]*?'
+        r'File "<torchjob cell (?P<cell>\d+)>", line (?P<number>\d+)'),
     Row("SIGSEGV", _USER, "crashed with SIGSEGV", _SEGFAULT, crash=True),
     Row("SIGABRT", _USER, "aborted by SIGABRT: a collective timed out ({what})", _HUNG, crash=True,
         text=r"Watchdog caught collective operation timeout: .*?OpType=(?P<what>\w+)"),
