@@ -512,8 +512,11 @@ class Sent:
                 taken = again(times, told)
                 kept = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
                 changed = {"times": times, "round": taken.round, "attempt": attempt, "past": kept}
-                self._kept.note({**record, **changed})
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
+                try:
+                    self._kept.note({**record, **changed})
+                except OSError:  # a full disk: whoever reads the older record sends the same once more
+                    self._kept = None
                 _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)
         except OSError as exc:
             raise NBTorchJobError(f"what was sent isn't kept any more ({exc.strerror})") from exc

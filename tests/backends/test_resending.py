@@ -1,6 +1,7 @@
 """Jobs of a pool that are sent again by who follows them."""
 
 import asyncio
+import errno
 import json
 import time
 from contextlib import nullcontext
@@ -209,6 +210,19 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
     states = asyncio.run(asyncio.wait_for(followed_by_all(), LIMIT))
     assert [state.phase for state in states] == [Phase.SUCCEEDED] * 3
     assert [state.tries for state in states] == [2] * 3
+
+
+def test_a_job_that_was_sent_again_goes_on_though_that_cannot_be_written_down(kept, monkeypatch):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, sends(backend), kept(info))
+
+    def full(self, record):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Kept, "note", full)
+    state = reduce(apply, followed(backend, info), JobState(info))
+    assert (state.phase, state.tries) == (Phase.SUCCEEDED, 2)
+    assert backend.snapshot(info.address).phase is Phase.SUCCEEDED
 
 
 def told_of(fact, **more):
