@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +129,10 @@ class Kept:
         folder = own(own(own(state_dir() / _FOLDER) / pool) / id_)
         for process in folder.parent.glob(f"{_BY}*"):
             _lives(process)
-        for old in folder.parent.parent.glob(f"*/*/{_RECORD}"):
+        pools = folder.parent.parent
+        # Of a kernel that was killed meanwhile there is no record.
+        halves = (half for half in pools.glob(f"*/*/{_PAYLOAD}") if not half.with_name(_RECORD).exists())
+        for old in chain(pools.glob(f"*/*/{_RECORD}"), halves):
             with suppress(FileNotFoundError):
                 if old.stat().st_mtime < time.time() - _KEPT_S:
                     shutil.rmtree(old.parent, ignore_errors=True)

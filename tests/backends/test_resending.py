@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -223,6 +224,19 @@ def test_a_job_that_was_sent_again_goes_on_though_that_cannot_be_written_down(ke
     state = reduce(apply, followed(backend, info), JobState(info))
     assert (state.phase, state.tries) == (Phase.SUCCEEDED, 2)
     assert backend.snapshot(info.address).phase is Phase.SUCCEEDED
+
+
+def test_what_a_killed_kernel_kept_of_half_a_job_goes_in_the_end(kept, tmp_path):
+    kept(job())
+    half, recent = (tmp_path / "pools" / POOL.run / name for name in ("half", "recent"))
+    for folder in (half, recent):
+        folder.mkdir()
+        (folder / "payload").write_bytes(b"whole")
+    os.utime(half / "payload", (0.0, 0.0))
+    kept(job())
+
+    assert (half.exists(), recent.exists()) == (False, True)
+    assert Kept.of(POOL.run, "c1", "pool#c1") is not None
 
 
 def told_of(fact, **more):
