@@ -261,7 +261,7 @@ class JobController:
             ended = state.attempts[-1]
             why = ended.failure.reason.line if ended.failure is not None else ""
             paid = labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
-            begun = await attempts.begin(
+            is_new = await attempts.begin(
                 self._session,
                 self._scope,
                 self._kind,
@@ -278,14 +278,14 @@ class JobController:
             self._not_before = self._now() + AGAIN_S
             text = f"attempt {following.number} can't be started: {exc}"
             return [ev.Waiting(self._now(), text, reason="Refused", stage=ev.Stage.PLACING)]
-        if not begun:
+        if is_new is None:
             return []
-        # What ended the newest attempt, and which budget that draws on
-        ended, used = state.attempts[-1], next(use for use in state.budgets if use.budget is following.budget)
-        charged_why = ended.failure.reason.line if ended.failure is not None else "nothing says why"
-        charged = f"{charged_why} ({following.budget.value}: {used.used} of {used.limit:g})"
-        why = f"number {following.number}; number {state.tries} ended: {charged}"
-        actions.log_deed(self._info, "began an attempt", why)
+        if is_new:
+            # What ended the newest attempt, and which budget that draws on
+            used = next(use for use in state.budgets if use.budget is following.budget)
+            charged = f"{why or 'nothing says why'} ({used.budget.value}: {used.used} of {used.limit:g})"
+            deed = f"number {following.number}; number {state.tries} ended: {charged}"
+            actions.log_deed(self._info, "began an attempt", deed)
         return [ev.AttemptBegan(self._now(), following.number)]
 
 

@@ -85,8 +85,10 @@ async def begin(
     following: Next,
     deadline: float | None,
     paid: str,
-) -> bool:
-    """Make the objects of the attempt; False where somebody has asked for the job's end meanwhile.
+) -> bool | None:
+    """Make the objects of the attempt; return whether nobody else has.
+
+    None where somebody has asked for the job's end meanwhile.
 
     ``deadline`` is when the job must end (seconds since the epoch), ``paid`` (a mark) what the attempt before
     drew on. Raises ``ClusterError``, of which
@@ -99,7 +101,7 @@ async def begin(
     if not (labelling.belongs(first, info) and labelling.belongs(newest, info)):
         raise NotFoundError(f"{info.name} is gone, and its name is another job's by now")
     if labelling.cancelled(first) or labelling.cancelled(newest):
-        return False
+        return None
     spec = info.asked
     carried = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
     sub = Submission(
@@ -131,8 +133,7 @@ async def begin(
         other["metadata"]["ownerReferences"] = [reference(first)]
         where = Target(BESIDE[other["kind"]], scope.namespace, other["metadata"]["name"])
         await _create(client, where, other, first)
-    await _create(client, target(kind, scope, info, following.number), job, first)
-    return True
+    return await _create(client, target(kind, scope, info, following.number), job, first)
 
 
 async def adopted(client: Client, kind: Kind, namespace: str, name: str) -> list[tuple[Target, Object]]:
@@ -170,13 +171,15 @@ async def _refuse_adoption(client: Client, kind: Kind, namespace: str, name: str
         raise AlreadyExistsError(f"{strange[0]} {_OTHERS}")
 
 
-async def _create(client: Client, target: Target, body: Object, first: Object) -> None:
-    """Create an object of the attempt, unless another kernel has."""
+async def _create(client: Client, target: Target, body: Object, first: Object) -> bool:
+    """Create an object of the attempt, unless another kernel has; return whether none had."""
     try:
         await client.create(target.api, target.namespace, body)
     except AlreadyExistsError as taken:
         if not labelling.owned(await client.get(target), first):
             raise AlreadyExistsError(f"{target} {_OTHERS}") from taken
+        return False
+    return True
 
 
 def target(kind: Kind, scope: Scope, info: JobInfo, number: int) -> Target:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,10 +22,13 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
+from nbtorchjob.backends.kubernetes.session import session
+from nbtorchjob.backends.kubernetes.submit.attempts import begin as begin_attempt
 from nbtorchjob.capture.identity import user
+from nbtorchjob.machine import loop
 from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import Budget, JobInfo, Phase
+from nbtorchjob.state import Budget, JobInfo, Next, Phase
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.mortal import elsewhere, made
 from tests.backends.kubernetes.stage import collection, until
@@ -219,6 +223,24 @@ def test_the_command_says_what_it_does_how_it_is_and_leaves_in_order(stage):
     assert (
         f"{stage.namespace}/again: began an attempt: number 2; number 1 ended: ValueError (failures" in said
     )
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_an_attempt_that_somebody_else_has_made_is_no_deed(stage, caplog, other):
+    caplog.set_level(logging.INFO, "nbtorchjob.tending")
+    job = stage.submit(f"begin()\nif ATTEMPT == 1: wait('go')\n{AGAIN}", retry=OURS)
+    scope = Scope(job.info.cluster["context"], stage.namespace)
+
+    async def begin():
+        following = Next(2, 0.0, Budget.FAILURES)
+        await begin_attempt(await session(None), scope, KINDS["indexedjob"], job.info, following, None, "")
+
+    if other:
+        stage.cluster.meanwhile("POST", f"{stage.namespace}/jobs$", lambda: loop.run(begin()))
+    stage.sign("go")
+    assert job.result(LIMIT) == 2
+    deeds = [record.getMessage() for record in caplog.records if "began an attempt" in record.getMessage()]
+    assert len(deeds) == 1 - other
 
 
 def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage, monkeypatch):
