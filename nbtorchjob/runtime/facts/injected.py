@@ -8,7 +8,6 @@ out, PET_RDZV_ENDPOINT. PET_STANDALONE, which PyTorchJob sets to "", is left unr
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import Any, Dict, Optional
 
@@ -133,5 +132,7 @@ def local_addr() -> Optional[str]:
     """
     if os.environ.get("PET_LOCAL_ADDR"):
         return os.environ["PET_LOCAL_ADDR"]
+    import socket  # late: who lists jobs reaches no node
+
     domain = os.environ.get(DOMAIN)
     return "%s.%s" % (socket.gethostname(), domain) if domain else socket.gethostname()
