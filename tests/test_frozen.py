@@ -1,6 +1,7 @@
 """A frozen class is to whoever uses it what ``dataclass(frozen=True)`` makes."""
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
@@ -70,6 +71,67 @@ def test_the_first_ones_of_a_kind_are_made_by_several_threads_at_once():
     for thread in threads:
         thread.join()
     assert made == [Heard(1.0, {})] * 8
+
+
+def test_some_fields_are_neither_shown_nor_compared():
+    class Some(FrozenDataclass):
+        time: float
+        node: int = field(default=0, repr=False)
+        text: str = field(default="", compare=False)
+
+    assert repr(Some(1.0, 2, "a")) == f"{Some.__qualname__}(time=1.0, text='a')"
+    assert Some(1.0, 2, "a") == Some(1.0, 2, "b") != Some(1.0, 3, "a")
+    assert hash(Some(1.0, 2, "a")) == hash(Some(1.0, 2, "b"))
+
+
+def test_what_a_class_defines_itself_stays():
+    class Own(FrozenDataclass):
+        time: float
+
+        def __repr__(self) -> str:
+            return "its own"
+
+    class Nothing(FrozenDataclass):
+        """Without fields."""
+
+    assert (repr(Own(1.0)), Own(1.0)) == ("its own", Own(1.0))
+    assert (repr(Nothing()), Nothing()) == (f"{Nothing.__qualname__}()", Nothing())
+    assert hash(Nothing()) == hash(Nothing())
+
+
+def test_what_is_the_same_is_equal():
+    class Lone(FrozenDataclass):
+        time: float
+
+    nan = float("nan")
+    assert Lone(nan) == Lone(nan)
+    assert Lone(nan) != Lone(float("nan"))
+    assert hash(Lone(1.0)) == hash(Lone(1))
+
+
+def test_fields_may_have_any_name():
+    class Named(FrozenDataclass):
+        own: int
+        MISSING: int = 2
+        values: Mapping[str, str] = field(default_factory=dict)
+        item: int = 4
+
+    assert asdict(Named(1)) == {"own": 1, "MISSING": 2, "values": {}, "item": 4}
+
+
+def test_one_that_holds_itself_can_be_shown():
+    held: dict[str, str] = {}
+    told = Told(1.0, 2, used=held)
+    held["told"] = told  # type: ignore[assignment]
+    assert repr(told) == "Told(time=1.0, node=2, text='', used={'told': ...})"
+
+
+def test_its_parameters_are_those_of_the_library_s():
+    assert Told(1.0, 2)  # the first one
+    told, made = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
+    assert [(each.name, each.kind) for each in told] == [(each.name, each.kind) for each in made]
+    with pytest.raises(TypeError, match=r"^Told.__init__\(\) missing 1 required positional argument: 'node'"):
+        Told(1.0)  # type: ignore[call-arg]
 
 
 def test_what_asks_the_class_finds_a_dataclass_before_there_is_one_of_it():
