@@ -191,8 +191,12 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
         for entry, frame in zip(traceback.extract_tb(users), living)
     ]
     if isinstance(exc, SyntaxError) and exc.filename:
-        line = exc.text or linecache.getline(exc.filename, exc.lineno or 0)
-        frames.append((Frame(_at_home(exc.filename), exc.lineno or 0, "<module>", line.strip()), None))
+        # Whoever raises one by hand, as parsers of other languages do, may give anything.
+        where: Any = exc.filename
+        filename = os.fsdecode(where) if isinstance(where, (bytes, os.PathLike)) else str(where)
+        lineno = exc.lineno if isinstance(exc.lineno, int) else 0
+        line = exc.text if isinstance(exc.text, str) and exc.text else linecache.getline(filename, lineno)
+        frames.append((Frame(_at_home(filename), lineno, "<module>", line.strip()), None))
     kept = shortened([frame for frame, _ in frames])
     if len(kept) == len(frames):
         return frames

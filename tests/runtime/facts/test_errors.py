@@ -1,6 +1,7 @@
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,18 @@ def test_an_error_of_a_later_version_is_read():
     assert Error.from_json({"type": "T", "message": "m", "later": 1, "time": 0.0}) == Error(
         "T", "m", time=0.0
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "frame"),
+    [
+        ((Path("a.cfg"), 3, 1, "text"), Frame("a.cfg", 3, "<module>", "text")),
+        ((b"a.cfg", 3, 1, "text"), Frame("a.cfg", 3, "<module>", "text")),
+        (("a.cfg", "3", 1, 5), Frame("a.cfg", 0, "<module>", "")),
+    ],
+)
+def test_a_syntax_error_that_was_made_by_hand_is_told_as_any_other(given, frame):
+    error = from_exception(SyntaxError("bad", given))
+
+    assert error.frames == (frame,)
+    assert Error.from_json(json.loads(json.dumps(error.to_json()))) == error
