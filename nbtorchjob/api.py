@@ -165,6 +165,10 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     import difflib  # late: a name that is known needs none
 
     known = job_names()
+    runs = [each for each in known if naming.is_in_group(each, _spelled(name))]
+    if runs:
+        said = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
+        raise JobNotFoundError(said)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
     others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
     if name in known:  # and not where the settings say

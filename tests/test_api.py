@@ -279,6 +279,19 @@ def test_attaching_where_there_is_no_job_says_so(empty):
     assert str(caught.value) == "there is no job named 'train-2222'; there are no jobs. See %torchjob list"
 
 
+def test_attaching_to_a_group_as_to_a_job_names_one_of_its_runs(empty):
+    runs = [Acted(f"sweep-r{number}", group="sweep", number=number) for number in (1, 2)]
+    for name in ("sweep", "Sweep"):
+        with pytest.raises(JobNotFoundError) as caught:
+            nbtorchjob.attach(name)
+
+        assert str(caught.value) == (
+            f"{name!r} is a group of runs, and this takes one job: name one of them, such as sweep-r1"
+        )
+    for acted in runs:
+        acted.remove()
+
+
 @pytest.mark.torch
 def test_a_job_that_another_kernel_is_deleting_is_not_listed():
     nbtorchjob.submit(world, spec=JobSpec(name="still-there")).result(LIMIT)
