@@ -84,6 +84,8 @@ class Stacks(FrozenDataclass):
             lines.append(f"{ended} is its last sample, of {clock(newest, self.time)}.")
         lines += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
         if not samples and not lines:
+            if self.state.phase.terminal:
+                return ["The job has ended, and nothing was recorded of what its ranks did."]
             return ["Nothing is known of what its ranks do."]
         for block in blocks(samples, self.state.info.sources):
             lines += ["", *block] if lines else block

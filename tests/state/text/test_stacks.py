@@ -66,6 +66,12 @@ def test_says_what_nodes_did_not_tell_and_that_it_is_old():
     assert str(Stacks(JobState(JobInfo("job")))) == "Nothing is known of what its ranks do."
 
 
+def test_says_that_the_job_had_ended_before_anything_was_seen():
+    ended = apply(JobState(JobInfo("job")), ev.Closed(9.0))
+
+    assert str(Stacks(ended)) == "The job has ended, and nothing was recorded of what its ranks did."
+
+
 def test_is_html_and_data_as_well():
     found = stacks(rank(0, 5, *INSIDE), RankSample(1, STOPPED, note="<b>"))
 
