@@ -12,7 +12,7 @@ began anew before that, it is *lost*, with all that they held.
 
 One turn of a lab runs at a time, in the order of the rounds. A job of a pool takes some of its nodes, so
 others may run beside it. Jobs begin in the order of their numbers: one that is sent again after it was lost
-is in front of those that were sent later.
+is in front of those that were sent later and still wait.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from itertools import chain, islice, takewhile
 from math import inf
 from operator import attrgetter
@@ -160,7 +161,7 @@ def turns(lab: JobState) -> list[Turn]:
     held = 0  # nodes that those before have, or are to have
     number_of = numbers(lab)
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
-    for taken in sorted(lab.turns, key=_place) if lab.info.is_pool else lab.turns:
+    for taken in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
         if not taken.id and taken.round != firsts[-1]:
             continue
         sent_as = _sent_as(taken.id)
@@ -199,9 +200,13 @@ def numbers(lab: JobState) -> dict[str, int]:
     return known
 
 
-def _place(taken: ev.TurnTaken) -> tuple[int, float, int]:
-    """Return what turns are sorted by that begin one after the other, those of former ranks first."""
-    return taken.base, taken.number or inf, taken.round
+def _place(lab: JobState, taken: ev.TurnTaken) -> tuple[int, bool, float, int]:
+    """Return what turns are sorted by that begin one after the other, those of former ranks first.
+
+    What has begun is in front of what waits: of two jobs that are sent again the later one may come first.
+    """
+    place = _placed(lab, taken.round)
+    return taken.base, place is None or not place.nodes, taken.number or inf, taken.round
 
 
 def _needs(lab: JobInfo, taken: ev.TurnTaken) -> int:
@@ -265,7 +270,7 @@ def ahead(lab: JobState, round: int) -> list[Turn]:
     this = _taken(lab, round)
     if this is None or not _waits(lab, round):
         return []
-    return [turn for turn in turns(lab) if not turn.over and _place(turn.taken) < _place(this)]
+    return [turn for turn in turns(lab) if not turn.over and _place(lab, turn.taken) < _place(lab, this)]
 
 
 def _taken(lab: JobState, round: int) -> ev.TurnTaken | None:
@@ -289,7 +294,7 @@ def _waits(lab: JobState, round: int) -> bool:
         for taken in (earlier, islice(lab.turns, at + 1, None))
     )
     for before in chain.from_iterable(alike):
-        if _place(before) > _place(this):
+        if _place(lab, before) > _place(lab, this):
             continue
         held += min(len(_left(lab, before)), _needs(lab.info, before))
         if not _fits(lab.info, this, held):

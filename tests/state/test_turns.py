@@ -415,6 +415,18 @@ SIDE_BY_SIDE = [
 ]
 
 
+def test_a_job_that_is_sent_again_waits_behind_those_that_have_begun():
+    begun = [replace(accepted(5, 3.0, "b", 2), number=2), placed(5, 3.1, 0, 1), *ran(5, 3.2)[:4]]
+    events = [*BEGUN, *begun, replace(accepted(6, 4.0, turns.again("a", 2), 2), number=1)]
+    state = known(*events, info=POOL)
+
+    assert stages(state) == [(2, Stage.RUNS), (1, Stage.WAITS)]
+    assert [turn.number for turn in turns.ahead(state, 6)] == [2]
+    assert seen(events, "1", info=POOL, round=6).waits[-1].text == "waits behind job 2"
+    gone = seen([*events, *base(20, 9.0)], "a", info=POOL)
+    assert gone.verdict.text == turns.POOL_GONE_BEFORE
+
+
 def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
     state = known(*SIDE_BY_SIDE, info=POOL)
     assert [turn.stage for turn in turns.turns(state)] == [Stage.RUNS, Stage.RUNS, Stage.WAITS, Stage.WAITS]
