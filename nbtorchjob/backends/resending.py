@@ -404,7 +404,7 @@ class Sent:
             return None
         lost = verdicts.get(turns.ANEW)
         if lost is not None and lost.text == turns.POOL_GONE_BEFORE:
-            return Plan(self.attempt, lost.time)
+            return Plan(self.attempt, min(lost.time, time.time()))  # pods have clocks of their own
         if lost is not None and self._is_theirs:
             return Plan(self.attempt, lost.time, theirs=True)
         state = reduce(apply, unclosed([*self.past, *facts]), JobState(self.info))

@@ -148,6 +148,14 @@ def test_a_deadline_counts_for_each_attempt_of_a_pools_job_and_ends_no_retries(d
     assert plan.at == pytest.approx(150.4)
 
 
+def test_a_job_that_had_not_begun_is_sent_again_at_once_whatever_the_clocks_of_pods_say():
+    sent, ahead = Sent(job(), BEFORE, lambda times, attempt: AFTER), time.time() + 600
+    plan = sent.plan([ev.Verdict(ahead, False, turns.ANEW, turns.POOL_GONE_BEFORE)])
+
+    assert plan is not None
+    assert (plan.attempt, plan.at <= time.time()) == (1, True)
+
+
 def test_a_job_that_is_cancelled_between_two_attempts_is_so_whoever_asks_and_whenever(monkeypatch):
     monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
     backend, info = of_pool(), job()
