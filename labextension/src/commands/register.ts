@@ -9,6 +9,7 @@ import { CommandIDs } from '../ids';
 import type { Client, FilePlace } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
+import { status } from '../model/words';
 
 import type { JobAction, JobActions } from './actions';
 import { VERBS } from './verbs';
@@ -140,7 +141,12 @@ function addJobCommand(
         // Of a job that goes on what is known may be a second old: then the server says no.
         if (job.terminal && !action.applies(job)) {
           throw new Error(
-            trans.__('%1: not for %2, which is %3.', action.label, job.name, job.status)
+            trans.__(
+              '%1 doesn’t apply to %2 (%3).',
+              action.label.replace('…', ''),
+              job.name,
+              status(job, trans)
+            )
           );
         }
         await action.run(job, args);

@@ -319,7 +319,9 @@ describe('an id', () => {
     await commands.execute(CommandIDs.cancel, { id: failed.id });
 
     expect(shown.showDialog).not.toHaveBeenCalled();
-    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toContain('calm-owl, which is FAILED');
+    expect(shown.showErrorMessage.mock.calls[0]?.[1]).toBe(
+      'Cancel doesn’t apply to calm-owl (Failed).'
+    );
   });
 
   it('of a job that may have ended just now is left to the server', async () => {
