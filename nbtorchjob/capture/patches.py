@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_, not_
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from nbtorchjob.runtime.objects import importable, rebuilt
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_WRAPPERS = (property, staticmethod, classmethod)
+_mro = type.__dict__["__mro__"].__get__  # of the type itself: a metaclass may do anything
+_WRAPPERS = (property, staticmethod, classmethod, MethodType)
 
 _looks: dict[str, _Look] = {}  # the last one of each package
 
@@ -90,17 +91,25 @@ def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
         if type(function) is FunctionType:
             if function.__globals__.get("__name__") == "__main__":
                 members.append((key, value))
-        elif _can_change(value) and type.__getattribute__(value, "__module__") == "__main__":
+        elif _is_callable_of_notebook(type(value)) or (
+            _can_change(value) and type.__getattribute__(value, "__module__") == "__main__"
+        ):
             members.append((key, value))
     return members
 
 
+def _is_callable_of_notebook(kind: type) -> bool:
+    """Whether what has that type is called as a function is, by a class of the notebook."""
+    home = type.__getattribute__(kind, "__module__")
+    return home == "__main__" and any("__call__" in type.__getattribute__(c, "__dict__") for c in _mro(kind))
+
+
 def _function(value: Any) -> Any:
-    """Return what a property, static or class method is made of; anything else as it is."""
+    """Return what a property, or a method of any kind, is made of; anything else as it is."""
     kind = type(value)
     if kind is property:
         return value.fget
-    return value.__func__ if kind in (staticmethod, classmethod) else value
+    return value.__func__ if kind in _WRAPPERS else value
 
 
 class _Look:
@@ -138,6 +147,7 @@ class _Look:
         self._globals = [*{id(each.__globals__): each.__globals__ for each in functions}.values()]
         self._classes = [*{id(each): each for each in self._definitions if _can_change(each)}.values()]
         self._homes = self._homes_now()
+        self._calls = any(map(_is_callable_of_notebook, {id(kind): kind for kind in self._types}.values()))
 
     def holds(self, spaces: Mapping[str, dict[str, Any]]) -> bool:
         """Whether modules that aren't suspects can't have patches."""
@@ -153,9 +163,11 @@ class _Look:
         )
 
     def _has_patches(self) -> bool:
-        """Whether a function or a class is of the notebook."""
-        return "__main__" in self._homes or any(
-            space.get("__name__") == "__main__" for space in self._globals
+        """Whether a function, a class, or what is called as one is of the notebook."""
+        return (
+            self._calls
+            or "__main__" in self._homes
+            or any(space.get("__name__") == "__main__" for space in self._globals)
         )
 
     def _homes_now(self) -> list[Any]:

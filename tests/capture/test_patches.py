@@ -26,7 +26,8 @@ def notebook():
     exec(
         "import functools, fractions, textwrap\n"
         "def mine(*args): return 'mine'\n"
-        "class Mine: pass\n"
+        "class Mine:\n    def __call__(self, text): return text\n    def method(self, text): return text\n"
+        "called, method = Mine(), Mine().method\n"
         "named = functools.wraps(textwrap.dedent)(lambda text: text)\n"
         "filled = functools.partial(textwrap.indent, prefix='> ')",
         space,
@@ -40,6 +41,8 @@ def notebook():
         (fractions.Fraction, "limit_denominator", "mine", "fractions.Fraction.limit_denominator"),
         (textwrap, "dedent", "named", "textwrap.dedent"),
         (textwrap, "indent", "filled", "textwrap.indent"),
+        (textwrap, "dedent", "called", "textwrap.dedent"),
+        (textwrap, "shorten", "method", "textwrap.shorten"),
         (builtins, "print", "mine", "builtins.print"),
     ],
 )
