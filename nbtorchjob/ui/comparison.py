@@ -98,20 +98,22 @@ def html(
 
 
 def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:
-    """Return a chart for each metric that one of the jobs reported, with a line for each job."""
+    """Return a chart for each metric that one of the jobs reported, with a line for each that did."""
     per_job = [
         metrics.curves(state.spoken, attempts.turn_causes(state), _MOST_CHARTS, swaps.marks(state))
         for state in states
     ]
     known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
-    nothing, drawn = metrics.Curve("", ()), {}
+    drawn = {}
     for metric in known:
-        lines = [curves.get(metric, nothing) for curves in per_job]
-        series = {
-            name: curve.points for name, curve in zip(names, lines, strict=True)
-        }  # each keeps its colour
-        along = next(curve.label for curve in lines if curve.label)
-        drawn[metric] = chart.curves(series, width=_WIDTH, height=_HEIGHT, x_label=along)
+        told = {at: curves[metric] for at, curves in enumerate(per_job) if metric in curves}
+        drawn[metric] = chart.curves(
+            {names[at]: curve.points for at, curve in told.items()},
+            width=_WIDTH,
+            height=_HEIGHT,
+            x_label=next(iter(told.values())).label,
+            colours=[*told],  # a job's is the same in all charts
+        )
     return drawn
 
 

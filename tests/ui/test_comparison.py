@@ -1,6 +1,7 @@
 """In which respects jobs differ, and how."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -207,3 +208,15 @@ def test_the_curves_of_ordinary_jobs_are_laid_over_each_other_in_one_chart():
     assert drawn["loss"].title == "Chart of fox: 0.2 at the end, owl: 0.3 at the end"
     assert html.index("loss") < html.index("data:image/svg+xml") < html.index("Results")
     assert comparison.charts([silent, silent], names) == {}
+
+
+def test_a_chart_names_the_jobs_that_reported_its_metric_in_their_own_colours():
+    silent = apply(JobState(JobInfo("silent")), ev.NodeStarted(1.0, 0, "here"))
+    owl, elk = (
+        apply(job(name), ev.Reported(1003.0, 0, 0, 1, {"loss": 0.3, "step": 1})) for name in ("owl", "elk")
+    )
+
+    svg = comparison.charts([silent, owl, elk], ("fox", "owl", "elk"))["loss"].svg
+
+    assert re.findall(r'class="line(\d)" stroke="currentColor" stroke-width="2.5"', svg) == ["1", "2"]
+    assert re.findall(r'font-weight="bold">(\w+)<', svg) == ["owl", "elk"]
