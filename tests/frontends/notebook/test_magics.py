@@ -289,7 +289,7 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
         ("%%torchjob --name 'x\n1", "closed quotes"),
         ("%%torchjob --name 3\n1", "--name: got '3'"),
         ("%%torchjob -o 1x\n1", "--out: got '1x'"),
-        ("%%torchjob --backoff-limit 1\n1", "backoff_limit can't be given "),
+        ("%%torchjob --backoff-limit 1\n1", "--backoff-limit can't be given "),
         ("%%torchjob --arg x\n1", "--arg: got 'x', but it must be NAME=VALUE"),
         ("%torchjob lst", "%torchjob lst: unknown command; did you mean list"),
         ("%torchjob rm x", "unknown command; did you mean delete?"),
