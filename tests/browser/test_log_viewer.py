@@ -124,7 +124,7 @@ def test_who_scrolls_up_stays_there_until_they_jump_to_the_end(notebook, writing
     logs = writing("followed")
     logs.reaches(100)
     logs.node.get_by_role("log").hover()
-    notebook.page.mouse.wheel(0, -5000)
+    notebook.page.mouse.wheel(0, -1_000_000)  # the ranks write 1,800 pixels a second
     logs.line(re.compile("line 1 of rank 0$"))
     jump = logs.node.get_by_role("button", name=re.compile("new lines"))
     jump.wait_for()
