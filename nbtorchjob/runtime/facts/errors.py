@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, List, Optional, Sequence, Tuple
 
+from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED
+
 # A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
@@ -206,8 +208,6 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
 
 def _at_home(filename: str) -> str:
     """Return a shipped file's path below the notebook's folder: editing the node's copy changes nothing."""
-    from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED  # late: it imports sockets
-
     shipped = os.path.join(os.environ.get(FOLDER, os.devnull), SHIPPED, "")
     return filename[len(shipped) :] if filename.startswith(shipped) else filename
 
