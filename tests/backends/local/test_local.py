@@ -39,6 +39,7 @@ from nbtorchjob import (
     submission,
 )
 from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.runtime.facts import described
@@ -46,6 +47,7 @@ from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.stage import until
+from tests.backends.kubernetes.warm import children
 from tests.backends.local.real import left_behind, seen, supervisor
 from tests.interrupting import Interrupting
 from tests.patience import LIMIT
@@ -515,6 +517,24 @@ def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
     count = job.result(LIMIT)
 
     assert job.logs(0) == "".join(f"line {n}\n" for n in range(count))
+
+
+def test_a_job_that_nobody_follows_ends_once_its_folder_is_removed(folder):
+    kernel = subprocess.Popen(program("orphan", "removed", folder / "stop"), stdout=subprocess.PIPE)
+    assert kernel.stdout is not None
+    assert kernel.stdout.readline() == b"ready\n"
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+    job = JobDirectory(directory.jobs_dir() / "removed")
+    keeper = until(job.supervisor)
+    until(lambda: any(log.stat().st_size for log in job.path.rglob("rank-0.log")))
+    pids = [keeper.pid, *children(keeper.pid)]
+
+    shutil.rmtree(job.path)
+    os.kill(keeper.pid, signal.SIGCHLD)  # by itself it looks once a minute
+
+    assert gone(pids)
 
 
 def test_jobs_lists_all_with_their_phase():

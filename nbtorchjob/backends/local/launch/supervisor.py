@@ -331,6 +331,7 @@ def _kill_group(leader: int) -> None:
 
 
 _WAITED_S = 5.0  # from its submission: a pool may take so long to start
+_LOOK_S = 60.0  # between looks whether the job's folder is still there
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
 
@@ -452,8 +453,14 @@ class Supervisor:
         """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
         leaving = self._leave_at is None or self._leave_at <= time.monotonic()
         limits = [t for t in (self._deadline, until, None if leaving else self._leave_at) if t is not None]
-        timeout = max(0.0, min(limits) - time.monotonic()) if limits else 3600.0
+        timeout = max(0.0, min([time.monotonic() + _LOOK_S, *limits]) - time.monotonic())
         got = signal.sigtimedwait(_SIGNALS, timeout)
+        try:
+            os.stat(self._job.path)
+        except FileNotFoundError:  # without it nobody can follow the job, or end it
+            self._over = True
+        except OSError:  # a disk that can't be reached for now
+            pass
         if got is not None and got.si_signo != signal.SIGCHLD:
             self._gently = self._job.gently
             self._end("CancelRequested", **self._job.early)
