@@ -13,6 +13,7 @@ import ast
 import builtins
 import sys
 import time
+import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -200,7 +201,7 @@ def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjo
 def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
     """Return the names that a call's code may look up, and those in its text."""
     try:
-        code = compile(text.strip(), "<%torchjob run>", "eval", 0, True)
+        code = compile(text.strip(), _EXPRESSION, "eval", 0, True)
     except (SyntaxError, ValueError):  # which is refused as it is captured
         return []
     named = [name for name in codenames.names_read(code) if name in namespace]
@@ -265,6 +266,9 @@ def from_function(
     return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
 
+_EXPRESSION = "<%torchjob run>"  # the file that its code is of
+
+
 def from_expression(
     text: str,
     namespace: dict[str, Any],
@@ -275,11 +279,12 @@ def from_expression(
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
-    Raises ``CaptureError`` for anything but one call, and what evaluating its parts raises.
+    Raises ``CaptureError`` for anything but one call, and for one whose parts have no value here; what the
+    functions raise that they call goes on.
     """
     text = text.strip()
     try:
-        call = ast.parse(text, "<%torchjob run>", "eval").body
+        call = ast.parse(text, _EXPRESSION, "eval").body
     except SyntaxError as exc:
         raise CaptureError(f"{text!r} isn't Python ({exc.msg}): write one call: f(x)") from exc
     if not isinstance(call, ast.Call):
@@ -292,8 +297,14 @@ def from_expression(
         ast.Dict(keys, [word.value for word in call.keywords]),
     ]
     tree = ast.fix_missing_locations(ast.Expression(ast.Tuple(parts, ast.Load())))
-    code = compile(tree, "<%torchjob run>", "eval", _future_flags(namespace), True)
-    fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
+    code = compile(tree, _EXPRESSION, "eval", _future_flags(namespace), True)
+    try:
+        fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
+    except Exception as exc:
+        *_, (last, _) = traceback.walk_tb(exc.__traceback__)
+        if last.f_code.co_filename != _EXPRESSION:  # its frames say where
+            raise
+        raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
     taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
     return replace(taken, label=_bounded(text))
 

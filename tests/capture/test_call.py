@@ -3,6 +3,7 @@ import builtins
 import functools
 import linecache
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -343,6 +344,24 @@ def test_an_expression_is_evaluated_here_and_called_there():
 def test_anything_but_one_call_is_no_expression(text):
     with pytest.raises(CaptureError, match="call"):
         from_expression(text, notebook("def f(): ..."))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nope(1)", "nope(1): NameError: name 'nope' is not defined"),
+        ("f(1 / 0)", "f(1 / 0): ZeroDivisionError: division by zero"),
+        ("f(*[x.size for x in (1,)])", "'int' object has no attribute 'size'"),
+    ],
+)
+def test_an_expression_without_a_value_is_refused_in_a_line(text, said):
+    with pytest.raises(CaptureError, match=re.escape(said)):
+        from_expression(text, notebook("def f(x): ..."))
+
+
+def test_what_a_function_of_an_expression_raises_goes_on():
+    with pytest.raises(KeyError, match="absent"):
+        from_expression("f(broken())", notebook("def f(x): ...\ndef broken(): {}['absent']"))
 
 
 def test_a_call_runs_in_a_bare_process():
