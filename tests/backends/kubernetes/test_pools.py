@@ -648,13 +648,18 @@ def test_a_machine_elsewhere_knows_what_a_jobs_budgets_have_paid_for(pool, clust
     assert [spent.used for spent in job.state.budgets] == [0, 1]
 
 
-def forget_number(name):
+def payloads(pool, *names):
+    """Return what is kept of these jobs to send them again."""
+    kept = (folders.state_dir() / "pools" / pool.info.run).glob("*/payload")
+    return [path for path in kept if json.loads((path.parent / "info.json").read_text())["name"] in names]
+
+
+def forget_number(pool, name):
     """Have a job be one that was sent by a version that numbered none."""
-    for folder in (folders.state_dir() / "pools").glob("*/*"):
-        record = json.loads((folder / "sent.json").read_text()) if (folder / "payload").exists() else None
-        if record and f'"{name}"' in (folder / "info.json").read_text():
-            del record["question"]["number"]
-            (folder / "sent.json").write_text(json.dumps(record))
+    [payload] = payloads(pool, name)
+    record = json.loads(payload.with_name("sent.json").read_text())
+    del record["question"]["number"]
+    payload.with_name("sent.json").write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -671,7 +676,7 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
     find.forget()
     turns_of(pool.info)._sent.clear()
     if not follows:
-        forget_number(waits)
+        forget_number(pool, waits)
         os.kill(template, signal.SIGKILL)
         seen(pool.job, lambda state: state.turns and state.turns[-1].base < state.round)
     jobs = [api.attach(name) for name in (ran, waits)]
@@ -681,7 +686,7 @@ def test_another_kernel_goes_on_with_what_a_killed_one_has_sent(pool, follows):
 
     assert [job.result(LIMIT) for job in jobs] == [2, 2]
     assert [attempt.number for attempt in jobs[0].state.attempts] == [1, 2]
-    assert not [*(folders.state_dir() / "pools").glob("*/*/payload")]  # what both have sent is kept no longer
+    assert not payloads(pool, ran, waits)
     turns_of(pool.info)._sent.clear()
     budgets = [[spent.used for spent in api.attach(job.name).state.budgets] for job in jobs]
     assert budgets == [[1, 0], []]
