@@ -494,7 +494,8 @@ class Peers(Alone):
     def _look_for_wish(self, ring: Ring, store: Any) -> None:
         wish = ring.key("sample")
         word = store.get(wish) if ring.sampled or store.check([wish]) else b""
-        if word != ring.sampled:
+        # Another thread may have had a wish of its own since.
+        if word and word != ring.sampled:
             ring.sampled = word
             why, node, _ = word.split()
             if int(node) in ring.together:

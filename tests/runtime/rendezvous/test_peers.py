@@ -14,6 +14,7 @@ import pytest
 from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers
+from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from tests.patience import LIMIT
 from tests.runtime.rendezvous import gang
 
@@ -181,6 +182,24 @@ def test_a_node_that_is_silent_as_it_has_failed_isnt_lost(gangs):
     one.close()
     eventually(lambda: ended(other))
     assert ended(other) == exits.USER_ERROR
+
+
+def test_a_wish_for_a_sample_may_come_while_another_is_looked_for(gangs, monkeypatch):
+    check, wished = SignedStore.check, threading.Event()
+    looked = threading.Event()
+
+    def checked(store, keys):
+        there = check(store, keys)
+        if "sample" in keys[0] and not there and not wished.is_set():
+            wished.set()
+            one.want_sample("now")
+        return there
+
+    one, other = gangs()
+    other.on_sample_wanted = lambda why: looked.set()
+    monkeypatch.setattr(SignedStore, "check", checked)
+    assert looked.wait(LIMIT)
+    one.check()
 
 
 def test_who_hosts_the_store_waits_for_none_that_ends_by_itself(gangs):
