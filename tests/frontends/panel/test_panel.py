@@ -394,7 +394,7 @@ def test_an_argument_that_fails_is_told(screen, cell):
     screen.type("call", "train(1 / 0)")
     screen.click("Run")
 
-    assert screen.said == "ZeroDivisionError: division by zero\n"
+    assert screen.said == "CaptureError: train(1 / 0): ZeroDivisionError: division by zero\n"
 
 
 def test_doctor_and_dry_run_tell_what_they_find(screen, cell):
