@@ -234,11 +234,17 @@ _names: dict[Path, str] = {}  # what this process is called beside the jobs of a
 
 
 def _me(pool: Path) -> str:
-    """Return the name of a file that is locked for as long as this process lives."""
+    """Return the name of a file that is locked for as long as this process lives.
+
+    Who lives can't be told by process ids: macOS, from which jobs go to clusters, too, has no /proc.
+    """
     if pool not in _names:
         name = f"{_BY}{secrets.token_hex(8)}"
         lock = os.open(pool / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # A fork, such as a worker of multiprocessing, has the lock as well, and may outlive its kernel.
+        os.register_at_fork(after_in_child=partial(_names.pop, pool, None))
+        os.register_at_fork(after_in_child=partial(os.close, lock))
         os.rename(pool / f".{name}", pool / name)
         _names[pool] = name
     return _names[pool]
@@ -341,8 +347,9 @@ class Sent:
     @property
     def others(self) -> str:
         """What it waits for while others are to send it again."""
-        where = "to be sent to its pool again from where it was sent"
-        return f"it is {where if self.elsewhere else 'being sent to its pool again'}"
+        if self.elsewhere:
+            return "it waits to be sent to its pool again from the machine that sent it"
+        return "it is being sent to its pool again"
 
     @property
     def may_go_on(self) -> bool:
@@ -502,9 +509,9 @@ class Sent:
         began = [AttemptBegan(time.time(), attempt)] if attempt > self.attempt else []
         # Of one that never began there is nothing to be told.
         past = (*self.past, *unclosed(facts), *began) if began else self.past
-        told = _told(self.info, attempt, past)
+        attempts = _attempts(self.info, attempt, past)
         if self._kept is None:
-            self.taken = again(self._times + 1, told)
+            self.taken = again(self._times + 1, attempts)
             self._times, self.attempt, self.past = self._times + 1, attempt, past
             return
         try:
@@ -513,7 +520,7 @@ class Sent:
                 if self._renew(record, lost, lab):
                     return
                 times = record["times"] + 1
-                taken = again(times, told)
+                taken = again(times, attempts)
                 kept = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
                 changed = {"times": times, "round": taken.round, "attempt": attempt, "past": kept}
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
@@ -557,8 +564,8 @@ class Sent:
         return [*unclosed(facts), *self._end] if self._end else [*facts]
 
 
-def _told(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, Any]:
-    """Return what a lead is to tell of a job that is sent again, for those who haven't followed it."""
+def _attempts(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, Any]:
+    """Return what the lead reports of a job's attempts as it is sent again, to later followers."""
     ended = [known for known in reduce(apply, past, JobState(info)).attempts if known.number < attempt]
     paid = [
         AttemptPaid(

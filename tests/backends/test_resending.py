@@ -4,6 +4,8 @@ import asyncio
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -398,6 +400,29 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
     # Once those are gone it counts as begun.
     phases = [state.phase for state in asyncio.run(asyncio.wait_for(look(), LIMIT))]
     assert phases == [Phase.PENDING, Phase.PENDING, Phase.FAILED]
+
+
+FOLLOWS = """
+import os, sys
+from pathlib import Path
+from nbtorchjob.backends.resending import Kept
+Kept(Path(sys.argv[1])).followed(seen=True)
+if os.fork():
+    os._exit(0)
+print("forked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_that_outlives_its_kernel_follows_no_job(kept, tmp_path):
+    mine = kept(POOL)
+    folder = tmp_path / "pools" / POOL.run / "c1"
+    command = [sys.executable, "-c", FOLLOWS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as kernel:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == b"forked\n"
+        assert kernel.wait(LIMIT) == 0
+        assert not mine.seen(())
 
 
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])

@@ -503,13 +503,16 @@ def test_attach_names_what_is_near():
         nbtorchjob.attach("near-mist")
 
 
+def orphan(name, stop):
+    """Have a kernel submit a job that counts until the file ``stop`` is there, and kill that kernel."""
+    with subprocess.Popen(program("orphan", name, stop), stdout=subprocess.PIPE) as kernel:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == b"ready\n"
+        kernel.kill()
+
+
 def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
-    kernel = subprocess.Popen(program("orphan", "orphan", folder / "stop"), stdout=subprocess.PIPE)
-    assert kernel.stdout is not None
-    assert kernel.stdout.readline() == b"ready\n"
-    kernel.kill()
-    kernel.wait()
-    kernel.stdout.close()
+    orphan("orphan", folder / "stop")
 
     job = nbtorchjob.attach("orphan")
     seen(job, lambda s: 0 in s.logs)
@@ -520,12 +523,7 @@ def test_a_job_goes_on_when_its_kernel_is_killed_and_can_be_attached(folder):
 
 
 def test_a_job_that_nobody_follows_ends_once_its_folder_is_removed(folder):
-    kernel = subprocess.Popen(program("orphan", "removed", folder / "stop"), stdout=subprocess.PIPE)
-    assert kernel.stdout is not None
-    assert kernel.stdout.readline() == b"ready\n"
-    kernel.kill()
-    kernel.wait()
-    kernel.stdout.close()
+    orphan("removed", folder / "stop")
     job = JobDirectory(directory.jobs_dir() / "removed")
     keeper = until(job.supervisor)
     until(lambda: any(log.stat().st_size for log in job.path.rglob("rank-0.log")))

@@ -183,10 +183,11 @@ async def annotate(job: JobRef, fact: ev.Annotated) -> None:
 
 
 async def number(job: JobRef, newest: int) -> int:
-    """Return the number of a pool's next job, which nobody else gets; 0 for who may not change the object.
+    """Return the number of a pool's next job, which nobody else gets; 0 for who may not patch the pool.
 
-    What numbers there are no pod knows for good: its log may be rotated, and goes with it. The ``newest`` one
-    that is known counts, too: people edit annotations, and jobs of who may not have no number there.
+    A pod's log may be rotated, and goes with its pod, so the pool's object holds the newest number. The
+    ``newest`` that is known otherwise counts as well: people edit annotations, and the jobs of a user who may
+    not patch have none there.
     """
     while True:
         obj = await job.session.client.get(job.whole)
@@ -196,7 +197,7 @@ async def number(job: JobRef, newest: int) -> int:
             await job.session.client.patch(job.whole, {"metadata": written})
         except ForbiddenError:
             return 0
-        except ApiError as exc:  # its operator changes it, too, and so do others who send
+        except ApiError as exc:  # its operator and other senders change it as well
             if not exc.conflict:
                 raise
         else:

@@ -142,7 +142,9 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
         user_ = (obj["metadata"].get("labels") or {}).get(labelling.USER)
         looks_after = user_ in (None, labelling.word(whose))
         if looks_after and str(obj["metadata"].get("name")).startswith(NAME):
-            seen += [tender] if (tender := _read(obj, client.now())) is not None else []
+            tender = _read(obj, client.now())
+            if tender is not None:
+                seen.append(tender)
     return min(seen, key=lambda tender: tender.since, default=None)
 
 
