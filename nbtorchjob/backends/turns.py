@@ -298,60 +298,75 @@ class TurnBackend(Backend):
                 yield event
             return
         with sent.followed():
-            for event in sent.past:
-                yield event
-            while True:
-                taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
-                facts: list[Event] = []
-                last = []
-                async with aclosing(self._of_view(name, view, since, sent)) as events:
-                    async for event in events:
-                        fact = numbered(event, attempt)
-                        if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
-                            last.append(fact)
-                            continue
-                        if not isinstance(fact, turns.TEXT):
-                            facts.append(fact)
-                        yield fact
-                last += [numbered(event, attempt) for event in view.last]
-                goes_on = False
-                while not goes_on:
-                    plan = sent.plan([*facts, *last])
-                    if plan is None:
-                        if sent.given_up([*facts, *last]):
-                            sent.end(time.time())
-                        for event in sent.told(last):
-                            yield event
-                        sent.over()
-                        return
-                    if plan.attempt > attempt:
-                        for event in unclosed(last):
-                            yield event
-                    lab = partial(self.lab, taken.lab.info)
-                    going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
-                    said = ""
-                    while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
-                        why = _why(await asyncio.to_thread(lab))
-                        if sent.elsewhere or plan.theirs:
-                            why = why or sent.others
-                        if why not in ("", said):
-                            said = why
-                            yield Waiting(time.time(), why, attempt=attempt)
-                    goes_on = going.result()
-                    if not goes_on and not (plan.theirs and sent.may_go_on):
-                        end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
-                        sent.over()
-                        for event in end:
-                            yield event
-                        return
-                if plan is not None and plan.attempt == attempt < sent.attempt:  # as others decided
+            async with aclosing(self._attempts(name, sent, since)) as events:
+                async for event in events:
+                    yield event
+
+    async def _attempts(
+        self, name: str, sent: Sent, since: Mapping[tuple[int, int], int] | None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the facts of a turn that may be sent again, one attempt after the other."""
+        for event in sent.past:
+            yield event
+        while True:
+            taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
+            facts: list[Event] = []
+            last: list[Event] = []
+            async with aclosing(self._of_view(name, view, since, sent)) as events:
+                async for event in events:
+                    fact = numbered(event, attempt)
+                    if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
+                        last.append(fact)
+                        continue
+                    if not isinstance(fact, turns.TEXT):
+                        facts.append(fact)
+                    yield fact
+            last += [numbered(event, attempt) for event in view.last]
+            async with aclosing(self._sent_again(sent, taken, attempt, facts, last)) as events:
+                async for event in events:
+                    yield event
+            if sent.taken is taken:  # nobody sent it again
+                return
+            if sent.cancelled:
+                await asyncio.to_thread(self.cancel, name)
+            if sent.attempt > attempt:
+                yield AttemptBegan(time.time(), sent.attempt)
+            since = None
+
+    async def _sent_again(
+        self, sent: Sent, taken: Taken, attempt: int, facts: Sequence[Event], last: Sequence[Event]
+    ) -> AsyncGenerator[Event, None]:
+        """Have a turn sent again if the facts of its attempt call for that; yield what follows from them."""
+        lab = partial(self.lab, taken.lab.info)
+        while (plan := sent.plan([*facts, *last])) is not None:
+            if plan.attempt > attempt:
+                for event in unclosed(last):
+                    yield event
+            going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
+            said = ""
+            while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
+                why = _why(await asyncio.to_thread(lab))
+                if sent.elsewhere or plan.theirs:
+                    why = why or sent.others
+                if why not in ("", said):
+                    said = why
+                    yield Waiting(time.time(), why, attempt=attempt)
+            if going.result():
+                if plan.attempt == attempt < sent.attempt:  # as others decided
                     for event in unclosed(last):
                         yield event
-                if sent.cancelled:
-                    await asyncio.to_thread(self.cancel, name)
-                if sent.attempt > attempt:
-                    yield AttemptBegan(time.time(), sent.attempt)
-                since = None
+                return
+            if not (plan.theirs and sent.may_go_on):
+                end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
+                sent.over()
+                for event in end:
+                    yield event
+                return
+        if sent.given_up([*facts, *last]):
+            sent.end(time.time())
+        for event in sent.told(last):
+            yield event
+        sent.over()
 
     async def _of_view(
         self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
