@@ -378,10 +378,14 @@ class Lab:
         question = {"question": "turn", "id": id_, **asked, "size": size, "sent": packed}
         since, was_taken = self._turns.now(self.info), False
         try:
+            began, said = time.monotonic(), False
             while True:
                 with suppress(Behind):
                     before, reply = self._sent(question, file.getbuffer(), say)
                     break
+                if not said and time.monotonic() > began + _QUIET_S:
+                    said = True
+                    say(f"Waiting for jobs that {self.name} lost, which are sent again first")
                 time.sleep(_LOOK_S)
             was_taken = True
             turn = self._heard(id_)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from itertools import accumulate, chain, repeat
 from types import SimpleNamespace
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob import capture, labs
-from nbtorchjob.backends import backend
+from nbtorchjob import JobSpec, capture, labs
+from nbtorchjob.backends import backend, resending
 from nbtorchjob.backends.talk import STARTING
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.errors import AskError
@@ -108,3 +109,27 @@ def test_a_cell_that_was_taken_as_its_sender_was_interrupted_is_cancelled(monkey
     with pytest.raises(KeyboardInterrupt):
         lab.send(capture.from_cell("1", {}), LabAnswer(NOTHING, 1))
     assert cancelled == [f"bench#{told[0].id}"]
+
+
+def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch):
+    monkeypatch.setattr(labs, "_QUIET_S", 0.0)
+    behind = iter([True, True, False])
+    monkeypatch.setattr(resending, "is_behind", lambda pool, number, base: next(behind))
+    lab: Any = Told(FIRST)
+    lab.info = replace(INFO, spec={"fresh": True})
+    key = {"key": lambda name: b"key", "number": lambda name, newest: 2}
+    lab._backend = SimpleNamespace(**key, snapshot=lambda name: JobState(INFO))
+    lab._turns = SimpleNamespace(now=lambda info: SimpleNamespace(forget=lambda: None))
+    said: list[str] = []
+
+    class Sent(Exception):
+        pass
+
+    class Nodes:
+        def talk(self, name, node, question, timeout):
+            raise Sent
+
+    monkeypatch.setattr(Told, "_nodes", Nodes())
+    with pytest.raises(Sent):
+        lab.send_job(capture.from_cell("1", {}), JobSpec(pool="bench"), NOTHING, say=said.append)
+    assert said == ["Waiting for jobs that bench lost, which are sent again first"]
