@@ -1,20 +1,16 @@
 """Immutable values: frozen dataclasses, and mappings by number whose changed copies are cheap.
 
-``dataclass(frozen=True)`` compiles six methods for each class: 0.4 ms with ten fields, 2 ms with thirty
+``dataclass(frozen=True)`` compiles six methods for each class: 0.6 ms with ten fields, 2 ms with thirty
 (Python 3.11). The package has 160 of them, of which a short command uses a few: to make all that it imported
-took a third of the time of ``nbtorchjob list``. So a class gets its methods when it is first instantiated, of
-which one is compiled. That one sets all fields in a third of the time, as the library's calls a function for
-each, and a list reads a hundred values for each job.
+took a third of the time of ``nbtorchjob list``. So a class gets its methods when it is first instantiated.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache, partial, wraps
-from operator import attrgetter
-from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -49,14 +45,6 @@ class FrozenDataclass(metaclass=_Kind):
         cls = type(self)
         _make(cls)
         cls.__init__(self, *args, **kwargs)  # its own by now
-
-    if not TYPE_CHECKING:  # a type checker would take any attribute for one that can be set
-
-        def __setattr__(self, name: str, value: object) -> None:
-            raise FrozenInstanceError(f"cannot assign to field {name!r}")
-
-        def __delattr__(self, name: str) -> None:
-            raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         _make(type(self))  # in a process that reads one, it may be the first
@@ -191,56 +179,8 @@ _making = threading.RLock()  # to make one may make what it is derived from
 
 def _make(cls: type) -> None:
     with _making:
-        if "__dataclass_fields__" in vars(cls):
-            return
-        if cls.__bases__ != (FrozenDataclass,):
+        if "__dataclass_fields__" not in vars(cls):
             dataclass(frozen=True)(cls)
-            return
-        dataclass(init=False, repr=False, eq=False)(cls)
-        kind: Any = cls
-        kind.__dataclass_params__.frozen = True  # a class that is derived from it asks
-        for name, method in _methods(kind).items():
-            if name not in vars(cls):
-                setattr(cls, name, method)
-
-
-def _methods(kind: Any) -> dict[str, Callable[..., Any]]:
-    """Return what ``dataclass(frozen=True)`` compiles a text for each of; here only the first needs one."""
-    declared = fields(kind)
-    # Names that no field has
-    space: dict[str, Any] = {"__missing__": MISSING, "__name__": kind.__module__}
-    parameters, body = ["self"], ["__own__ = self.__dict__"]
-    for item in declared:
-        name, value = item.name, item.name
-        if item.default_factory is not MISSING:
-            space[f"__make_{name}__"], default = item.default_factory, "=__missing__"
-            value = f"__make_{name}__() if {name} is __missing__ else {name}"
-        elif item.default is not MISSING:
-            space[f"__default_{name}__"], default = item.default, f"=__default_{name}__"
-        else:
-            default = ""
-        parameters.append(f"{name}{default}")
-        body.append(f"__own__[{name!r}] = {value}")
-    exec(f"def __init__({', '.join(parameters)}):\n    " + "\n    ".join(body), space)
-    space["__init__"].__qualname__ = f"{kind.__qualname__}.__init__"
-    space["__init__"].__annotations__ = {**{item.name: item.type for item in declared}, "return": None}
-    compared = [item.name for item in declared if item.compare]
-    # A lone one twice: it would be no tuple, in which what is the same is equal, as NaN isn't.
-    key: Callable[[Any], Any] = attrgetter(*compared, *compared[:1]) if compared else lambda _: ()
-    shown = [item.name for item in declared if item.repr]
-
-    def __eq__(self: Any, other: object) -> bool:
-        return bool(key(self) == key(other)) if type(other) is type(self) else NotImplemented
-
-    def __hash__(self: Any) -> int:
-        return hash(key(self))
-
-    @recursive_repr()
-    def __repr__(self: Any) -> str:
-        values = (f"{name}={getattr(self, name)!r}" for name in shown)
-        return f"{type(self).__qualname__}({', '.join(values)})"
-
-    return {"__init__": space["__init__"], "__eq__": __eq__, "__hash__": __hash__, "__repr__": __repr__}
 
 
 def make_all() -> None:

@@ -238,7 +238,7 @@ def read(
     itself says so is for the caller to see.
     """
     try:
-        record = json.loads(text if isinstance(text, str) else str(text, "utf-8", "surrogatepass"))
+        record = json.loads(text)
         beneath = {item.name: getattr(onto, item.name) for item in fields(onto)} if onto else {}
         return _built({**beneath, **(record[under] if under else record)})
     except UNREADABLE as exc:
