@@ -3,9 +3,9 @@
 The law of this package: a state is what a set of facts says, so any order and any repetition of the
 same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
 is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``merged``. ``_APPLY`` says of each kind of fact what it changes. What there may
-be many of is bounded, and the same ones stay: a state takes no more memory than so many facts, whatever a
-job tells.
+whichever came first: see ``merged``. ``_APPLY`` has a rule for each kind of fact: a function marked with
+``_of``, or a row at the end. What there may be many of is bounded, and the same ones stay: a state takes no
+more memory than so many facts, whatever a job tells.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ _MAX_EARLY = 1000  # characters
 _MAX_NOTE = 4000
 _MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
 
+_Rule: TypeAlias = Callable[[JobState, Any], JobState]
+_APPLY: dict[type, _Rule] = {}
+
 
 def apply(state: JobState, event: ev.Event) -> JobState:
     """Return the state that also knows ``event``; a fact known already changes nothing.
@@ -89,6 +92,16 @@ def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapp
     return MappingProxyType(larger)
 
 
+def _of(kind: type) -> Callable[[_Rule], _Rule]:
+    """Make a function the rule for facts of a kind."""
+
+    def register(rule: _Rule) -> _Rule:
+        _APPLY[kind] = rule
+        return rule
+
+    return register
+
+
 def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
     return (
         new if known is None else max(known, new, key=lambda candidate: (worth(candidate), repr(candidate)))
@@ -109,6 +122,7 @@ def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobSta
     return _node(state, event, changed)
 
 
+@_of(ev.NodeStarted)
 def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
     def add(life: Life) -> Life:
         starts = merged(life.starts, event, lambda e: e.run, lambda e: e.time)
@@ -117,6 +131,7 @@ def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
     return _life(state, event, add)
 
 
+@_of(ev.NodeExited)
 def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
     def worth(event: ev.NodeExited) -> tuple[Any, ...]:
         # The kubelet adds the pod's reason a second or two after the container's code.
@@ -128,6 +143,7 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
     return _life(state, event, add)
 
 
+@_of(ev.NodeDisrupted)
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
     # A deletion follows a disruption's condition, and says less.
     def add(life: Life) -> Life:
@@ -137,6 +153,7 @@ def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
     return _life(state, event, add)
 
 
+@_of(ev.NodeGone)
 def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
     def add(life: Life) -> Life:
         return replace(life, gone=event.time if life.gone is None else min(life.gone, event.time))
@@ -144,6 +161,7 @@ def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
     return _life(state, event, add)
 
 
+@_of(ev.Waiting)
 def _waiting(state: JobState, event: ev.Waiting) -> JobState:
     if event.node is None:
         same = [wait for wait in state.waits if wait.reason == event.reason]
@@ -169,6 +187,7 @@ def _newest_wait(waits: Sequence[ev.Waiting], step: Callable[[ev.Waiting], Any])
     return replace(newest, since=min(began, default=0.0))
 
 
+@_of(ev.NodeOutput)
 def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
     lines = {*state.output, event}
     return replace(
@@ -176,6 +195,7 @@ def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
     )
 
 
+@_of(ev.WorkersStarted)
 def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     if state.base(event.round) != event.round:
         return state  # that a lab's ranks begin a turn starts none of them
@@ -187,21 +207,20 @@ def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     return _node(state, event, add)
 
 
+@_of(ev.TurnTaken)
 def _turn_taken(state: JobState, event: ev.TurnTaken) -> JobState:
     turns = merged(state.turns, event, lambda e: e.round, lambda e: -e.time, _MOST)
     nodes = state.nodes
     if event.base != event.round:  # as above: a turn's beginning may be heard of before it
-        others = {index: _without(node, event.round) for index, node in nodes.items()}
+        others = {}
+        for index, node in nodes.items():
+            workers = tuple(worker for worker in node.workers if worker.round != event.round)
+            others[index] = node if len(workers) == len(node.workers) else replace(node, workers=workers)
         nodes = NumberedMapping((i, node) for i, node in others.items() if node.lives or node.workers)
     return replace(state, turns=turns, nodes=nodes)
 
 
-def _without(node: Node, round_: int) -> Node:
-    if all(worker.round != round_ for worker in node.workers):
-        return node
-    return replace(node, workers=tuple(worker for worker in node.workers if worker.round != round_))
-
-
+@_of(ev.NodeMeets)
 def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
     return replace(state, met=bounded(state.met, event.node, max(event.time, state.met.get(event.node, 0.0))))
 
@@ -211,10 +230,13 @@ def _in_full(error: Error) -> tuple[int, int]:
     return (len(error.frames), len(error.message))
 
 
+@_of(ev.RankFailed)
 def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     def slot(e: ev.RankFailed) -> tuple[float, int, int]:
         return (e.error.time, e.rank, e.round)
 
+    if event.stays:
+        return state  # a turn's, not its lab's: see ``state/turns``
     if event.error.variables_size:
         key = described(event)
         fullest = _newer(state.variables.get(key), event.error, lambda e: (e.variables_size, *_in_full(e)))
@@ -223,6 +245,7 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
     return replace(state, errors=merged(state.errors, event, slot, lambda e: _in_full(e.error), _MOST))
 
 
+@_of(ev.NodeFailed)
 def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
     event = replace(event, error=event.error.bare()) if event.error.variables_size else event
     agents = merged(
@@ -249,35 +272,39 @@ def _with_rank(
     return known, new() if rank == speaker else new().within(most)
 
 
+@_of(ev.Reported)
 def _reported(state: JobState, event: ev.Reported) -> JobState:
     known, series = _with_rank(state.series, event.rank, points_each, Series, state.info.speaker)
     series = series.add(event.round, Point(event.seq, event.time, event.metrics))
     return replace(state, series=bounded(known, event.rank, series, _MOST_RANKS))
 
 
+@_of(ev.Used)
 def _used(state: JobState, event: ev.Used) -> JobState:
     use = state.uses.get(event.node, Use(event)).add(event)
     return replace(state, uses=bounded(state.uses, event.node, use, _MOST_SAMPLES))
 
 
+@_of(ev.LogChunk)
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
     known, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail, state.info.speaker)
     tail = tail.add(event.round, event.offset, event.data)
     return replace(state, logs=bounded(known, event.rank, tail, _MOST_RANKS))
 
 
+@_of(ev.CancelRequested)
 def _cancel_requested(state: JobState, event: ev.CancelRequested) -> JobState:
     new = event.time, event.early[:_MAX_EARLY]
     time, early = new if state.cancelled is None else min(new, (state.cancelled, state.early))
     return replace(state, cancelled=time, early=early)
 
 
+@_of(ev.AttemptBegan)
 def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
     return replace(state, begun=tuple(sorted({*state.begun, event.attempt}))[-_MOST_TIMES:])
 
 
 # What most facts do: of several that say the same thing one stays, whichever came first.
-_Rule: TypeAlias = Callable[[JobState, Any], JobState]
 _Key: TypeAlias = Callable[[Any], Any]
 
 
@@ -331,14 +358,9 @@ def _cut(rule: _Rule, **most: int) -> _Rule:
     return of_cut
 
 
-def _unless_stays(rule: _Rule) -> _Rule:
-    """Return the rule for failures of ranks but for a turn's, which aren't its lab's: ``state/turns``."""
-    return lambda state, event: state if event.stays else rule(state, event)
-
-
-def _of_rank_0(rule: _Rule) -> _Rule:
-    """Return the rule for facts of which only rank 0's count."""
-    return lambda state, event: rule(state, event) if event.rank == 0 else state
+def _only(counts: Callable[[Any], bool], rule: _Rule) -> _Rule:
+    """Return the rule for facts of which only some count."""
+    return lambda state, event: rule(state, event) if counts(event) else state
 
 
 def _time_of(event: Any) -> Any:
@@ -373,43 +395,33 @@ _FETCHES = _one_each(
     lambda e: (e.time, isinstance(e, ev.Fetched), e.seconds if isinstance(e, ev.Fetched) else e.done),
 )
 
-_APPLY: dict[type, _Rule] = {
+_APPLY |= {
     # The lives of nodes.
-    ev.NodeStarted: _node_started,
-    ev.NodeExited: _node_exited,
-    ev.NodeDisrupted: _node_disrupted,
-    ev.NodeGone: _node_gone,
-    ev.NodeFailed: _node_failed,
-    ev.NodeOutput: _node_output,
-    ev.Waiting: _waiting,
     ev.Installing: _INSTALLS,
     ev.Installed: _INSTALLS,
     ev.Fetching: _FETCHES,
     ev.Fetched: _FETCHES,
-    ev.NodeMeets: _node_meets,
     ev.NodeLeaves: _sorted("leaves", _round, _first),
     ev.EnvironmentTold: _one_each("environments", _node_index, _time_of),
     ev.Sampled: _one_each("samples", _node_index, _round_and_time, _MOST_SAMPLES),
-    ev.Used: _used,
     # What ranks do.
-    ev.WorkersStarted: _workers_started,
     ev.RankBegan: _one_each("began", _rank, _round_and_time, _MOST_RANKS),
     # Of frameworks only rank 0 reports.
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
     # Each node tells of it; only rank 0's knows what that had reported.
     ev.Swapped: _sorted("swaps", lambda e: (e.round, e.id), lambda e: (len(e.metrics), -e.time), _MOST_SWAPS),
-    ev.RankFailed: _unless_stays(_rank_failed),
     ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
-    ev.RankExited: _unless_stays(_sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST)),
-    ev.Reported: _reported,
-    ev.LogChunk: _log,
+    ev.RankExited: _only(
+        lambda e: not e.stays, _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST)
+    ),
     ev.Wrote: _time("wrote", max),
     ev.ValueReady: _one_each("values", _rank, _round, _MOST_RANKS),
     ev.ArtifactsReady: _one_each("artifacts", lambda e: (e.attempt, e.node), _time_of),
-    ev.Displayed: _of_rank_0(_sorted("displays", lambda e: (e.round, e.seq), _first, displays.MOST)),
+    ev.Displayed: _only(
+        lambda e: e.rank == 0, _sorted("displays", lambda e: (e.round, e.seq), _first, displays.MOST)
+    ),
     # A lab's turns.
-    ev.TurnTaken: _turn_taken,
     ev.TurnPlaced: _sorted("turns_placed", lambda e: e.round, _first, _MOST),
     ev.TurnEnded: _sorted("turns_over", lambda e: (e.round, e.node), _first, _MOST),
     ev.LabEnds: _one("lab_ends", _first),
@@ -420,11 +432,9 @@ _APPLY: dict[type, _Rule] = {
     ev.TrainerStatus: _sorted("trainer_told", lambda e: (e.attempt, e.time), lambda e: -1, MAX_POINTS),
     ev.Notice: _sorted("notices", lambda e: (e.time, e.text), _time_of),
     ev.Refused: _sorted("refused", lambda e: e.digest, lambda e: e.why, _MOST_REFUSED),
-    ev.CancelRequested: _cancel_requested,
     ev.DeadlineExceeded: _one("deadline", _first),
     # An attempt that we ended is aborted, or terminated, by its operator then.
     ev.Verdict: _sorted("verdicts", lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time)),
-    ev.AttemptBegan: _attempt_began,
     ev.AttemptPaid: _cut(_sorted("paid", lambda e: e.attempt, _first), text=_MAX_PATH),
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
     # A run's turn is awaited, then maybe held, and then it has come.

@@ -66,6 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
@@ -131,6 +132,16 @@ class _Finding(FrozenDataclass):
     sure: bool = True
 
 
+_Rule: TypeAlias = Callable[[Seen], _Finding | None]
+_RULES: list[_Rule] = []  # in the order in which they stand here; the first that concludes anything counts
+
+
+def _rule(concludes: _Rule) -> _Rule:
+    """Make a function a rule, after those above it."""
+    _RULES.append(concludes)
+    return concludes
+
+
 def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     """Return why the newest round hangs, as its samples tell; None where they show no sign of that.
 
@@ -164,6 +175,34 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     )
 
 
+@_rule
+def _broken(seen: Seen) -> _Finding | None:
+    for group, call in seen.broken:
+        made = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
+        numbered = {rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in made.items()}
+        there = {rank: same for rank, same in numbered.items() if same is not None}
+        alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
+        sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
+        if len(sides) > 1:
+            # Ranks that nothing is known of, another node's, may have been on either side.
+            all_known = len(there) == len(seen.members(group.name))
+            return _Finding(
+                OtherCall(group, call.seq, sides, there, ended=True),
+                _odd(sides) if all_known else sorted(there),
+            )
+        fewer = {
+            rank: calls[-1].seq
+            for rank, calls in made.items()
+            if calls[-1].seq < call.seq and seen.returned(rank)
+        }
+        if fewer and {*there, *fewer} == {*seen.members(group.name)}:
+            more = sorted(there)
+            named = more if len(more) < len(fewer) else sorted([*more, *fewer])
+            return _Finding(Uneven(group, call, more, fewer), named)
+    return None
+
+
+@_rule
 def _differing(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         made: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
@@ -192,32 +231,7 @@ def _odd(sides: Sides) -> Sequence[int]:
     return odd if len(odd) < len(other) else sorted([*odd, *other])
 
 
-def _broken(seen: Seen) -> _Finding | None:
-    for group, call in seen.broken:
-        made = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
-        numbered = {rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in made.items()}
-        there = {rank: same for rank, same in numbered.items() if same is not None}
-        alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
-        sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
-        if len(sides) > 1:
-            # Ranks that nothing is known of, another node's, may have been on either side.
-            all_known = len(there) == len(seen.members(group.name))
-            return _Finding(
-                OtherCall(group, call.seq, sides, there, ended=True),
-                _odd(sides) if all_known else sorted(there),
-            )
-        fewer = {
-            rank: calls[-1].seq
-            for rank, calls in made.items()
-            if calls[-1].seq < call.seq and seen.returned(rank)
-        }
-        if fewer and {*there, *fewer} == {*seen.members(group.name)}:
-            more = sorted(there)
-            named = more if len(more) < len(fewer) else sorted([*more, *fewer])
-            return _Finding(Uneven(group, call, more, fewer), named)
-    return None
-
-
+@_rule
 def _arguments(seen: Seen) -> _Finding | None:
     calls: dict[object, list[int]] = {}
     for rank, stand in seen.of.items():
@@ -242,6 +256,7 @@ def _alike(call: Collective, alike: Sequence[str] = _ALIKE) -> object:
     return call.op, call.dtypes if sized else (), tuple(map(prod, call.sizes)) if sized else ()
 
 
+@_rule
 def _absent(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         free = [rank for rank in wait.absent if seen.free(rank)]
@@ -259,6 +274,7 @@ def _absent(seen: Seen) -> _Finding | None:
     return None
 
 
+@_rule
 def _circle(seen: Seen) -> _Finding | None:
     for first in seen.waits:
         path = _way(seen, first, first, set())
@@ -284,6 +300,7 @@ def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
     return []
 
 
+@_rule
 def _meeting(seen: Seen) -> _Finding | None:
     there = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
     away = [rank for rank, stand in seen.of.items() if rank not in there and not stand.groups]
@@ -292,6 +309,7 @@ def _meeting(seen: Seen) -> _Finding | None:
     return _Finding(Away(MEETS, away, there), away, sure=not seen.pending)
 
 
+@_rule
 def _elsewhere(seen: Seen) -> _Finding | None:
     groups = [group for stand in seen.of.values() for group in stand.groups]
     if len({group.name for group in groups}) != 1 or any(group.calls for group in groups) or seen.unseen:
@@ -313,14 +331,7 @@ def _elsewhere(seen: Seen) -> _Finding | None:
     return _Finding(verdict, away, sure=silent or idle)
 
 
-def _monitored(seen: Seen) -> _Finding | None:
-    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED and stand.call is None]
-    away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
-    if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
-        return None
-    return _Finding(Away(MONITORED, away, there), away, sure=seen.settled)
-
-
+@_rule
 def _peers(seen: Seen) -> _Finding | None:
     beginnings = [
         rank for rank, stand in seen.of.items() if stand.peer is not None and rank not in seen.ended
@@ -340,6 +351,15 @@ def _peers(seen: Seen) -> _Finding | None:
         if circle:
             return _Finding(Ring(circle), circle, sure=seen.settled)
     return None
+
+
+@_rule
+def _monitored(seen: Seen) -> _Finding | None:
+    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED and stand.call is None]
+    away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
+    if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
+        return None
+    return _Finding(Away(MONITORED, away, there), away, sure=seen.settled)
 
 
 def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
@@ -370,6 +390,7 @@ def _ring(seen: Seen, rank: int) -> list[int]:
     return sorted(passed)
 
 
+@_rule
 def _perhaps(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         others = (*wait.absent, *wait.unknown)
@@ -378,6 +399,7 @@ def _perhaps(seen: Seen) -> _Finding | None:
     return None
 
 
+@_rule
 def _complete(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         done = [rank for rank in seen.members(wait.group.name) if rank not in wait.waiters]
@@ -385,6 +407,7 @@ def _complete(seen: Seen) -> _Finding | None:
     return None
 
 
+@_rule
 def _unrecorded(seen: Seen) -> _Finding | None:
     inside = [rank for rank, stand in seen.of.items() if stand.unrecorded]
     if not inside or seen.moves:
@@ -393,6 +416,7 @@ def _unrecorded(seen: Seen) -> _Finding | None:
     return _Finding(Unrecorded(inside, others), others, sure=False)
 
 
+@_rule
 def _apart(seen: Seen) -> _Finding | None:
     if seen.moves:
         return None
@@ -400,9 +424,3 @@ def _apart(seen: Seen) -> _Finding | None:
     if stopped:
         return _Finding(Stopped(stopped), stopped)
     return _Finding(NoCollective([*seen.of, *seen.unseen]), sure=not seen.unseen)
-
-
-_RULES: tuple[Callable[[Seen], _Finding | None], ...] = (
-    *(_broken, _differing, _arguments, _absent, _circle, _meeting, _elsewhere, _peers, _monitored),
-    *(_perhaps, _complete, _unrecorded, _apart),
-)
