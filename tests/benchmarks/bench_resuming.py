@@ -2,7 +2,8 @@
 
 Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB; where there is a GPU,
 one rank trains 25 million there, which are 300 MB. A checkpoint is written in every other stretch of steps.
-*waited for* is what a loop pays that goes on once its checkpoint is whole.
+*waited for* is what a loop pays that goes on once its checkpoint is whole; *sharded* is the same model in
+``fully_shard``, beside steps of its own.
 """
 
 import statistics
@@ -19,16 +20,18 @@ from tests.benchmarks.measure import Row, own_state, show
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PAIRS, STRETCH = 10, 50
+BESIDE, WAITED, SHARDED = HOW = ("beside the training", "waited for", "sharded")
 # A layer's width and a batch: of two ranks on cores, of one on a GPU.
 SIZES = {"cpu": (512, 256), "cuda": (2048, 8192)}
 
 
-def train(waits: bool, folder: str, device: str) -> "tuple[list[float], list[float]]":
+def train(how: str, folder: str, device: str) -> "tuple[list[float], list[float]]":
     """Return the seconds of each stretch of steps without a save, and of each with one, in their order."""
     import time
 
     import torch
     from torch import distributed, nn
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
@@ -39,13 +42,14 @@ def train(waits: bool, folder: str, device: str) -> "tuple[list[float], list[flo
     distributed.init_process_group("gloo" if device == "cpu" else "nccl")
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    plain = nn.Sequential(*layers).to(device)
+    model = fully_shard(plain) if how == SHARDED else DistributedDataParallel(plain)
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.randn(2 * STRETCH * batch, width, device=device)  # an epoch is a pair of stretches
     sampler = GlobalBatchSampler(data, batch)
     # Rows are taken together: of a GPU each alone would take as long as a step.
     loader = DataLoader(range(len(data)), batch_sampler=sampler, collate_fn=lambda rows: data[rows])
-    every = None if waits else 2 * STRETCH
+    every = None if how == WAITED else 2 * STRETCH
     training = ResumableTraining(model, optimizer, sampler=sampler, every=every, folder=folder)
     ends = []
 
@@ -58,7 +62,7 @@ def train(waits: bool, folder: str, device: str) -> "tuple[list[float], list[flo
         for x in training.batches(loader):
             if training.step % STRETCH == 0:
                 ends.append(now())
-            if waits and (training.step + 1) % (2 * STRETCH) == 0:
+            if how == WAITED and (training.step + 1) % (2 * STRETCH) == 0:
                 training.save()
             loss = (model(x) - x).square().mean()
             loss.backward()
@@ -76,26 +80,22 @@ def train(waits: bool, folder: str, device: str) -> "tuple[list[float], list[flo
 
 def main() -> None:
     """Print the table."""
-    taken = {}
     device, ranks = ("cuda", 1) if processes.gpus() else ("cpu", 2)
+    taken = {}
     with own_state():
-        for waits in (False, True):
+        for how in HOW:
             with tempfile.TemporaryDirectory() as folder:
-                job = submit(train, waits, folder, device, spec=Elastic(nproc_per_node=ranks))
-                taken[waits] = job.result(900)
+                job = submit(train, how, folder, device, spec=Elastic(nproc_per_node=ranks))
+                taken[how] = job.result(900)
     # Neighbours are compared: a machine differs from minute to minute.
-    ratios = {
-        waits: [saved / free for free, saved in zip(*stretches, strict=True)]
-        for waits, stretches in taken.items()
-    }
-    beside, waited = (statistics.median(ratios[waits]) for waits in (False, True))
-    step = statistics.median(taken[False][0]) / STRETCH
-    rows = [
-        Row("no saving", step, step),
-        Row("beside the training", step * beside, step, goal=1.05),
-        Row("waited for", step * waited, step, peer=True),
-    ]
-    note = f"ratios beside the training, from-to: {min(ratios[False]):.3f}-{max(ratios[False]):.3f}"
+    ratios = {how: [saved / free for free, saved in zip(*taken[how], strict=True)] for how in HOW}
+    step = statistics.median(taken[BESIDE][0]) / STRETCH
+    rows = [Row("no saving", step, step)]
+    for how in HOW:
+        goal = None if how == WAITED else 1.05
+        rows.append(Row(how, step * statistics.median(ratios[how]), step, goal=goal, peer=how == WAITED))
+    ranges = ", ".join(f"{how} {min(ratios[how]):.3f}-{max(ratios[how]):.3f}" for how in HOW)
+    note = f"ratios, from-to: {ranges}"
     show(f"A step, with a checkpoint every {STRETCH} steps", "no saving", rows, note)
 
 

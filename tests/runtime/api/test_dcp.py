@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from typing import NamedTuple
 
@@ -75,6 +76,21 @@ def test_the_newest_ones_stay(folder):
 
     saved(folder, 4, keep=1)
     assert steps_in(folder) == [4]
+
+
+def test_a_training_does_not_wait_for_what_is_removed(folder, monkeypatch):
+    removers = []
+
+    def remove(path, **options):
+        removers.append(threading.current_thread())
+        rmtree(path, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    saved(folder, 1, 2, 3, 4)
+    assert len(os.listdir(folder)) == 2
+    assert len(removers) == 2
+    assert threading.main_thread() not in removers
 
 
 def test_a_folder_without_checkpoints_has_none(folder):
