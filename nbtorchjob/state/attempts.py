@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import accumulate
@@ -227,27 +227,24 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
-    by_number = {number: Part(number) for number in sorted(known.numbers)}
+    """Return the attempts of each number: one for each time that its queue admitted it, and it had nodes."""
+    by_number: dict[int, list[_Unit]] = {number: [] for number in sorted(known.numbers)}
     for unit in units:
-        by_number[unit.life.attempt].units.append(unit)
-        by_number[unit.life.attempt].rounds |= set(unit.rounds)
-    return [part for whole in by_number.values() for part in _admitted(known, whole)]
-
-
-def _admitted(known: Known, whole: Part) -> Iterator[Part]:
-    """Yield the attempts of one number: one for each time that its queue admitted it, and it had nodes."""
-    by_end: dict[ev.Evicted | None, Part] = {}
-    for unit in whole.units:
-        end = known.evicted(unit.life)
-        took = end if end is not None and end.reason != ev.DEACTIVATED and unit.followed else None
-        part = by_end.setdefault(took, Part(whole.number))
-        part.units.append(unit)
-        part.rounds |= set(unit.rounds)
-    last = by_end.pop(None, None)
-    evicted = sorted(by_end.items(), key=lambda item: item[0].time if item[0] else math.inf)
-    yield from (part for _, part in evicted)
-    if last is not None or not by_end:
-        yield last or Part(whole.number)
+        by_number[unit.life.attempt].append(unit)
+    in_order: list[Part] = []
+    for number, mine in by_number.items():
+        by_end: dict[ev.Evicted | None, Part] = {}
+        for unit in mine:
+            end = known.evicted(unit.life)
+            took = end if end is not None and end.reason != ev.DEACTIVATED and unit.followed else None
+            part = by_end.setdefault(took, Part(number))
+            part.units.append(unit)
+            part.rounds |= set(unit.rounds)
+        last = by_end.pop(None, None)
+        in_order += (by_end[end] for end in sorted(filter(None, by_end), key=lambda end: end.time))
+        if last is not None or not by_end:
+            in_order.append(last or Part(number))
+    return in_order
 
 
 def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
@@ -260,8 +257,11 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
     taken = 0  # of the rounds, which losses come in the order of
+    first: dict[int, float] = {}  # when each round began
+    for worker in (worker for node in known.nodes.values() for worker in node.workers):
+        first[worker.round] = min(worker.time, first.get(worker.round, worker.time))
     # The rounds that something was lost in, in order, and what
-    began = sorted((time, round_number) for round_number, time in _began(known).items())
+    began = sorted((time, round_number) for round_number, time in first.items())
     starts = [time for time, _ in began]
     newest = [*accumulate((round_number for _, round_number in began), max)]
     rounds_of_restarts: dict[int | None, set[int]] = {}
@@ -294,14 +294,6 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     in_order[-1].units += [unit for unit in units if id(unit) not in seen]
     in_order[-1].rounds |= {*rounds[taken:]}
     return in_order
-
-
-def _began(known: Known) -> Mapping[int, float]:
-    began: dict[int, float] = {}
-    for node in known.nodes.values():
-        for worker in node.workers:
-            began[worker.round] = min(worker.time, began.get(worker.round, worker.time))
-    return began
 
 
 def _stopped(known: Known) -> float:

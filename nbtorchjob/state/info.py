@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
@@ -212,6 +212,10 @@ class JobInfo(FrozenDataclass):
         return address(self.cluster.get("context", ""), self.cluster.get("namespace", ""), self.name)
 
 
+# What a record's fields are laid over: a list reads thousands, and to make one takes 9 µs.
+_BLANK = JobInfo("")
+
+
 def address(context: str, namespace: str, name: str) -> str:
     """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
     return "/".join(part for part in (context, namespace, name) if part)
@@ -240,7 +244,23 @@ def read(
     try:
         record = json.loads(text)
         beneath = {item.name: getattr(onto, item.name) for item in fields(onto)} if onto else {}
-        return _built({**beneath, **(record[under] if under else record)})
+        values = {**beneath, **(record[under] if under else record)}
+        values["nodes"] = tuple(values["nodes"])
+        values["turn"] = tuple(values.get("turn", ()))
+        for key in ("sources", "captured"):
+            if values.get(key) is not None:
+                values[key] = {name: tuple(pair) for name, pair in values[key].items()}
+        known = checked(JobInfo, values)
+        for field_name, most in _MOST.items():
+            value = known.get(field_name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not 0 <= number <= most:  # nor is NaN
+                    raise ValueError(f"its {field_name} is {number!r:.40}")
+        if not known["name"].isprintable():
+            raise ValueError(f"its name is {known['name']!r:.40}")
+        info = replace(_BLANK, **known)
+        info.retry  # noqa: B018  # what is concluded of a job asks for its budgets
+        return info
     except UNREADABLE as exc:
         raise DamagedError(backend, name, "record", why(exc)) from exc
 
@@ -251,29 +271,3 @@ def why(exc: Exception) -> str:
         return f"{exc} is missing"
     said = exc.strerror if isinstance(exc, OSError) else str(exc)
     return " ".join(f"{said or type(exc).__name__}".split())
-
-
-@cache
-def _blank() -> JobInfo:
-    """Return what a record's fields are laid over: a list reads thousands, and to make one takes 9 µs."""
-    return JobInfo("")
-
-
-def _built(record: Mapping[str, Any]) -> JobInfo:
-    values = dict(record)
-    values["nodes"] = tuple(values["nodes"])
-    values["turn"] = tuple(values.get("turn", ()))
-    for key in ("sources", "captured"):
-        if values.get(key) is not None:
-            values[key] = {name: tuple(pair) for name, pair in values[key].items()}
-    known = checked(JobInfo, values)
-    for name, most in _MOST.items():
-        value = known.get(name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not 0 <= number <= most:  # nor is NaN
-                raise ValueError(f"its {name} is {number!r:.40}")
-    if not known["name"].isprintable():
-        raise ValueError(f"its name is {known['name']!r:.40}")
-    info = replace(_blank(), **known)
-    info.retry  # noqa: B018  # what is concluded of a job asks for its budgets
-    return info

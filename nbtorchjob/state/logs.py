@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from io import BytesIO
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from nbtorchjob.errors import SpecError
@@ -103,7 +104,7 @@ class Splitter:
         times = iter(chunk.times)
         upto, at = next(times, (0, self._time))
         for offset, piece in of_stream(chunk, self.stream):
-            for data in _lines(piece):
+            for data in BytesIO(piece):  # only a newline ends a line
                 offset += len(data)
                 while upto < offset and (later := next(times, None)):
                     upto, at = later
@@ -118,14 +119,6 @@ class Splitter:
         if self._rest:
             yield LogLine(self._time, self.rank, b"".join(self._rest))
             self._rest = []
-
-
-def _lines(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        end = data.find(b"\n", at) + 1 or len(data)
-        yield data[at:end]
-        at = end
 
 
 def lines(

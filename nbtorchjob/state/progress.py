@@ -220,10 +220,12 @@ def latest(series: Series) -> dict[str, float]:
 @remembered
 def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     values = latest(series)
-    unit, total = next(
-        ((unit, total) for unit in TOTALS if (total := _total(unit, values)) is not None),
-        (unit_of(series), None),
-    )
+    unit, total = unit_of(series), None
+    for counted, names in TOTALS.items():
+        most = next((values[name] for name in names if name in values), math.nan)
+        if counted in values and math.isfinite(values[counted]) and 0 < most < math.inf:
+            unit, total = counted, most
+            break
     reached = done(series, unit, from_zero)
     if reached is None or not math.isfinite(reached):
         return None
@@ -231,13 +233,8 @@ def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     every = pace(counts(recent, REPORT))
     # Of epochs of many reports each the newest few may be of one.
     seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
-    most = reached if total is None else total
-    return Progress(unit, min(max(reached, 0.0), most), total, seconds, every, series.points[-1].time)
-
-
-def _total(unit: str, values: dict[str, float]) -> float | None:
-    total = next((values[name] for name in TOTALS[unit] if name in values), math.nan)
-    return total if unit in values and math.isfinite(values[unit]) and 0 < total < math.inf else None
+    many = min(max(reached, 0.0), reached if total is None else total)
+    return Progress(unit, many, total, seconds, every, series.points[-1].time)
 
 
 _TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too

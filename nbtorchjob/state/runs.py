@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -145,8 +145,13 @@ class Judge:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
         reasons = {**self._halved(tracks), **_met(self._early, tracks)}
-        runs = (state.info.address for state in states if _may_stop(state))
-        return {address: reasons[address] for address in runs if address in reasons}
+        # Somebody is at a rank that is stopped in the debugger.
+        going = [s for s in states if s.phase is Phase.RUNNING and s.cancelled is None and not s.stopped]
+        return {
+            state.info.address: reasons[state.info.address]
+            for state in going
+            if state.info.address in reasons
+        }
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
         """Return which metrics it needs that no run has reported; None until one has reported all it does."""
@@ -174,8 +179,12 @@ class Judge:
         most = max((track.done for track in tracks.values()), default=0.0)
         rung = float(early.at_least)
         while rung <= most:
+            for address, track in tracks.items():
+                if (address, rung) not in self._arrivals and (arrival := track.arrival(rung, early.halve)):
+                    self._arrivals[address, rung] = arrival
+            there = [(at, self._arrivals[at, rung]) for at in tracks if (at, rung) in self._arrivals]
             before: list[float] = []  # the best one first
-            for address, (_, value) in self._there(rung, early.halve, tracks):
+            for address, (_, value) in sorted(there, key=lambda item: (item[1].time, item[0])):
                 worth = -value if early.halve in early.largest else value
                 worth = worth if math.isfinite(value) else math.inf
                 place = 1 + bisect_left(before, worth)
@@ -188,19 +197,6 @@ class Judge:
                     reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
             rung *= early.factor
         return reasons
-
-    def _there(self, rung: float, metric: str, tracks: Mapping[str, _Track]) -> list[tuple[str, _Arrival]]:
-        """Return who has reached a rung, the first one first."""
-        for address, track in tracks.items():
-            if (address, rung) not in self._arrivals and (arrival := track.arrival(rung, metric)):
-                self._arrivals[address, rung] = arrival
-        there = [(at, self._arrivals[at, rung]) for at in tracks if (at, rung) in self._arrivals]
-        return sorted(there, key=lambda item: (item[1].time, item[0]))
-
-
-def _may_stop(state: JobState) -> bool:
-    # Somebody is at a rank that is stopped in the debugger.
-    return state.phase is Phase.RUNNING and state.cancelled is None and not state.stopped
 
 
 class _Arrival(NamedTuple):
@@ -217,7 +213,10 @@ class _Track:
         self.series, self.by = series, by
         points = [point for stretch in series.stretches for point in stretch.points]
         self._points = [point for point in points if math.isfinite(_count(point, by))]
-        self.marks = [*accumulate(_marks(self._points, by), max)]  # after a restart it is behind for a while
+        first: dict[float, int] = {}
+        counts = [_count(point, by) for point in self._points]
+        marks = [(n, p.seq - first.setdefault(n, p.seq)) for n, p in zip(counts, self._points, strict=True)]
+        self.marks = [*accumulate(marks, max)]  # after a restart it is behind for a while
         self.latest = latest(series)
         # Who counts from 0 has done one when it says so.
         self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
@@ -273,13 +272,6 @@ class _Track:
 
 def _count(point: Point, by: str) -> float:
     return point.seq + 1.0 if by == REPORT else as_float(point.metrics.get(by, math.nan))
-
-
-def _marks(points: Sequence[Point], by: str) -> Iterator[Mark]:
-    first: dict[float, int] = {}
-    for point in points:
-        count = _count(point, by)
-        yield count, point.seq - first.setdefault(count, point.seq)
 
 
 def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:

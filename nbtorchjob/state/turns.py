@@ -18,7 +18,7 @@ is in front of those that were sent later and still wait.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -296,19 +296,16 @@ def _waits(lab: JobState, round: int) -> bool:
     for before in chain.from_iterable(alike):
         if _place(lab, before) > _place(lab, this):
             continue
-        held += min(len(_left(lab, before)), _needs(lab.info, before))
+        # The nodes that haven't told yet that they are through with it
+        first = bisect_left(lab.turns_over, before.round, key=attrgetter("round"))
+        last = bisect_right(lab.turns_over, before.round, lo=first, key=attrgetter("round"))
+        left = {*_nodes(lab, before)} - {end.node for end in lab.turns_over[first:last]}
+        held += min(len(left), _needs(lab.info, before))
         if not _fits(lab.info, this, held):
             return True
         if not lab.info.is_pool:  # all that came before it are over, too
             return False
     return False
-
-
-def _left(lab: JobState, taken: ev.TurnTaken) -> set[int]:
-    """Return the nodes that haven't told yet that they are through with a turn."""
-    at = bisect_left(lab.turns_over, taken.round, key=lambda end: end.round)
-    ends = takewhile(lambda end: end.round == taken.round, islice(lab.turns_over, at, None))
-    return {*_nodes(lab, taken)} - {end.node for end in ends}
 
 
 def idle_since(lab: JobState) -> float | None:
@@ -318,17 +315,14 @@ def idle_since(lab: JobState) -> float | None:
     if not stands or any(not turn.over for turn in known):
         return None
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
-    # Before its first cell was taken it is still starting.
-    starts = not any(turn.taken.base == lab.round for turn in known) and not _empty(lab)
+    # Before its first cell was taken it is still starting. Ranks that began anew hold nothing, and run that
+    # cell again only until it ended once.
+    firsts = [turn for turn in known if not turn.taken.id]
+    empty = lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
+    starts = not any(turn.taken.base == lab.round for turn in known) and not empty
     if starts and not lab.info.is_pool:
         return None
     return max([*began, *(turn.since for turn in known if turn.stage is not Stage.LOST)])
-
-
-def _empty(lab: JobState) -> bool:
-    """Whether its ranks began anew and hold nothing: its first cell runs again only until it ended once."""
-    firsts = [turn for turn in turns(lab) if not turn.taken.id]
-    return lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
 
 
 def ends_at(lab: JobState) -> float | None:

@@ -461,18 +461,14 @@ class Seen(FrozenDataclass):
         if stand is None or rank in self.ended or stand.state != RUNS:
             return ()
         if stand.peer is not None:
-            return () if self._is_met(stand) else (stand.peer,)
+            other = self.of.get(stand.peer)
+            if other is None or other.rank in self.ended or other.peer != rank:
+                return (stand.peer,)
+            # Where one sends and the other receives the same, it is on its way.
+            alike = all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
+            return () if alike and other.inside != stand.inside else (stand.peer,)
         held = self.held_in(rank)
         return held.absent if held is not None else ()
-
-    def _is_met(self, stand: Standing) -> bool:
-        """Whether the peer does what a send or a receive waits for, so that it is on its way."""
-        other = self.of.get(stand.peer) if stand.peer is not None else None
-        if other is None or other.rank in self.ended or other.peer != stand.rank:
-            return False
-        if other.inside == stand.inside:  # both send, or both receive
-            return False
-        return all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
 
     def held_in(self, rank: int) -> Wait | None:
         """Return the call that a rank surely waits in, of those that are waited in."""

@@ -310,7 +310,10 @@ def waiting(state: JobState) -> list[str]:
                 how = causes.of_end(last).line if last.code != 0 else "finished"
                 text += f" (its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)})"
         groups.setdefault((text, remedy), []).append(-1 if wait.node is None else wait.node)
-    lines = [_waiting_line(nodes, *key) for key, nodes in groups.items()]
+    lines = []
+    for (text, remedy), nodes in groups.items():
+        who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
+        lines.append(clip(f"{who}: {text.rstrip('.')}. {remedy}".rstrip(), _MAX_TEXT))
     more = len(lines) - _MAX_WAITS
     return [*queued, *lines[:_MAX_WAITS], *([f"and {more} more"] if more > 0 else ())]
 
@@ -325,11 +328,6 @@ def ran(elapsed: float, waited: float | None) -> str:
     if waited is None or waited < _WAITED_S:
         return duration(elapsed)
     return f"{duration(elapsed - waited)}, waited {duration(waited)}"
-
-
-def _waiting_line(nodes: list[int], text: str, hint: str) -> str:
-    who = "the job" if -1 in nodes else ranks(nodes).replace("rank", "node")
-    return clip(f"{who}: {text.rstrip('.')}. {hint}".rstrip(), _MAX_TEXT)
 
 
 def output(state: JobState) -> list[str]:
@@ -375,7 +373,15 @@ _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[K
 
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
-    again = _again(failure, state)
+    # How the job would be tried again by itself, to whoever hasn't asked for it
+    again, retry = "", state.info.retry
+    if state.info.of_lab and not state.info.in_pool:
+        pass  # a cell isn't: its lab is
+    elif failure.reason.cause is Cause.INFRA:
+        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        again = "" if retry or state.lost else "--preemptions N retries it automatically."
+    elif failure.error is not None and failure.error.recoverable and not (retry and retry.retries > 0):
+        again = "It asks for a retry: set --retries N."
     # Whose fault a failure was, where the exception doesn't say it, and on which node it was
     certain = not again
     many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
@@ -395,18 +401,6 @@ def cause(failure: Failure, state: JobState) -> str:
         hint = table.KNOWN.get(hint, hint)
     words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
-
-
-def _again(failure: Failure, state: JobState) -> str:
-    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
-    if state.info.of_lab and not state.info.in_pool:
-        return ""  # a cell isn't: its lab is
-    if failure.reason.cause is Cause.INFRA:
-        # Without its supervisor, or deleted, a job isn't tried again by anybody.
-        return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
-    retried = state.info.retry is not None and state.info.retry.retries > 0
-    asks = failure.error is not None and failure.error.recoverable
-    return "It asks for a retry: set --retries N." if asks and not retried else ""
 
 
 def beside(state: JobState) -> list[str]:

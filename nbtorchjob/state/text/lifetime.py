@@ -9,7 +9,6 @@ from pathlib import Path
 from nbtorchjob.state import JobState, Node, Phase
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import Standing
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress, held_back, held_since, progress, still
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, about, clean, clip, clock, count, duration, line, number, size
@@ -28,9 +27,14 @@ def waits(state: JobState) -> list[str]:
         return []
     why = causes.of_queue(queued.reason, clean(queued.text[:_MAX_READ]))
     place = state.standing if not queued.admitted and not queued.held else None
-    needs = " and ".join(
-        f"{_amount(name, amount)} {_unit(name)}{_used(name, place)}" for name, amount in queued.needs.items()
-    )
+    needs = []
+    for name, amount in queued.needs.items():
+        used = ""
+        if place is not None and name in place.used:
+            has, quota = (_amount(name, amounts.get(name, "")) for amounts in (place.used, place.quota))
+            used = f", {has} of {quota} used" if quota else f", {has} used by jobs of its queue"
+        unit = "GPUs" if name.endswith("/gpu") else clean(name)
+        needs.append(f"{_amount(name, amount)} {unit}{used}")
     if place is not None and place.place:
         ends = {1: "st", 2: "nd", 3: "rd"} if place.place % 100 not in (11, 12, 13) else {}
         nth = f"{place.place}{ends.get(place.place % 10, 'th')}"
@@ -39,7 +43,7 @@ def waits(state: JobState) -> list[str]:
         ahead = ""
     said = [
         f"queued in {clean(queued.queue)}{ahead}" if not queued.held else "suspended",
-        f"needs {needs}" if needs and not queued.held else "",
+        f"needs {' and '.join(needs)}" if needs and not queued.held else "",
         why.line,
     ]
     text = "; ".join(part.rstrip(".") for part in said if part)
@@ -65,22 +69,8 @@ def held(state: JobState) -> str:
     return ""
 
 
-def _used(resource: str, standing: Standing | None) -> str:
-    """Say how much of a resource is used where the job is queued, as far as that is known."""
-    if standing is None or resource not in standing.used:
-        return ""
-    used, quota = (
-        _amount(resource, amounts.get(resource, "")) for amounts in (standing.used, standing.quota)
-    )
-    return f", {used} of {quota} used" if quota else f", {used} used by jobs of its queue"
-
-
 def _amount(resource: str, text: str) -> str:
     return size(int(text)) if resource in _BYTES and text.isdecimal() else clean(text)
-
-
-def _unit(resource: str) -> str:
-    return "GPUs" if resource.endswith("/gpu") else clean(resource)
 
 
 _MAX_WHO = 200
@@ -253,9 +243,15 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
     installed = [install for install in state.installs.values() if isinstance(install, ev.Installed)]
+    most = max(installed, key=lambda fact: len(fact.packages), default=None)
+    if most is None or not most.packages:
+        what = "finding that all packages are there"
+    else:
+        kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
+        what = f"installing {count(len(most.packages), 'package')} {kept}"
     ends = (
         ("submitting, and waiting for nodes", state.started),
-        (_what(installed), _last(fact.time for fact in installed)),
+        (what, _last(fact.time for fact in installed)),
         (
             "fetching data",
             _last(fact.time for fact in state.fetches.values() if isinstance(fact, ev.Fetched)),
@@ -273,14 +269,6 @@ def steps(state: JobState) -> list[tuple[str, str]]:
             rows.append((what, duration(at - before)))
             before = at
     return rows
-
-
-def _what(installed: Iterable[ev.Installed]) -> str:
-    most = max(installed, key=lambda fact: len(fact.packages), default=None)
-    if most is None or not most.packages:
-        return "finding that all packages are there"
-    kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
-    return f"installing {count(len(most.packages), 'package')} {kept}"
 
 
 def _last(times: Iterable[float]) -> float | None:

@@ -158,7 +158,12 @@ def _block(
             sinces = [
                 samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
             ]
-            block.append(f"  {_call(call, group)}" + ("" if call.done else f", for {duration(max(sinces))}"))
+            name, *shape = hang.what(call).split(" ", 1)
+            did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
+            peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
+            sizes = f", {shape[0]}" if shape else ""
+            which = f"{name} #{call.seq} of {hang.group_name(group, group.ranks)}{peer}{sizes}"
+            block.append(f"  {did} {which}" + ("" if call.done else f", for {duration(max(sinces))}"))
     for number, thread in enumerate(sample.threads[:_MOST_THREADS]):
         block.extend([f"  thread {line(thread.name, 60)}:"] if number else [])
         folded: list[Frame] = []
@@ -177,14 +182,6 @@ def _block(
 def _telling_calls(group: Group) -> list[Collective]:
     """Return the calls of a group that tell where a rank is: those that aren't done, else the last one."""
     return [call for call in group.calls if not call.done] or [*group.calls[-1:]]
-
-
-def _call(call: Collective, group: Group) -> str:
-    peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
-    did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
-    name, *shape = hang.what(call).split(" ", 1)
-    sizes = f", {shape[0]}" if shape else ""
-    return f"{did} {name} #{call.seq} of {hang.group_name(group, group.ranks)}{peer}{sizes}"
 
 
 def _folded(frames: Sequence[Frame]) -> Iterator[str]:

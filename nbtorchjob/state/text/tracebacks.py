@@ -83,18 +83,13 @@ def _frame(frame: Frame, source: SourceLookup | None) -> str:
     if not frame.filename:  # stands for the frames that were left out
         return f"    {clean(frame.name)}"
     known = source(frame.filename) if source else None
-    lines = _context(known[1].rstrip("\n").split("\n"), frame.lineno) if known is not None else []
-    if lines:
-        return "\n".join([frame_place(frame, source), *lines])
+    lines = known[1].rstrip("\n").split("\n") if known is not None else []
+    if 1 <= frame.lineno <= len(lines):
+        around = range(max(1, frame.lineno - CONTEXT), min(len(lines), frame.lineno + CONTEXT) + 1)
+        shown = [_numbered(n, lines[n - 1], at=n == frame.lineno) for n in around]
+        return "\n".join([frame_place(frame, source), *shown])
     head = frame_place(frame)
     return f"{head}\n{_numbered(frame.lineno, frame.line, at=True)}" if frame.line else head
-
-
-def _context(lines: list[str], lineno: int) -> list[str]:
-    if not 1 <= lineno <= len(lines):
-        return []
-    first, last = max(1, lineno - CONTEXT), min(len(lines), lineno + CONTEXT)
-    return [_numbered(n, lines[n - 1], at=n == lineno) for n in range(first, last + 1)]
 
 
 def _numbered(lineno: int, line: str, *, at: bool) -> str:
