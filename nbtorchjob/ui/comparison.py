@@ -7,7 +7,7 @@ import io
 import keyword
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from html import escape
@@ -74,9 +74,19 @@ class Aspect(FrozenDataclass):
         return [*sentences, line(self.unknown, LINE)] if self.unknown else sentences
 
 
+_Compared: TypeAlias = Callable[[Sequence[JobState], Sequence[str]], Aspect]
+_ASPECTS: list[_Compared] = []
+
+
+def _aspect(compared: _Compared) -> _Compared:
+    """Have jobs compared in this respect, too, after those above it."""
+    _ASPECTS.append(compared)
+    return compared
+
+
 def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
     """Return in which respects some jobs may differ; ``names`` are what they are called."""
-    return [of(states, names) for of in (_options, _code, _captured, _packages, _hosts)]
+    return [compared(states, names) for compared in _ASPECTS]
 
 
 def text(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
@@ -178,7 +188,11 @@ def _parts(
         ("state", *(result["phase"].lower() for result in outcomes)),
         ("why", *(result["failure"] for result in outcomes)),
         ("value", *("" if (value := result["value"]) is None else short(value) for result in outcomes)),
-        *((name, *(_number(result["metrics"].get(name)) for result in outcomes)) for name in metrics),
+    ]
+    for name in metrics:
+        values = [result["metrics"].get(name) for result in outcomes]
+        rows.append((name, *("" if value is None else number(value) for value in values)))
+    rows += [
         ("took", *(duration(result["seconds"]) for result in outcomes)),
         ("attempts", *(str(result["attempts"]) for result in outcomes)),
         ("restarts", *(str(result["restarts"] or "") for result in outcomes)),
@@ -186,14 +200,11 @@ def _parts(
     yield Part("Results", [("", *names), *(tuple(map(_cell, row)) for row in rows if any(row[1:]))])
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else number(value)
-
-
 def _cell(text: str) -> str:
     return line(text, MAX_CELL) or _NONE
 
 
+@_aspect
 def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("options", "Options", "option", "None: they were submitted with the same options.")
     unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
@@ -218,6 +229,7 @@ def _differ(row: Sequence[Any]) -> bool:
     return any(cell != row[0] for cell in row)
 
 
+@_aspect
 def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     from nbtorchjob.swapping import code  # late, as it is slow to import
 
@@ -271,6 +283,7 @@ def _made(state: JobState) -> list[str]:
     return [*begun_with, *(swap.text for swap in swaps.as_swapped(state))]
 
 
+@_aspect
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
     unknown = [name for name, state in zip(names, states, strict=True) if state.info.captured is None]
@@ -305,6 +318,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+@_aspect
 def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("packages", "Packages", "package", "None: they could import the same.")
     tables: list[dict[str, str]] = []
@@ -329,6 +343,7 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     return replace(made, rows={name: row for name, row in rows.items() if _differ(row)})
 
 
+@_aspect
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("hosts", "Hosts", "", "None: their nodes were of the same kinds.")
     hosts: set[tuple[str, ...]] = set()

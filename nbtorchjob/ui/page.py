@@ -6,7 +6,7 @@ sentences (``said``), lines as they were written (``wrote``), code in spans (``u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from nbtorchjob.state.text import facts, usage
 from nbtorchjob.text.words import LINE, clock, line
 from nbtorchjob.ui import comparison as code
 from nbtorchjob.ui.card import chart, describe, metrics
-from nbtorchjob.ui.comparison import Aspect, aspects
+from nbtorchjob.ui.comparison import aspects
 
 Page: TypeAlias = dict[str, Any]
 
@@ -76,11 +76,14 @@ def comparison(states: Sequence[JobState], now: float) -> Page:
     charts = [
         _part(line(metric, LINE), charts=[picture]) for metric, picture in code.charts(states, names).items()
     ] or [_part("Metrics", said=["None of them reported a metric that changed."])]
-    parts = [
-        _part("Jobs", ("", "job", "state", "took", "size", "newest values"), rows),
-        *charts,
-        *(part for aspect in aspects(states, names) for part in _differences(aspect, names)),
-    ]
+    parts = [_part("Jobs", ("", "job", "state", "took", "size", "newest values"), rows), *charts]
+    for aspect in aspects(states, names):
+        table = aspect.table(names)
+        parts.append(_part(aspect.title, table[0] if table else (), table[1:], aspect.said()))
+        for name, changed in zip(names[1:], aspect.changes, strict=False):
+            if changed:
+                spans = code.changes(changed)
+                parts.append(_part(f"What {name} changed in {names[0]}", spans=spans))
     return {"heading": f"{len(states)} jobs compared", "parts": parts}
 
 
@@ -106,11 +109,3 @@ def _part(
             for item in charts
         ],
     }
-
-
-def _differences(aspect: Aspect, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    table = aspect.table(names)
-    yield _part(aspect.title, table[0] if table else (), table[1:], aspect.said())
-    for name, changed in zip(names[1:], aspect.changes, strict=False):
-        if changed:
-            yield _part(f"What {name} changed in {names[0]}", spans=code.changes(changed))

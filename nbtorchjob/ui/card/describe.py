@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from nbtorchjob.state import US, JobState, Phase, turns
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.stacks import Stacks
 from nbtorchjob.state.text.tracebacks import frame_place as place
-from nbtorchjob.state.turns import Stage, Turn
+from nbtorchjob.state.turns import Stage
 from nbtorchjob.text.colours import to_text
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import LINE, clock, count, duration, line, number, ranks
@@ -110,26 +110,20 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
         return []
     known = turns.turns(state)
     waiting = [turn.number for turn in known if not turn.over]
-    turn_rows = [
-        (
+    turn_rows = []
+    for turn in known[-_MAX_TURNS:]:
+        before = waiting.index(turn.number) if turn.stage is Stage.WAITS else 0
+        at = f" behind {count(before, turn.what)}" if before else f" on {turn.where}" if turn.where else ""
+        row = (
             turn.name,
             clock(turn.taken.time, now),
-            _stage(turn, waiting),
+            turn.stage.value + at,
             ranks(turn.taken.ranks).partition(" ")[2],
             line(turn.taken.by, _MAX_HOSTS),
             line(turn.taken.text.strip() or turn.taken.label, _MAX_VALUE),
         )
-        for turn in known[-_MAX_TURNS:]
-    ]
+        turn_rows.append(row)
     return [(turns.what_of(state.info), *_TURNS), *turn_rows] if turn_rows else []
-
-
-def _stage(turn: Turn, open_: Sequence[int]) -> str:
-    """Say how far a turn has come, where it runs, and how many of those that are ``open_`` are before it."""
-    before = open_.index(turn.number) if turn.stage is Stage.WAITS else 0
-    if before:
-        return f"{turn.stage.value} behind {count(before, turn.what)}"
-    return f"{turn.stage.value} on {turn.where}" if turn.where else turn.stage.value
 
 
 def _variables(state: JobState) -> Iterator[Part]:

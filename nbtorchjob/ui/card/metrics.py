@@ -152,21 +152,17 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
     edges = [chart.across.start, *((a + b) / 2 for a, b in pairwise(middles)), chart.across.end]
     # By widths: of a card that isn't trusted JupyterLab 4.2 keeps no flex.
     share = 100 / (chart.across.end - chart.across.start)
-    cells = "".join(
-        f'<b title="{escape(_spread(curve.label, part))}" style="width:{share * (b - a):.1f}%"></b>'
-        for part, (a, b) in zip(parts, pairwise(edges), strict=True)
-        if b - a >= 0.5
-    )
+    cells = ""
+    for part, (a, b) in zip(parts, pairwise(edges), strict=True):
+        if b - a >= 0.5:
+            said = f"{curve.label} {_range([x for x, _ in part])}: {_range([y for _, y in part])}"
+            cells += f'<b title="{escape(said)}" style="width:{share * (b - a):.1f}%"></b>'
     left, wide = (
         100 * px / chart.width for px in (chart.across.start, chart.across.end - chart.across.start)
     )
     where = f"position:absolute;display:flex;top:0;height:100%;left:{left:.2f}%;width:{wide:.2f}%"
     strip = tag("span", cells, where, cls="nbtorchjob-readings")
     return chart.img + strip
-
-
-def _spread(label: str, part: Sequence[XY]) -> str:
-    return f"{label} {_range([x for x, _ in part])}: {_range([y for _, y in part])}"
 
 
 def _range(values: Sequence[float]) -> str:

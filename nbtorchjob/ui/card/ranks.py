@@ -234,20 +234,15 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
             every = pace(counts(recent, REPORT))
             reached = done(series, unit, state.counted_from_zero)
             pulses.append(Pulse(rank, reached, pace(counted), every, max(0.0, at - recent[-1].time)))
-    words = _words(state, pulses, now)
-    return [replace(pulse, word=words[pulse.rank]) for pulse in pulses], unit
-
-
-def _words(state: JobState, pulses: Sequence[Pulse], now: float) -> dict[int, str]:
-    """Return how each rank stands out; "" for one that doesn't."""
+    # How each stands out; "" for one that doesn't
     ends, usual = _ends(state), _usual(pulses)
     diagnosis = hang(state, now)
     awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
     if awaited:  # all others wait for those, whatever they have reported
-        going = {pulse.rank: "awaited" if pulse.rank in awaited else "waiting" for pulse in pulses}
+        words = {pulse.rank: "awaited" if pulse.rank in awaited else "waiting" for pulse in pulses}
     else:
-        going = {pulse.rank: _pace(pulse, usual) for pulse in pulses}
-    return {rank: ends.get(rank, word) for rank, word in going.items()}
+        words = {pulse.rank: _pace(pulse, usual) for pulse in pulses}
+    return [replace(pulse, word=ends.get(pulse.rank, words[pulse.rank])) for pulse in pulses], unit
 
 
 def _ends(state: JobState) -> dict[int, str]:

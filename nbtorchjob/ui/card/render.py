@@ -102,9 +102,16 @@ def html(
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
     curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
-    charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
     drawn = ""
-    if charts:
+    if curves:
+        width, height = _CHARTS[len(curves)]
+        lines = [
+            chart.curves(
+                {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
+            )
+            for name, curve in curves.items()
+        ]
+        charts = [*zip(lines, curves.values(), strict=True)]
         read = metrics.html(charts) + metrics.table(curves)
         drawn, room = _fitting(room, read, metrics.plain(charts))
     if folded and drawn:
@@ -284,13 +291,6 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
 
 def _series(state: JobState) -> Series:
     return state.spoken
-
-
-def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
-    width, height = _CHARTS[beside]
-    return chart.curves(
-        {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
-    )
 
 
 def _failure(state: JobState, source: SourceLookup) -> str:

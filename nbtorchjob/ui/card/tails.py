@@ -114,20 +114,15 @@ def folds(
     out = []
     for rank in shown:
         lines, most = (_LEAD_LINES, first) if rank == lead else (_OTHER_LINES, other)
-        told_last = rank in opened or rank in silent
         tail = html_tail(logs[rank], lines, most)
-        out.append(_folded(rank, tail, opened=rank in opened, told_last=told_last))
+        if tail.lines:
+            snippet = tag("span", escape(clip(tail.last.strip(), 44), quote=False), _LAST)
+            last = "" if rank in opened or rank in silent else DOT + snippet
+            mark = tag("span", "", f"border-left:3px solid {of_rank(rank)};padding-left:5px")
+            title = f"{mark}rank {rank}{DOT}{tail}{last}"
+            out.append(fold(title, screen(tail.lines), opened=rank in opened))
     more = (len(order) if total is None else total) - len(shown)
     return [*out, text_line(f"… and {count(more, 'more rank')}")] if more else out
-
-
-def _folded(rank: int, tail: Tail, *, opened: bool, told_last: bool) -> str:
-    if not tail.lines:
-        return ""
-    snippet = escape(clip(tail.last.strip(), 44), quote=False)
-    last = "" if told_last else DOT + tag("span", snippet, _LAST)
-    mark = tag("span", "", f"border-left:3px solid {of_rank(rank)};padding-left:5px")
-    return fold(f"{mark}rank {rank}{DOT}{tail}{last}", screen(tail.lines), opened=opened)
 
 
 def _rows(log: LogTail) -> list[Row]:
