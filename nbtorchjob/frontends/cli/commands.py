@@ -48,13 +48,11 @@ _MCP = Verb("mcp", "", "offer verbs to agents, as an MCP server on stdin and std
 _COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
 
 
-def _here(verb: Verb) -> Verb:
-    """Return a notebook's verb with the options that the command has."""
-    return replace(verb, options=(*verb.options, JSON) if verb.terminal is None else verb.terminal)
-
-
 COMMANDS: Mapping[str, Verb] = {
-    **{name: _here(verb) for name, verb in {**VERBS, "run": _RUN, "map": _MAP}.items()},
+    **{
+        name: replace(verb, options=(*verb.options, JSON) if verb.terminal is None else verb.terminal)
+        for name, verb in {**VERBS, "run": _RUN, "map": _MAP}.items()
+    },
     "tend": _TEND,
     "mcp": _MCP,
     "completion": _COMPLETION,

@@ -174,10 +174,11 @@ class _Imported(ast.NodeTransformer):
             return node
         return ast.copy_location(ast.Constant(isinstance(node.ops[0], ast.NotEq)), node)
 
-    def _as_it_is(self, node: ast.AST) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
+        """Leave it as it is."""
         return node
 
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _as_it_is
+    visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
 
 
 def _functions(path: Path) -> list[str]:
@@ -225,7 +226,10 @@ class Stream:
             self._put(line for splitter in self._splitters.values() for line in splitter.end())
         if isinstance(event, WorkersStarted) and event.node == self._request.node:
             self._there |= {(rank, event.round) for rank in event.ranks}
-        if not isinstance(event, LogChunk) or not self._is_wanted(event):
+        if not isinstance(event, LogChunk):
+            return
+        by_rank = self._request.rank in (None, event.rank)
+        if not (by_rank if self._request.node is None else (event.rank, event.round) in self._there):
             return
         if self._request.as_written:
             if data := b"".join(data for _, data in of_stream(event, self._request.stream)):
@@ -234,11 +238,6 @@ class Stream:
         else:
             splitter = Splitter(event.rank, self._request.stream)
             self._put(self._splitters.setdefault(event.rank, splitter).feed(event))
-
-    def _is_wanted(self, chunk: LogChunk) -> bool:
-        if self._request.node is not None:
-            return (chunk.rank, chunk.round) in self._there
-        return self._request.rank in (None, chunk.rank)
 
     def _put(self, lines: Iterable[LogLine]) -> None:
         if shown := b"".join(map(self._request.shown, filter(self._request.wanted.has, lines))):

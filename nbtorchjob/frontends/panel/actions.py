@@ -9,6 +9,7 @@ import ast
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import ipywidgets as widgets
@@ -56,8 +57,19 @@ class Actions:
             button.disabled = not enabled
 
     def _button(self, text: str, tooltip: str, verb: _Verb) -> Any:
+        def act(_: Any) -> None:
+            spec = self._wanted()
+            if spec is None:
+                return
+            self._say("\u2026")
+            # It begins here, where the notebook's names are, and goes on in a thread.
+            work = self._reporting_errors(lambda: verb(spec))
+            if work is not None:
+                rest = partial(self._reporting_errors, work)
+                threading.Thread(target=rest, name="nbtorchjob-panel", daemon=True).start()
+
         button = widgets.Button(description=text, tooltip=tooltip)
-        button.on_click(lambda _: self._act(verb))
+        button.on_click(act)
         return button
 
     def _run(self, spec: JobSpec) -> Callable[[], None]:
@@ -90,18 +102,6 @@ class Actions:
         text = self.call.value.strip() or f"{_last_function(shell.user_ns)}()"
         call = capture.from_expression(text, shell.user_ns, root=working())
         return call, origin.of(shell, call.sources)
-
-    def _act(self, verb: _Verb) -> None:
-        """Begin here, where the notebook's names are, and continue in a thread."""
-        spec = self._wanted()
-        if spec is None:
-            return
-        self._say("\u2026")
-        work = self._reporting_errors(lambda: verb(spec))
-        if work is not None:
-            threading.Thread(
-                target=lambda: self._reporting_errors(work), name="nbtorchjob-panel", daemon=True
-            ).start()
 
     def _reporting_errors(self, work: Callable[[], Any]) -> Any:
         try:
@@ -174,14 +174,13 @@ class Latest:
 
     def _run(self) -> None:
         try:
-            while (job := self._next()) is not None:
+            while True:
+                with self._lock:
+                    job, self._waiting = self._waiting, None
+                    self._busy = job is not None
+                if job is None:
+                    return
                 job()
         except BaseException:
             self._busy = False
             raise
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._lock:
-            job, self._waiting = self._waiting, None
-            self._busy = job is not None
-            return job

@@ -6,7 +6,6 @@ Here is also how things are shown: the panel's style, sections that fold, and te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from html import escape
 from importlib import resources
 from typing import Any, Protocol
@@ -200,6 +199,12 @@ class Rows:
 
     def offer(self, choices: Sequence[Choice]) -> None:
         """Offer the choices for adding to the rows."""
+
+        def choose(change: Any) -> None:
+            if change["new"]:
+                self._add(change["new"])
+                change["owner"].value = ""
+
         labels = [
             (" \u00b7 ".join(filter(None, (choice.value, choice.note))), choice.value) for choice in choices
         ]
@@ -207,13 +212,8 @@ class Rows:
             options=[("Add from the cluster\u2026", ""), *labels],
             description=f"choices for {self._option.key}",
         )
-        listed.observe(self._chosen, "value")
+        listed.observe(choose, "value")
         self._below.children = [self._more, listed] if labels else [self._more]
-
-    def _chosen(self, change: Any) -> None:
-        if change["new"]:
-            self._add(change["new"])
-            change["owner"].value = ""
 
     def _add(self, text: str = "") -> None:
         self._set([*self._rows.children, self._row(text)])
@@ -228,11 +228,8 @@ class Rows:
         line.observe(lambda _: self._changed(), "value")
         gone = widgets.Button(description="Remove", tooltip=f"Remove this {name}")
         row = widgets.HBox([line, gone])
-        gone.on_click(partial(self._remove, row))
+        gone.on_click(lambda _: self._set([other for other in self._rows.children if other is not row]))
         return row
-
-    def _remove(self, row: Any, _button: Any) -> None:
-        self._set([other for other in self._rows.children if other is not row])
 
 
 # Selecting and copying also works on pages without TLS, where the clipboard's own API is missing.

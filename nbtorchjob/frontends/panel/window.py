@@ -107,7 +107,7 @@ class Window:
 
     def __init__(self, spec: JobSpec) -> None:
         self.verdict = form.Verdict(None)
-        self.line = Copyable("the magic line", _insertion)
+        self.line = Copyable("the magic line", partial(inserting, "Insert into a cell"))
         self.python = Copyable("the Python call")
         self.manifests = Copyable("the manifests")
         self.profiles = Profiles(lambda: self.verdict.spec, self.put)
@@ -239,10 +239,6 @@ class Window:
 def _noted(wrong: int, filled: int) -> str:
     """Say of a section how many of its fields are wrong, or else are set."""
     return f"{wrong} wrong" if wrong else f"{filled} set" if filled else ""
-
-
-def _insertion(line: str) -> str:
-    return inserting("Insert into a cell", line)
 
 
 def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:

@@ -19,6 +19,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +37,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api, Lanes, installed
 from nbtorchjob.frontends.server.routes import jobs, logs, settings
 from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
-from nbtorchjob.frontends.server.watch import Changes, Watch
+from nbtorchjob.frontends.server.watch import Watch
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import PLACES
 
@@ -321,7 +322,8 @@ class TorchJobApp(ExtensionApp):
             root = os.path.abspath(server.contents_manager.root_dir)
             self.roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
         every = {name: self.clusters_s if PLACES[name].remote else self.here_s for name in ROWS}
-        self.watch = Watch(self.lanes, every, self._tell, self.roots)
+        tell = partial(server.event_logger.emit, schema_id=SCHEMA_ID, data={})
+        self.watch = Watch(self.lanes, every, lambda _: tell(), self.roots)
         self.document = document(ROUTES, server.base_url)
         if self.tend:
             self.tenders = Tenders()
@@ -332,9 +334,6 @@ class TorchJobApp(ExtensionApp):
         await self.watch.stop()
         if self.tenders is not None:
             await asyncio.to_thread(self.tenders.stop)
-
-    def _tell(self, _: Changes) -> None:
-        cast("Any", self.serverapp).event_logger.emit(schema_id=SCHEMA_ID, data={})
 
     def initialize_handlers(self) -> None:
         """Register the routes."""

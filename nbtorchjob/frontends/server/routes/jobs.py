@@ -115,7 +115,13 @@ class JobHandler(Api):
     @authorized
     async def delete(self, id: str) -> None:
         """End it if it runs, and remove all that is kept of it; 204 once that is done."""
-        await _change(self, JobId.parse(id), _delete)
+
+        def delete(backend: Backend, name: str) -> None:
+            with suppress(DamagedError):  # nothing of its record need be known
+                backend.info(name)
+            backend.delete(name)
+
+        await _change(self, JobId.parse(id), delete)
         self.finish_empty()
 
 
@@ -131,7 +137,16 @@ class VerbHandler(Api):
         """
         if verb not in CHANGES:
             raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
-        await _change(self, JobId.parse(id), partial(_on_job, verb))
+
+        def change(backend: Backend, name: str) -> None:
+            try:
+                backend.info(name)  # of a job that there isn't, ending it would silently change nothing
+            except DamagedError:
+                if verb != "cancel":  # to end a job nothing of its record need be known
+                    raise
+            CHANGES[verb](backend, name)
+
+        await _change(self, JobId.parse(id), change)
         self.finish_empty()
 
 
@@ -219,22 +234,6 @@ async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T], o
         return await handler.of(job, work, once)
     finally:
         _watch(handler).again(job)
-
-
-def _on_job(verb: str, backend: Backend, name: str) -> None:
-    """Do something to a job that exists: ending a missing job would silently change nothing."""
-    try:
-        backend.info(name)
-    except DamagedError:
-        if verb != "cancel":  # to end a job nothing of its record need be known
-            raise
-    CHANGES[verb](backend, name)
-
-
-def _delete(backend: Backend, name: str) -> None:
-    with suppress(DamagedError):  # as above
-        backend.info(name)
-    backend.delete(name)
 
 
 class DescriptionHandler(Api):

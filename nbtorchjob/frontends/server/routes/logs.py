@@ -173,9 +173,16 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         job, since = JobId.parse(id), _since(self.get_argument("since", ""))
         text = self.get_argument("ranks", "")
         ranks = frozenset(number("ranks", part) for part in text.split(",")) if text else None
+
+        def show(state: JobState) -> dict[str, Any]:
+            failure, failed = state.failure, None
+            if failure is not None and failure.rank is not None:
+                failed = {"rank": failure.rank, "round": failure.round}
+            return {"job": self.record(state), "failed": failed}
+
         info = await self.of(job, lambda backend, name: backend.info(name))
         self._events = messages(
-            info, backend_of(job.backend, job.address).follow(job.address, since=since), ranks, self._shown
+            info, backend_of(job.backend, job.address).follow(job.address, since=since), ranks, show
         )
         await super().get(id=id)
 
@@ -213,13 +220,6 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
         except WebSocketClosedError:
             return
         self.close(_BROKEN)
-
-    def _shown(self, state: JobState) -> dict[str, Any]:
-        failure = state.failure
-        failed = None
-        if failure is not None and failure.rank is not None:
-            failed = {"rank": failure.rank, "round": failure.round}
-        return {"job": self.record(state), "failed": failed}
 
 
 def _since(text: str) -> Mapping[tuple[int, int], int]:

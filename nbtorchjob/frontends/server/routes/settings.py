@@ -143,19 +143,20 @@ class ProfilesHandler(_AtNotebook):
         be used, and why; 409 for a file that can't be read.
         """
         folder = self.folder()
-        self.finish(await self.ask("profiles", lambda: _profiles(folder)))
 
+        def find() -> dict[str, Any]:
+            by_name: dict[str, Any] = {}
+            notes = profiles.notes(cwd=folder)
+            for name in profiles.names(cwd=folder):
+                try:
+                    line = options.magic_line(JobSpec(), CellOptions(profile=name))
+                    spec = profiles.load(name, cwd=folder).to_json()
+                    by_name[name] = {"line": f"%%torchjob {line}", "spec": spec}
+                except NBTorchJobError as exc:  # the others are still there
+                    notes.append(str(exc))
+            return {"default": profiles.default_name(cwd=folder), "profiles": by_name, "notes": notes}
 
-def _profiles(cwd: Path) -> dict[str, Any]:
-    by_name: dict[str, Any] = {}
-    notes = profiles.notes(cwd=cwd)
-    for name in profiles.names(cwd=cwd):
-        try:
-            line = options.magic_line(JobSpec(), CellOptions(profile=name))
-            by_name[name] = {"line": f"%%torchjob {line}", "spec": profiles.load(name, cwd=cwd).to_json()}
-        except NBTorchJobError as exc:  # the others are still there
-            notes.append(str(exc))
-    return {"default": profiles.default_name(cwd=cwd), "profiles": by_name, "notes": notes}
+        self.finish(await self.ask("profiles", find))
 
 
 class DoctorHandler(_AtNotebook):
@@ -170,17 +171,18 @@ class DoctorHandler(_AtNotebook):
         afterwards. So it is a POST: a link on somebody else's page can't trigger it.
         """
         folder, name = self.folder(), self.get_argument("profile", "", strip=False)
-        spec = await self.ask("profiles", lambda: _spec(name, folder))
+
+        def find() -> JobSpec:
+            try:
+                known = profiles.load(name, cwd=folder) if name else profiles.default(cwd=folder)
+                return profiles.admitted(known)
+            except SpecError as exc:
+                if exc.field == "profile":  # the request's mistake; any other is in a file
+                    raise MalformedError(str(exc)) from None
+                raise
+
+        spec = await self.ask("profiles", find)
         there = lane(spec.backend, spec.cluster.context)
         # It has a lane of its own: it asks much, and mustn't take room from what is done to jobs.
         findings = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
         self.finish({"findings": [asdict(finding) for finding in findings]})
-
-
-def _spec(name: str, cwd: Path) -> JobSpec:
-    try:
-        return profiles.admitted(profiles.load(name, cwd=cwd) if name else profiles.default(cwd=cwd))
-    except SpecError as exc:
-        if exc.field == "profile":  # the request's mistake; any other is in a file
-            raise MalformedError(str(exc)) from None
-        raise

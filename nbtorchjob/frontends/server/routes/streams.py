@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -98,7 +98,11 @@ class _Pieces:
                 self.size += _HEAD_BYTES
             piece.parts.append(data)
             start, piece.end = piece.end, piece.end + len(data)
-            piece.times += _within(chunk.times, start, piece.end)
+            for upto, time_ in chunk.times:
+                if upto > start:
+                    piece.times.append((min(upto, piece.end), time_))
+                if upto >= piece.end:
+                    break
             piece.size += len(data)
         self.size += len(chunk.data)
 
@@ -107,15 +111,6 @@ class _Pieces:
         pieces = self._all
         self._all, self._newest, self.size = [], {}, 0
         return [piece.message() for piece in pieces]
-
-
-def _within(times: Sequence[tuple[int, float]], start: int, end: int) -> Iterator[tuple[int, float]]:
-    """Yield the times of the bytes from ``start`` to ``end``."""
-    for upto, at in times:
-        if upto > start:
-            yield min(upto, end), at
-        if upto >= end:
-            return
 
 
 class _Box:
