@@ -196,24 +196,22 @@ def wrong(answer: Any, shape: Shape, where: str = "") -> str:
     if isinstance(shape, Mapping):
         if not isinstance(answer, dict):
             return where or "no object"
-        return next(filter(None, (_key(answer, key, part, where) for key, part in shape.items())), "")
+        for key, part in shape.items():
+            name = key.rstrip("!")
+            path = f"{where}.{name}".lstrip(".")
+            values = answer.values() if key == "*" else (answer.get(name),)
+            if key.endswith("!") and answer.get(name) is None:
+                return path
+            for value in values:
+                if value is not None and (bad := wrong(value, part, path)):
+                    return bad
+        return ""
     if isinstance(shape, list):
         if not isinstance(answer, list):
             return where
         return next(filter(None, (wrong(item, shape[0], f"{where}[]") for item in answer)), "")
     good = isinstance(answer, str) if shape is str else shape(answer)
     return "" if good else where
-
-
-def _key(answer: Mapping[str, Any], key: str, shape: Shape, where: str) -> str:
-    name = key.rstrip("!")
-    path = f"{where}.{name}".lstrip(".")
-    if key == "*":
-        rest = (value for value in answer.values() if value is not None)
-        return next(filter(None, (wrong(value, shape, path) for value in rest)), "")
-    if answer.get(name) is None:
-        return path if key.endswith("!") else ""
-    return wrong(answer[name], shape, path)
 
 
 Object = dict[str, Any]

@@ -249,8 +249,12 @@ class Connection:
             # The other half is for what else this process does: it may be a user's kernel.
             if self._apart >= max(_APART, processes.most_open_files() // 2):
                 raise OpenFilesError
+
+            def ended() -> None:
+                self._apart -= 1
+
             self._apart += 1
-            stack.callback(self._apart_ended)
+            stack.callback(ended)
         import aiohttp
 
         headers = {"Accept": request.accept, "Content-Type": request.content}
@@ -290,9 +294,6 @@ class Connection:
                 websocket = await self._upgraded(stack, login, path, query)
             with _broken(login.server):
                 yield Remote(websocket, login.server)
-
-    def _apart_ended(self) -> None:
-        self._apart -= 1
 
     async def _shared(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer | None:
         """Return an answer that shares its connection; None where the server or a proxy has no such."""
@@ -334,12 +335,19 @@ class Connection:
         headers: dict[str, str] = {}
         await login.api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         rest = login.api.rest_client
+
+        async def refused(response: aiohttp.ClientResponse) -> None:
+            if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+                body = await response.content.read(_REFUSAL_BYTES)
+                response.close()
+                raise RefusedError(response.status, body)
+
         # Of its own: a connection that became a websocket serves nobody else, and only a session can be told
         # to look at a refusal, whose text aiohttp throws away (3.14).
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=rest.ssl_context),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            raise_for_status=_refused,
+            raise_for_status=refused,
             trust_env=True,
         )
         await stack.enter_async_context(session)
@@ -376,13 +384,6 @@ class Connection:
             return self._logins[-1]
 
 
-async def _refused(response: aiohttp.ClientResponse) -> None:
-    if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
-        body = await response.content.read(_REFUSAL_BYTES)
-        response.close()
-        raise RefusedError(response.status, body)
-
-
 @contextmanager
 def _broken(server: str, login: Login | None = None) -> Iterator[None]:
     import aiohttp
@@ -414,7 +415,17 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
             why = "the connection broke off"
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:
-            raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
+            named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+            url = login.api.rest_client.proxy or next(iter(named.values()), "")
+            place = next(
+                (name for name, value in named.items() if value == url), "proxy-url of the kubeconfig"
+            )
+            # Without a password that is in it
+            address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
+            raise UnreachableError(
+                f"the proxy {address} ({place}) to the cluster at {login.server} doesn't answer ({why}): "
+                "start or change it"
+            ) from error
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error
@@ -422,15 +433,6 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
 
 # What OpenSSL says of a certificate, by its number (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
-
-
-def _proxy(login: Login) -> str:
-    """Name the proxy to a cluster, without a password in its address, and where it is set."""
-    named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
-    url = login.api.rest_client.proxy or next(iter(named.values()), "")
-    where = next((name for name, value in named.items() if value == url), "proxy-url of the kubeconfig")
-    address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
-    return f"the proxy {address} ({where}) to the cluster at {login.server}"
 
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")

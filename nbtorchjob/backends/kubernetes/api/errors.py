@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects.reading import Target, grant
 from nbtorchjob.errors import (
@@ -150,7 +150,19 @@ class _Answer(NamedTuple):
         return cls(verb, target, status, reason, said, detail_text, is_status=True)
 
 
-_Rule = Callable[[_Answer], str | None]
+_Rule: TypeAlias = Callable[[_Answer], "str | None"]
+_RULES: list[_Rule] = []
+
+
+def _rule(rule: _Rule) -> _Rule:
+    """Put a rule behind those above it: the first that knows the answer speaks.
+
+    A missing permission quotes names that the later ones look for.
+    """
+    _RULES.append(rule)
+    return rule
+
+
 _DENIED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group '
     r'"(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)"| at the cluster scope)'
@@ -159,6 +171,7 @@ _ANONYMOUS = "system:anonymous"
 _LOGIN = "log in again, or choose another --context"
 
 
+@_rule
 def _credentials(answer: _Answer) -> str | None:
     if answer.status == 401:
         return f"the cluster doesn't accept the credentials (401), they may have expired: {_LOGIN}"
@@ -167,6 +180,7 @@ def _credentials(answer: _Answer) -> str | None:
     return None
 
 
+@_rule
 def _permission(answer: _Answer) -> str | None:
     denied = _DENIED.search(answer.said)
     if not denied:
@@ -182,6 +196,7 @@ def _permission(answer: _Answer) -> str | None:
     )
 
 
+@_rule
 def _exec(answer: _Answer) -> str | None:
     # A websocket is opened by GET, which is a get to RBAC; from 1.35 on the server asks for create, too, and
     # doesn't say so (1.36).
@@ -197,6 +212,7 @@ def _exec(answer: _Answer) -> str | None:
     )
 
 
+@_rule
 def _webhook(answer: _Answer) -> str | None:
     denied = re.search(r'admission webhook "([^"]*)" denied the request: (.*)', answer.said, re.DOTALL)
     if not denied:
@@ -211,6 +227,7 @@ def _webhook(answer: _Answer) -> str | None:
     return f"the webhook {name} refuses {answer.target}: {why[:_LONGEST]}"
 
 
+@_rule
 def _quota(answer: _Answer) -> str | None:
     if answer.status != 403 or "quota" not in answer.said:
         return None
@@ -220,6 +237,7 @@ def _quota(answer: _Answer) -> str | None:
     return f"quota exceeded ({_why(answer)}): ask for less, {delete}, or wait"
 
 
+@_rule
 def _namespace(answer: _Answer) -> str | None:
     name = answer.target.namespace
     causes = answer.details.get("causes") or ()
@@ -230,6 +248,12 @@ def _namespace(answer: _Answer) -> str | None:
     return None
 
 
+@_rule
+def _missing(answer: _Answer) -> str | None:
+    return missing(answer.said)
+
+
+@_rule
 def _absence(answer: _Answer) -> str | None:
     if answer.status != 404:
         return None
@@ -242,6 +266,7 @@ def _absence(answer: _Answer) -> str | None:
     )
 
 
+@_rule
 def _too_large(answer: _Answer) -> str | None:
     said = answer.said
     if answer.status != 413 and "request is too large" not in said and "Too long: may not be" not in said:
@@ -249,6 +274,7 @@ def _too_large(answer: _Answer) -> str | None:
     return f"{answer.target} is too large ({said[:_LONGEST]}): pass less to the cell, or set --storage"
 
 
+@_rule
 def _taken(answer: _Answer) -> str | None:
     if answer.reason == "AlreadyExists":
         return f"{answer.target} exists already: choose another name with --name"
@@ -257,6 +283,7 @@ def _taken(answer: _Answer) -> str | None:
     return None
 
 
+@_rule
 def _invalid(answer: _Answer) -> str | None:
     if answer.status != 422:
         return None
@@ -269,6 +296,7 @@ def _invalid(answer: _Answer) -> str | None:
     return f"the cluster refuses {answer.target} as invalid: {why[:_LONGEST]}"
 
 
+@_rule
 def _busy(answer: _Answer) -> str | None:
     if answer.status != 429 and answer.status < 500:
         return None
@@ -278,28 +306,11 @@ def _busy(answer: _Answer) -> str | None:
     )
 
 
+@_rule
 def _other(answer: _Answer) -> str:
     return (
         f"the cluster refuses to {answer.verb} {answer.target} ({answer.status}): {_why(answer)[:_LONGEST]}"
     )
-
-
-# The first that knows the answer speaks. A missing permission quotes names that the later ones look for.
-_RULES: tuple[_Rule, ...] = (
-    _credentials,
-    _permission,
-    _exec,
-    _webhook,
-    _quota,
-    _namespace,
-    lambda answer: missing(answer.said),
-    _absence,
-    _too_large,
-    _taken,
-    _invalid,
-    _busy,
-    _other,
-)
 
 
 def _why(answer: _Answer) -> str:

@@ -23,7 +23,6 @@ import shutil
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -124,8 +123,7 @@ class Kubeconfig:
             if not isinstance(settings, Mapping):
                 yield f"its {key} {named} has no settings" + (": log in again" if key == "user" else "")
                 return
-            check = _cluster_problems if key == "cluster" else _user_problems
-            yield from (f"its {key} {named} {problem}" for problem in check(folder, settings))
+            yield from (f"its {key} {named} {problem}" for problem in _unusable(key, folder, settings))
 
 
 def _read(path: str) -> Entry:
@@ -150,27 +148,37 @@ def _read(path: str) -> Entry:
     )
 
 
-def _cluster_problems(folder: Path, settings: Entry) -> Iterator[str]:
-    server = str(settings.get("server") or "")
-    if not server:
-        yield "has no server"
-    elif not _is_address(server):
-        yield f"has the server {server!r}, which is no address such as https://HOST:6443"
-    yield from _file_problems(folder, settings, _OF_CLUSTER)
-
-
-def _is_address(server: str) -> bool:
-    try:
-        parts = urlsplit(server)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is none
-        return False
-
-
-def _user_problems(folder: Path, settings: Entry) -> Iterator[str]:
-    yield from _file_problems(folder, settings, _OF_USER)
+def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
+    """Yield what is wrong with the settings of a ``cluster``, or a ``user``."""
+    if key == "cluster":
+        server = str(settings.get("server") or "")
+        try:
+            parts = urlsplit(server)
+            leads = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:  # a port that is none
+            leads = False
+        if not server:
+            yield "has no server"
+        elif not leads:
+            yield f"has the server {server!r}, which is no address such as https://HOST:6443"
+    for name, what in (_OF_CLUSTER if key == "cluster" else _OF_USER).items():
+        if inline := settings.get(name + _DATA):
+            try:
+                is_pem = _PEM in base64.b64decode("".join(str(inline).split()), validate=True)
+            except ValueError:
+                is_pem = False
+            if not is_pem:
+                yield f"has {name}{_DATA} that is no {what} in base64"
+        elif path := settings.get(name):
+            try:
+                content = (folder / os.path.expanduser(str(path))).read_bytes()
+            except OSError as error:
+                yield f"has its {what} in {path}, which can't be read ({error.strerror})"
+                return
+            if name != "tokenFile" and _PEM not in content:
+                yield f"has its {what} in {path}, which holds none"
     login = settings.get("exec")
-    if isinstance(login, Mapping):
+    if key == "user" and isinstance(login, Mapping):
         command = os.path.expanduser(str(login.get("command") or ""))
         # As kubectl has it: a path is relative to the file, a mere name is looked for.
         place = str(folder / command) if os.sep in command else command
@@ -178,25 +186,6 @@ def _user_problems(folder: Path, settings: Entry) -> Iterator[str]:
             yield "logs in with no command: log in another way"
         elif shutil.which(place) is None:
             yield f"logs in with {command}, which isn't installed: install it, or log in another way"
-
-
-def _file_problems(folder: Path, settings: Entry, named: Mapping[str, str]) -> Iterator[str]:
-    for key, what in named.items():
-        if inline := settings.get(key + _DATA):
-            try:
-                is_pem = _PEM in base64.b64decode("".join(str(inline).split()), validate=True)
-            except ValueError:
-                is_pem = False
-            if not is_pem:
-                yield f"has {key}{_DATA} that is no {what} in base64"
-        elif path := settings.get(key):
-            try:
-                content = (folder / os.path.expanduser(str(path))).read_bytes()
-            except OSError as error:
-                yield f"has its {what} in {path}, which can't be read ({error.strerror})"
-                return
-            if key != "tokenFile" and _PEM not in content:
-                yield f"has its {what} in {path}, which holds none"
 
 
 _FRESH_S = 60.0  # the kubelet writes another token well before one expires
@@ -311,7 +300,7 @@ async def log_in(context: str | None) -> Login:
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
     settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES}
     try:
-        with _complaints() as complaints:
+        with _Complaints() as complaints:
             loader = await config.load_kube_config(
                 os.pathsep.join(files), name, client_configuration=settings, persist_config=False
             )
@@ -362,21 +351,20 @@ def _account() -> Login:
 
 
 class _Complaints(logging.Handler):
+    """Collects what the loader only logs: when a login command fails, it goes on without credentials."""
+
+    _logger = logging.getLogger("kubernetes.aio.config.kube_config")
+
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.texts: list[str] = []
+        self._texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(" ".join(record.getMessage().split()))
+        self._texts.append(" ".join(record.getMessage().split()))
 
+    def __enter__(self) -> list[str]:
+        self._logger.addHandler(self)
+        return self._texts
 
-@contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """Collect what the loader only logs: when a login command fails, it goes on without credentials."""
-    logger = logging.getLogger("kubernetes.aio.config.kube_config")
-    handler = _Complaints()
-    logger.addHandler(handler)
-    try:
-        yield handler.texts
-    finally:
-        logger.removeHandler(handler)
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)

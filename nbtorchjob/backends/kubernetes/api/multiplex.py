@@ -260,7 +260,12 @@ class Multiplexer:
 
         Raises ``UnspokenError`` (``spoken`` says so from then on), ``OSError`` and ``asyncio.TimeoutError``.
         """
-        link = await self._with_room()
+        while (link := next((link for link in self._links if link.room > 0), None)) is None:
+            # All who wait share one try: a server that is away is waited for once, not once for each of them.
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect())
+                self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
+            await asyncio.shield(self._connecting)
         own = {":method": "GET", ":scheme": "https", ":authority": self._authority, ":path": path}
         stream = link.open([*own.items(), *((name.lower(), value) for name, value in headers.items())])
         try:
@@ -268,17 +273,6 @@ class Multiplexer:
             yield stream
         finally:
             link.leave(stream)
-
-    async def _with_room(self) -> _Link:
-        while True:
-            for link in self._links:
-                if link.room > 0:
-                    return link
-            # All who wait share one try: a server that is away is waited for once, not once for each of them.
-            if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.ensure_future(self._connect())
-                self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
-            await asyncio.shield(self._connecting)
 
     async def _connect(self) -> None:
         tls = self._tls()
