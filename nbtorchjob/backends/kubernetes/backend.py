@@ -119,8 +119,12 @@ class KubernetesBackend(Backend):
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
+
+        async def again(job: JobRef) -> list[JobInfo]:
+            return [_known(await retry.retry(job, resume=resume))]
+
         try:
-            (sent,) = _sent(_act(name, partial(_again, resume=resume)))
+            (sent,) = _sent(_act(name, again))
         except JobNotFoundError:
             raise package.gone(find.gone(name)[0].name) from None
         return sent
@@ -152,7 +156,12 @@ class KubernetesBackend(Backend):
             listed = loop.run(_listed(namespaces.Scope.parse(scope), everyone=everyone))
         else:
             scopes = namespaces.looked_at()
-            for place, states in zip(scopes, loop.run(_beside(scopes, everyone=everyone)), strict=True):
+
+            async def beside() -> list[list[JobState] | BaseException]:
+                looks = (_listed(place, everyone=everyone) for place in scopes)
+                return await asyncio.gather(*looks, return_exceptions=True)
+
+            for place, states in zip(scopes, loop.run(beside()), strict=True):
                 with find.asking(place):
                     if isinstance(states, BaseException):
                         raise states
@@ -453,10 +462,6 @@ def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
         shared.remember(storage)
 
 
-async def _again(job: JobRef, *, resume: bool) -> list[JobInfo]:
-    return [_known(await retry.retry(job, resume=resume))]
-
-
 async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
     sent_info = replace(info, packed=time.time(), payload=len(packed.data))
     return [_known(await Submitter(await session(spec.cluster.context), packed, spec, sent_info).send())]
@@ -543,14 +548,6 @@ async def _listed(scope: namespaces.Scope, *, everyone: bool) -> list[JobState]:
     client = (await session(scope.context)).client
     states = await client.unless_away(find.states(scope, everyone=everyone))
     return await cleanup.unexpired(states)
-
-
-async def _beside(
-    scopes: Sequence[namespaces.Scope], *, everyone: bool
-) -> list[list[JobState] | BaseException]:
-    """List scopes side by side."""
-    looks = (_listed(scope, everyone=everyone) for scope in scopes)
-    return await asyncio.gather(*looks, return_exceptions=True)
 
 
 async def _delete(name: str) -> None:

@@ -159,21 +159,22 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
 def expire_later(job: JobRef, state: JobState) -> None:
     """Remove an ended job when its time has come, if this kernel lives that long; else a list does."""
     due = expires(job, state) if job.mine else None
-    if due is not None:
-        task = asyncio.ensure_future(_expire(job, due))
-        _expiring.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(_expiring.discard)
+    if due is None:
+        return
+
+    async def wait() -> None:
+        await asyncio.sleep(max(0.0, due - job.session.client.now()))
+        with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
+            current = await find.find(job.info.address)
+            if current.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
+                await expire(current)
+
+    task = asyncio.ensure_future(wait())
+    _expiring.add(task)  # the loop itself keeps only weak references
+    task.add_done_callback(_expiring.discard)
 
 
 _expiring: set[asyncio.Task[None]] = set()
-
-
-async def _expire(job: JobRef, due: float) -> None:
-    await asyncio.sleep(max(0.0, due - job.session.client.now()))
-    with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
-        current = await find.find(job.info.address)
-        if current.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
-            await expire(current)
 
 
 async def expire(job: JobRef) -> None:

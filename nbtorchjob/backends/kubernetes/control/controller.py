@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, holding
@@ -204,7 +204,13 @@ class JobController:
             return False
         view = newest(state)
         explained = bool(view.errors or view.exits or view.agents) or self._tells(final, state.tries)
-        return explained and (numbered or _own_fault(state))
+        if not explained or numbered:
+            return explained
+        # By the job's own code: a rank whose peer was lost fails with the same exit code.
+        first = culprit(state)
+        if first is None or (first.error is not None and first.error.lost_peer):
+            return False
+        return first.reason.cause in (Cause.USER, Cause.CONFIG, Cause.UNKNOWN)
 
     def _tells(self, lost: list[Life], attempt: int) -> bool:
         """Whether it is known why runs ended, or what could tell has had the time to."""
@@ -228,9 +234,13 @@ class JobController:
 
     async def _halt(self, state: JobState, mark: str, text: str) -> None:
         """End the newest attempt for good."""
-        target = attempts.target(self._kind, self._scope, self._info, state.tries)
+        # The first attempt's object owns the others.
+        first, target = (
+            attempts.target(self._kind, self._scope, self._info, number) for number in (1, state.tries)
+        )
+        remove = partial(self._session.client.delete, first, uid=self._first["metadata"]["uid"])
         try:
-            last = self._remove if self._removes and mark == labelling.CANCELLED else None
+            last = remove if self._removes and mark == labelling.CANCELLED else None
             await holding.halt(
                 self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S, last=last
             )
@@ -245,15 +255,10 @@ class JobController:
                 why = "as the job was cancelled"
             else:
                 reason = text.partition(" ")[2] or STOPPED
-                first = culprit(newest(state)) if reason == STOPPED else None
-                why = f"{reason}: {first.reason.line}" if first is not None else reason
+                cause = culprit(newest(state)) if reason == STOPPED else None
+                why = f"{reason}: {cause.reason.line}" if cause is not None else reason
             actions.log_deed(self._info, "ended an attempt", f"number {state.tries}, {why}")
         self._stopped.add(state.tries)
-
-    async def _remove(self) -> None:
-        """Delete the first attempt's object, to which the others belong."""
-        target = attempts.target(self._kind, self._scope, self._info, 1)
-        await self._session.client.delete(target, uid=self._first["metadata"]["uid"])
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
@@ -333,11 +338,3 @@ def _reason_since(state: JobState, reason: str) -> float | None:
     return max(
         (attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None), default=None
     )
-
-
-def _own_fault(state: JobState) -> bool:
-    """Whether the job's own code failed first: a rank whose peer was lost fails with the same exit code."""
-    first = culprit(state)
-    if first is None or (first.error is not None and first.error.lost_peer):
-        return False
-    return first.reason.cause in (Cause.USER, Cause.CONFIG, Cause.UNKNOWN)

@@ -146,7 +146,8 @@ class Follower:
                     for event in self._pod_facts(Change(DELETED, pod), node):
                         yield self._taken(event)
             while not self._over():
-                if self._visit and self._goes_on:
+                listed = not self._unlisted and self._queue.empty()
+                if self._visit and listed and sound(self._state):
                     return
                 for turn in (self._vanished, self._missed, self._tend, self._next):
                     for event in await turn():
@@ -267,7 +268,9 @@ class Follower:
         with suppress(ClusterError):
             api = await self._served(POD_GROUPS)
             if api is not None:
-                async with aclosing(self._changes(api, self._is_group)) as changes:
+                async with aclosing(
+                    self._changes(api, lambda group: group["metadata"]["name"] in self._groups)
+                ) as changes:
                     async for change in changes:
                         if change.object and change.type != DELETED:
                             await self._queue.put(lifecycle.group_facts(change.object))
@@ -281,9 +284,6 @@ class Follower:
             self._unlisted.discard(api.plural)  # the job may end meanwhile
             await self._queue.put([])
             await asyncio.sleep(next(pauses))
-
-    def _is_group(self, group: Object) -> bool:
-        return group["metadata"]["name"] in self._groups
 
     async def _vanished(self) -> list[ev.Event]:
         """Tell, once, which pods of a cancelled job went while nobody here followed it."""
@@ -390,11 +390,6 @@ class Follower:
         if self._controller is None or self._unlisted or not self._queue.empty():
             return []
         return await self._controller.tend(self._state, reading=self._reading)
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether all is listed, and nothing is wrong with the job, nor to be done for it now."""
-        return not self._unlisted and self._queue.empty() and sound(self._state)
 
     @property
     def _reading(self) -> bool:

@@ -50,7 +50,7 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.text.hints import hint
 
 # Ends a job for good whatever its queue does.
-Last: TypeAlias = Callable[[], Awaitable[None]]
+Last: TypeAlias = Callable[[], Awaitable[object]]
 
 _LOOK_S = 0.1
 _UNSEEN_S = 2.0  # for Kueue to show what it makes of a change, where nobody may read its Workload
@@ -108,7 +108,7 @@ async def hold(
     look = time.monotonic() + _AGAIN_S
     while time.monotonic() < until:
         obj = await session.client.get(target)
-        if _over(kind, obj) or (kind.suspends(obj) and await _inactive(session, target, obj)):
+        if _over(kind, obj) or (kind.suspends(obj) and _inactive(await _workload(session, target, obj))):
             return  # or somebody else, who may, has deactivated it meanwhile
         if time.monotonic() > look:
             look += _AGAIN_S
@@ -127,7 +127,7 @@ async def release(session: Session, kind: Kind, target: Target, obj: Object) -> 
             )
         await session.client.patch(target, {"metadata": back})
     workload = await _workload(session, target, obj)
-    if workload is not None and (workload.get("spec") or {}).get("active") is False:
+    if workload is not None and _inactive(workload):
         await _set_active(session, workload, active=True)
 
 
@@ -193,8 +193,7 @@ async def _workload(session: Session, target: Target, obj: Object) -> Object | N
     return await queueing.workload(session, target.namespace or "", obj["metadata"]["uid"])
 
 
-async def _inactive(session: Session, target: Target, obj: Object) -> bool:
-    workload = await _workload(session, target, obj)
+def _inactive(workload: Object | None) -> bool:
     return workload is not None and (workload.get("spec") or {}).get("active") is False
 
 

@@ -60,11 +60,13 @@ class Workloads:
             self._waits.pop(uid, None)
         else:
             self._waits[uid] = wait
+        owners = [ref["name"] for ref in workload["metadata"].get("ownerReferences") or ()]
         facts: list[ev.Event] = []
         if owner in self._jobs:
             self._mine = uid
             facts = workloads.facts(workload)
-        elif self._named_alike(workload):
+        elif any(name == self._name or name.startswith(f"{self._name}-a") for name in owners):
+            # Of a job that is called as an attempt of this one
             self._early[owner] = workload
         return [*facts, *self._standing()]
 
@@ -94,12 +96,6 @@ class Workloads:
         news = position != self._told
         self._told = position
         return standing if news else []
-
-    def _named_alike(self, workload: Object) -> bool:
-        """Whether a Workload's owner is called as an attempt of the job."""
-        owners = workload["metadata"].get("ownerReferences") or ()
-        names = [owner["name"] for owner in owners]
-        return any(name == self._name or name.startswith(f"{self._name}-a") for name in names)
 
 
 _EARLY = 64  # events about what may never be shown are forgotten

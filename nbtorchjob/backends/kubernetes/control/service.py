@@ -137,14 +137,16 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     Raises ``ClusterError``.
     """
     leases = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    seen = []
+    seen, now = [], client.now()
     for obj in leases:
-        user_ = (obj["metadata"].get("labels") or {}).get(labelling.USER)
-        looks_after = user_ in (None, labelling.word(whose))
-        if looks_after and str(obj["metadata"].get("name")).startswith(NAME):
-            tender = _read(obj, client.now())
-            if tender is not None:
-                seen.append(tender)
+        metadata, spec = obj["metadata"], obj.get("spec") or {}
+        looks_after = (metadata.get("labels") or {}).get(labelling.USER) in (None, labelling.word(whose))
+        if not looks_after or not str(metadata.get("name")).startswith(NAME):
+            continue
+        who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
+        hold = spec.get("leaseDurationSeconds")
+        if who and now - beat <= (hold if isinstance(hold, int) else HOLD_S):
+            seen.append(Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat))
     return min(seen, key=lambda tender: tender.since, default=None)
 
 
@@ -167,15 +169,6 @@ async def tends(spec: JobSpec) -> bool:
     """Whether a tender looks after what this user sends with such a spec. Raises ``ClusterError``."""
     here = await session(spec.cluster.context)
     return await holder(here.client, (await here.scope(spec)).namespace, user()) is not None
-
-
-def _read(obj: Object, now: float) -> Tended | None:
-    spec = obj.get("spec") or {}
-    who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
-    hold = spec.get("leaseDurationSeconds")
-    if not who or now - beat > (hold if isinstance(hold, int) else HOLD_S):
-        return None
-    return Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat)
 
 
 _FIND_S = 30.0  # between two looks for namespaces that jobs were newly sent to

@@ -225,8 +225,9 @@ class Tender:
             return
         if kept.due is not None and kept.due <= self._session.client.now():
             kept.due = None
-            work = self._visit if state.ended is None or _untidy(job, state, kept) else self._expire
-            kept.visit = asyncio.ensure_future(self._guarded(key, kept, partial(work, job, kept)))
+            visits = state.ended is None or _untidy(job, state, kept)
+            work = partial(self._visit, job, kept) if visits else partial(cleanup.expire, job)
+            kept.visit = asyncio.ensure_future(self._guarded(key, kept, work))
 
     def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
         """Note where a run stands in its group; None if it is gone."""
@@ -278,9 +279,6 @@ class Tender:
             why = f"at most {job.info.at_once} of {job.info.group} are under way"
             actions.log_deed(job.info, "started a run", why)
         kept.begun = True
-
-    async def _expire(self, job: JobRef, _kept: _Kept) -> None:
-        await cleanup.expire(job)
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:
         gone = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
