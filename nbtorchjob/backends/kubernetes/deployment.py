@@ -209,6 +209,12 @@ _LABELS = "object.metadata.labels"
 _BEFORE = "oldObject.metadata.labels"
 _OWN = (labelling.JOB, labelling.RUN, labelling.USER, labelling.ATTEMPT)
 _NUMBERED = f"has({_LABELS}) && '{labelling.ATTEMPT}' in {_LABELS} && {_LABELS}['{labelling.ATTEMPT}'] != '1'"
+# An object is created, or gets other labels of ours: operators update the rest.
+_ANEW = f"oldObject == null || !has({_BEFORE}) || " + " || ".join(
+    f"('{label}' in {_BEFORE} ? {_BEFORE}['{label}'] : '') != "
+    f"('{label}' in {_LABELS} ? {_LABELS}['{label}'] : '')"
+    for label in _OWN
+)
 _JOB = f"{_LABELS}['{labelling.JOB}']"
 _ASKS = (
     "authorizer.group(request.resource.group).resource(request.resource.resource)"
@@ -248,7 +254,7 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
                 "matchConstraints": {"resourceRules": rules},
                 "matchConditions": [
                     {"name": "a-later-attempt", "expression": _NUMBERED},
-                    {"name": "made-or-labelled-anew", "expression": _anew()},
+                    {"name": "made-or-labelled-anew", "expression": _ANEW},
                 ],
                 "validations": [
                     {
@@ -281,13 +287,3 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
             },
         },
     ]
-
-
-def _anew() -> str:
-    """Return whether an object is created, or gets other labels of ours: operators update the rest."""
-    changed = (
-        f"('{label}' in {_BEFORE} ? {_BEFORE}['{label}'] : '') != "
-        f"('{label}' in {_LABELS} ? {_LABELS}['{label}'] : '')"
-        for label in _OWN
-    )
-    return f"oldObject == null || !has({_BEFORE}) || {' || '.join(changed)}"

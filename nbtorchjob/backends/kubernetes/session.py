@@ -121,15 +121,16 @@ class Session:
 
     async def minor(self) -> int:
         """Return the server's version: 36 for Kubernetes 1.36."""
+
+        async def ask() -> int:
+            # "minor" is "20+" of some builds, and empty of others.
+            release = (await version(self.client))["gitVersion"]
+            return int(re.sub(r"\D.*", "", release.split(".")[1]))
+
         if _failed(self._minor):
-            self._minor = asyncio.ensure_future(self._asked_minor())
+            self._minor = asyncio.ensure_future(ask())
         assert self._minor is not None
         return await asyncio.shield(self._minor)
-
-    async def _asked_minor(self) -> int:
-        # "minor" is "20+" of some builds, and empty of others.
-        release = (await version(self.client))["gitVersion"]
-        return int(re.sub(r"\D.*", "", release.split(".")[1]))
 
     def reflector(self, namespace: str) -> reflector.Reflector:
         """Return the one reflector of a namespace: its watches serve all jobs."""

@@ -172,7 +172,15 @@ class _Link:
     async def _run(self) -> None:
         trouble: OSError = ConnectionResetError()
         try:
-            while data := await self._arrived():
+            while True:
+                try:
+                    data = await asyncio.wait_for(self._reader.read(_READ), _SILENT_S)
+                except asyncio.TimeoutError:
+                    self._h2.ping(_PING)
+                    self._flush()
+                    data = await asyncio.wait_for(self._reader.read(_READ), _PONG_S)
+                if not data:
+                    break
                 for frames in self._frames(data):
                     for event in self._h2.receive_data(frames):
                         self._take(event)
@@ -191,13 +199,6 @@ class _Link:
                 stream.end(trouble)
             self._streams.clear()
             self._writer.close()
-
-    async def _arrived(self) -> bytes:
-        with suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(self._reader.read(_READ), _SILENT_S)
-        self._h2.ping(_PING)
-        self._flush()
-        return await asyncio.wait_for(self._reader.read(_READ), _PONG_S)
 
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.DataReceived):

@@ -156,15 +156,16 @@ class Troubles:
         if not is_ours:
             self._early = [*self._early[-_EARLY:], event]
             return []
-        return lifecycle.waiting_facts(event, self._node, self._pods.get, self._kind.complaints)
+
+        def node(name: str) -> int | None:
+            pod = self._pods.get(name)
+            return self._kind.node(pod) if pod else None
+
+        return lifecycle.waiting_facts(event, node, self._pods.get, self._kind.complaints)
 
     def _again(self) -> list[ev.Event]:
         early, self._early = self._early, []
         return [fact for event in early for fact in self.read(event)]
-
-    def _node(self, name: str) -> int | None:
-        pod = self._pods.get(name)
-        return self._kind.node(pod) if pod else None
 
 
 # What is put on a host that is about to end, as it is drained or before it. Missing are those of hosts whose

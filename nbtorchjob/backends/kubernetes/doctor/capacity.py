@@ -50,7 +50,30 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
             )
         ]
     wanted = asked(spec)
-    return [_one(quota, wanted) for quota in quotas] or [Finding(True, "no quota limits the namespace")]
+    findings = []
+    for quota in quotas:
+        name = quota["metadata"]["name"]
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            findings.append(Finding(True, f"quota {name} applies only to some pods and wasn't checked"))
+            continue
+        lacking: list[str] = []
+        said: list[str] = []
+        for key, left in _room(quota).items():
+            # As :func:`asked` calls it
+            known = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
+            need, option = wanted.get(known), known.partition(".")[2]
+            if need is None and option in _REQUESTED:
+                lacking.append(f"{key} must be set: use --{option} (unless a LimitRange or runtime does)")
+            elif need is not None and need > left:
+                lacking.append(f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left")
+            elif need is not None:
+                said.append(f"{worded(key, need)} of {worded(key, left)} {key}")
+        if lacking:
+            findings.append(Finding(False, f"quota {name}: {'; '.join(lacking)}"))
+        else:
+            text = f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}"
+            findings.append(Finding(True, text))
+    return findings or [Finding(True, "no quota limits the namespace")]
 
 
 def asked(spec: JobSpec) -> dict[str, float]:
@@ -67,28 +90,6 @@ def asked(spec: JobSpec) -> dict[str, float]:
     return total
 
 
-def _one(quota: Object, wanted: dict[str, float]) -> Finding:
-    name = quota["metadata"]["name"]
-    if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-        return Finding(True, f"quota {name} applies only to some pods and wasn't checked")
-    lacking: list[str] = []
-    for key, left in _room(quota).items():
-        need = wanted.get(_key(key))
-        if need is not None and need > left:
-            lacking.append(f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left")
-        elif need is None and _key(key).partition(".")[2] in _REQUESTED:
-            option = _key(key).partition(".")[2]
-            lacking.append(f"{key} must be set: use --{option} (unless a LimitRange or runtime does)")
-    if lacking:
-        return Finding(False, f"quota {name}: {'; '.join(lacking)}")
-    said = [
-        f"{worded(key, wanted[_key(key)])} of {worded(key, left)} {key}"
-        for key, left in _room(quota).items()
-        if _key(key) in wanted
-    ]
-    return Finding(True, f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}")
-
-
 def _room(quota: Object) -> dict[str, float]:
     status = quota.get("status") or {}
     used = status.get("used") or {}
@@ -98,11 +99,6 @@ def _room(quota: Object) -> dict[str, float]:
         with suppress(ValueError):  # a number too big to limit anything
             left[key] = amount(str(text)) - amount(str(used.get(key) or "0"))
     return left
-
-
-def _key(key: str) -> str:
-    """Return the name that :func:`asked` uses for what a quota names."""
-    return f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
 
 
 def worded(key: str, number: float) -> str:

@@ -41,7 +41,6 @@ from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import Asked
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
 from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.runtime import torch_versions
@@ -172,16 +171,19 @@ _TORCH = "{}.{}".format(*torch_versions.OLDEST)
 
 def image_findings(spec: JobSpec) -> list[Finding]:
     """Report what each image is known to have, or else what it needs."""
-    return [
-        _image_finding(asked, named=image is not None)
-        for asked, image in zip(asked_images(spec), spec.images, strict=True)
-    ]
-
-
-def _image_finding(asked: Asked, *, named: bool) -> Finding:
-    known = images.known(asked)
-    image = f"the image {asked.image}" if named or known is not None else "the image"
-    if known is not None:
+    findings = []
+    for asked, named in zip(asked_images(spec), spec.images, strict=True):
+        known = images.known(asked)
+        image = f"the image {asked.image}" if named is not None or known is not None else "the image"
+        if known is None:
+            here = torch_version() or "none"
+            text = (
+                f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't "
+                "started to check, but with --probe: its first job tells what it has, and a node without "
+                "torch ends at once with a line"
+            )
+            findings.append(Finding(True, text))
+            continue
         there = known.environment
         torch = there.distributions.get("torch")
         has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
@@ -189,16 +191,9 @@ def _image_finding(asked: Asked, *, named: bool) -> Finding:
         ago = words.about(max(0.0, time.time() - known.time))
         good = torch is not None and not torch_versions.too_old(torch)
         needs = "" if good else f": a job needs torch {_TORCH} or later"
-        return Finding(
-            good, f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}"
-        )
-    here = torch_version() or "none"
-    text = (
-        f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't started to "
-        "check, but with --probe: its first job tells what it has, and a node without "
-        "torch ends at once with a line"
-    )
-    return Finding(True, text)
+        text = f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}"
+        findings.append(Finding(good, text))
+    return findings
 
 
 _TEXT = b"nbtorchjob doctor"
@@ -215,30 +210,25 @@ async def store_findings(cluster: Cluster) -> list[Finding]:
     return findings
 
 
-def _try(store: str) -> Finding:
-    if store.startswith("/") and not Path(store).is_dir():
-        text = f"{store} isn't a folder on this machine: mount here what the pods mount, or use a URL"
+def _try(storage: str) -> Finding:
+    if storage.startswith("/") and not Path(storage).is_dir():
+        text = f"{storage} isn't a folder on this machine: mount here what the pods mount, or use a URL"
         return Finding(False, text)
-    folder = stores.inside(store, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    folder = stores.inside(storage, f"nbtorchjob-doctor-{uuid.uuid4().hex[:8]}")
+    url, key = f"{folder}/probe", os.urandom(32)
     try:
-        stores.put(memoryview(_TEXT), f"{folder}/probe")
+        stores.put(memoryview(_TEXT), url)
         try:
-            _read(f"{folder}/probe")
+            # As a value is read
+            with TemporaryDirectory() as here:
+                store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{here}/probe", key, len(_TEXT))
+        except Exception as exc:  # whatever a store's library raises
+            raise SubmitError(f"{url} can be written but not read from here ({exc})") from exc
         finally:
             stores.remove(folder)
     except SubmitError as exc:
         return Finding(False, str(exc))
-    return Finding(True, f"{store} can be written, read and cleared from here; pods need the same access")
-
-
-def _read(url: str) -> None:
-    """Read it as a value is read. Raises ``SubmitError``."""
-    key = os.urandom(32)
-    try:
-        with TemporaryDirectory() as folder:
-            store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{folder}/probe", key, len(_TEXT))
-    except Exception as exc:  # whatever a store's library raises
-        raise SubmitError(f"{url} can be written but not read from here ({exc})") from exc
+    return Finding(True, f"{storage} can be written, read and cleared from here; pods need the same access")
 
 
 _TYPE = "node.kubernetes.io/instance-type"
@@ -262,24 +252,26 @@ async def choices(client: Client) -> list[Choice]:
         used = None
     types: dict[str, list[Object]] = defaultdict(list)
     for host in hosts:
-        if not (host.get("spec") or {}).get("unschedulable"):
-            types[(host["metadata"].get("labels") or {}).get(_TYPE, "")].append(host)
+        name = (host["metadata"].get("labels") or {}).get(_TYPE, "")
+        if name and not (host.get("spec") or {}).get("unschedulable"):
+            types[name].append(host)
     type_choices = []
     for name in sorted(types):
-        if name:
-            hosts = types[name]
-            total: Amounts = defaultdict(float)
-            taken: Amounts = defaultdict(float)
-            for host in hosts:
-                for resource, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
-                    total[resource] += number
-                    taken[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
-            said = [
-                _said(resource, total[resource], None if used is None else taken[resource])
-                for resource in sorted(total)
-            ]
-            note = ", ".join([words.count(len(hosts), "host"), *said])
-            type_choices.append(Choice(f"{_TYPE}={name}", note))
+        total: Amounts = defaultdict(float)
+        taken: Amounts = defaultdict(float)
+        for host in types[name]:
+            for resource, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
+                total[resource] += number
+                taken[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
+        said = [words.count(len(types[name]), "host")]
+        for resource in sorted(total):
+            unit, scale = (" GiB", _GIB) if resource == "memory" else ("", 1.0)
+            amount_text = f"{total[resource] / scale:.3g}{unit} {resource}"
+            if used is not None:
+                free = max(0.0, total[resource] - taken[resource]) / scale
+                amount_text = f"{free:.3g} of {amount_text} free"
+            said.append(amount_text)
+        type_choices.append(Choice(f"{_TYPE}={name}", ", ".join(said)))
     return type_choices
 
 
@@ -292,12 +284,6 @@ def _used(pods: Iterable[Object]) -> dict[str, Amounts]:
             for name, number in _amounts(requests):
                 used[(pod.get("spec") or {}).get("nodeName") or ""][name] += number
     return used
-
-
-def _said(name: str, total: float, taken: float | None) -> str:
-    unit, scale = (" GiB", _GIB) if name == "memory" else ("", 1.0)
-    free = "" if taken is None else f"{max(0.0, total - taken) / scale:.3g} of "
-    return f"{free}{total / scale:.3g}{unit} {name}" + ("" if taken is None else " free")
 
 
 def _amounts(texts: Mapping[str, str]) -> Iterator[tuple[str, float]]:

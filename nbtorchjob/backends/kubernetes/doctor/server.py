@@ -183,28 +183,26 @@ def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iter
     A missing one is bad only if it was requested, or if any is ``needed``.
     """
     for kind in KINDS.values():
-        if kind.api[:3] in served:
-            yield _there(kind, minor, spec)
-        else:
-            wanted = spec.cluster.kind == kind.name or (needed and spec.cluster.kind is None)
+        asked = spec.cluster.kind == kind.name
+        if kind.api[:3] not in served:
+            wanted = asked or (needed and spec.cluster.kind is None)
             others = fit.other_versions(kind, served)
             seen = f"served only in {others}" if others else "not served"
             operator = kind.operator or "Kubernetes itself"
             text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
             # Whoever doesn't need it shouldn't have to read how to install it.
             yield Finding(not wanted, text, kind.install if wanted else "")
-
-
-def _there(kind: Kind, minor: int, spec: JobSpec) -> Finding:
-    text = f"{kind.name}: {kind.api} {kind.api.version} is served"
-    asked = spec.cluster.kind == kind.name
-    if minor < kind.minor:
-        return Finding(not asked, f"{text}, but this kind needs Kubernetes 1.{kind.minor}")
-    try:
-        fit.check(kind, spec, minor)
-    except SpecError as exc:
-        return Finding(not asked, f"{text}, but it can't do this job: {exc}")
-    return Finding(True, text)
+            continue
+        text = f"{kind.name}: {kind.api} {kind.api.version} is served"
+        if minor < kind.minor:
+            yield Finding(not asked, f"{text}, but this kind needs Kubernetes 1.{kind.minor}")
+            continue
+        try:
+            fit.check(kind, spec, minor)
+        except SpecError as exc:
+            yield Finding(not asked, f"{text}, but it can't do this job: {exc}")
+        else:
+            yield Finding(True, text)
 
 
 def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
@@ -212,23 +210,18 @@ def chosen(served: Served, minor: int, spec: JobSpec) -> tuple[Kind | None, list
     try:
         kind = fit.choose(served, spec, minor)
     except (SpecError, SubmitError) as exc:
-        return None, [Finding(False, _reason(exc, minor))]
+        # One of the kinds that need nothing installed may do, or would on a newer server.
+        bare = (kind for kind in KINDS.values() if not kind.operator)
+        able = min(bare, key=lambda kind: minor < kind.minor, default=None)
+        text = str(exc)
+        if able is not None:
+            text += f"; --kind {able.name} needs nothing installed"
+            text += f", but Kubernetes 1.{able.minor} or later" if minor < able.minor else ""
+        return None, [Finding(False, text)]
     cautions = [*fit.left_to_us(kind, spec, minor), *fit.cautions(kind, spec, minor)]
     notes = [Finding(True, f"mind: {caution}") for caution in cautions]
     finding = Finding(True, f"the job would be a {kind.api.kind} (--kind {kind.name})")
     return kind, [finding, *findings(kind, spec, minor), *notes]
-
-
-def _reason(error: Exception, minor: int) -> str:
-    """Return why no kind will do, and with it the kinds that need nothing installed."""
-    able = [kind for kind in KINDS.values() if not kind.operator]
-    for kind in able:
-        if minor >= kind.minor:
-            return f"{error}; --kind {kind.name} needs nothing installed"
-    for kind in able:
-        needed = f"but Kubernetes 1.{kind.minor} or later"
-        return f"{error}; --kind {kind.name} needs nothing installed, {needed}"
-    return str(error)
 
 
 # For jobs of any kind.

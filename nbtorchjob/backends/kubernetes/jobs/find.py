@@ -127,9 +127,14 @@ async def find(name: str) -> JobRef:
     if seen is not None and (seen[0] in scopes or only):
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
             return await _at(name, *seen)
+
+    async def look_in(scope: Scope) -> list[JobRef]:
+        here = await session(scope.context)
+        return await here.client.unless_away(selected(here, scope, labelling.of(name)))
+
     unasked: ClusterError | None = None
     # Side by side: one that is away is waited for once, and not by those behind it.
-    looks = [asyncio.ensure_future(_in(scope, name)) for scope in scopes]
+    looks = [asyncio.ensure_future(look_in(scope)) for scope in scopes]
     try:
         for scope, look in zip(scopes, looks, strict=True):
             try:
@@ -145,11 +150,6 @@ async def find(name: str) -> JobRef:
             look.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
     raise unasked or JobNotFoundError(f"there is no job named {name!r} on the cluster")
-
-
-async def _in(scope: Scope, name: str) -> list[JobRef]:
-    here = await session(scope.context)
-    return await here.client.unless_away(selected(here, scope, labelling.of(name)))
 
 
 def parsed(address: str) -> tuple[Scope | None, str]:

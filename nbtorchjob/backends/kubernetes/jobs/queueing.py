@@ -78,9 +78,19 @@ async def queue(here: Session, namespace: str, name: str) -> Look:
 
 
 async def _look(here: Session, namespace: str, name: str) -> Look:
-    places, local = await asyncio.gather(
-        _permitted(_places(here, namespace, name)), _permitted(_local(here, namespace, name))
-    )
+    async def visible() -> dict[str, int]:
+        api = await here.newest(VISIBLE_QUEUES)
+        if api is None:
+            return {}
+        target = Target(api, namespace, name, "pendingworkloads")
+        return workloads.places(await here.client.document(target.path, answers.PENDING))
+
+    async def own() -> Object | None:
+        api = await here.newest(LOCAL_QUEUES)
+        items = (await here.client.list(api, namespace)).items if api is not None else []
+        return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    places, local = await asyncio.gather(_permitted(visible()), _permitted(own()))
     if local is None:
         return Look(places or {})
     whole = await _permitted(cluster_queue(here, workloads.cluster_queue(local)))
@@ -95,20 +105,6 @@ async def _permitted(work: Awaitable[T]) -> T | None:
         return await work
     except ClusterError:
         return None
-
-
-async def _places(here: Session, namespace: str, name: str) -> dict[str, int]:
-    api = await here.newest(VISIBLE_QUEUES)
-    if api is None:
-        return {}
-    target = Target(api, namespace, name, "pendingworkloads")
-    return workloads.places(await here.client.document(target.path, answers.PENDING))
-
-
-async def _local(here: Session, namespace: str, name: str) -> Object | None:
-    api = await here.newest(LOCAL_QUEUES)
-    items = (await here.client.list(api, namespace)).items if api is not None else []
-    return next((item for item in items if item["metadata"]["name"] == name), None)
 
 
 async def cluster_queue(here: Session, name: str) -> Object | None:

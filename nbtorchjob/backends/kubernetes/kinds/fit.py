@@ -42,11 +42,6 @@ class _Ask(FrozenDataclass):
     instead: str = ""
 
 
-def _range(spec: JobSpec) -> str | None:
-    launch = spec.launch
-    return f"{launch.min_nodes}:{launch.max_nodes}" if launch.elastic else None
-
-
 def _policy(spec: JobSpec) -> RunPolicy:
     return spec.launch.run_policy or RunPolicy()
 
@@ -60,7 +55,12 @@ def _roles(spec: JobSpec) -> str | None:
 _TOLD_AT_THE_END = "on a cluster, where a deadline ends pods, in their grace period: use --grace"
 _RETRIES = " (use --retries instead)"
 _ASKS = (
-    _Ask("elastic", "nnodes", _range, "a fixed number"),
+    _Ask(
+        "elastic",
+        "nnodes",
+        lambda s: f"{s.launch.min_nodes}:{s.launch.max_nodes}" if s.launch.elastic else None,
+        "a fixed number",
+    ),
     _Ask("roles", "master", _roles, "the same as its workers'"),
     _Ask(
         "restart policy",

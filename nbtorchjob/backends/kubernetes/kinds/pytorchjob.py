@@ -136,13 +136,13 @@ def facts(obj: Object) -> list[ev.Event]:
     """
     elastic = "elasticPolicy" in (obj.get("spec") or {})
     events = reading.job_facts(obj, "Succeeded", "Failed", every_node=not elastic)
-    return [_with_reason(event) if isinstance(event, ev.Verdict) else event for event in events]
-
-
-def _with_reason(verdict: ev.Verdict) -> ev.Verdict:
     # The reason is PyTorchJobFailed whatever failed; only the text mentions a deadline.
-    late = "longer than specified deadline" in verdict.text
-    return replace(verdict, reason=failure.DEADLINE_EXCEEDED) if late else verdict
+    return [
+        replace(event, reason=failure.DEADLINE_EXCEEDED)
+        if isinstance(event, ev.Verdict) and "longer than specified deadline" in event.text
+        else event
+        for event in events
+    ]
 
 
 def plain(reason: str, message: str) -> str:

@@ -7,7 +7,7 @@ the runtime decides everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Runtime, Runtimes, Submission
@@ -224,23 +224,18 @@ def check(spec: JobSpec) -> None:
             f"{len(spec.env) + len(spec.secret_env)} variables",
             f"at most {_MOST_ENV - _OUR_ENV} on a trainjob",
         )
-    beyond = sorted(_beyond(spec.cluster.patch))
-    if beyond:
-        allowed = (
-            f"left without {', '.join(beyond)} on a trainjob, whose runtime keeps these; use another --kind"
-        )
-        raise SpecError("pod_patch", spec.cluster.pod_patch, allowed)
-
-
-def _beyond(patch: Mapping[str, Any]) -> Iterator[str]:
-    metadata, spec = patch.get("metadata") or {}, patch.get("spec") or {}
-    yield from (f"metadata.{key}" for key in metadata if key not in ("labels", "annotations"))
-    yield from (f"spec.{key}" for key in spec if key not in (*_REACHED, "containers"))
-    for container in spec.get("containers") or ():
+    metadata, pod = (spec.cluster.patch.get(part) or {} for part in ("metadata", "spec"))
+    beyond = [f"metadata.{key}" for key in metadata if key not in ("labels", "annotations")]
+    beyond += [f"spec.{key}" for key in pod if key not in (*_REACHED, "containers")]
+    for container in pod.get("containers") or ():
         if container.get("name", CONTAINER) != CONTAINER:
-            yield "spec.containers other than its own"
+            beyond.append("spec.containers other than its own")
         known = ("name", "resources", *_TRAINER, *_PATCHED)
-        yield from (f"spec.containers[].{key}" for key in container if key not in known)
+        beyond += [f"spec.containers[].{key}" for key in container if key not in known]
+    if beyond:
+        left = f"left without {', '.join(sorted(beyond))} on a trainjob"
+        allowed = f"{left}, whose runtime keeps these; use another --kind"
+        raise SpecError("pod_patch", spec.cluster.pod_patch, allowed)
 
 
 __all__ = ["KIND"]

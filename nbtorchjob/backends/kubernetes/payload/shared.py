@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, submit_errors
 from nbtorchjob.frozen import FrozenDataclass
@@ -79,11 +79,11 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
         return
     # A store of objects shows one once it is whole; a folder shows what there is of it.
     partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
-    digest = hashlib.sha256()
+    digest, data = hashlib.sha256(), getattr(file, "data", None)
     make_folder(files, path)
     try:
         with (
-            _opened(file) as source,
+            io.BytesIO(data) if data is not None else open(file.source, "rb") as source,
             files.open(partial, "wb") as target,
             transfer(file.path, file.size) as sent,
         ):
@@ -99,11 +99,6 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
         if files.exists(partial):
             files.rm(partial)
         raise
-
-
-def _opened(file: ShippedFile | Installer) -> BinaryIO:
-    data = getattr(file, "data", None)
-    return io.BytesIO(data) if data is not None else open(file.source, "rb")
 
 
 def use(storage: str, run: str, files: Iterable[str]) -> None:

@@ -109,21 +109,17 @@ def creating(message: str, forbidden: Mapping[str, str]) -> str:
     """Explain in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
     quota = _QUOTA.search(message)
     if "violates PodSecurity" in message:
-        return f"a pod can't be created: {_allowed(message, forbidden)}: {_BOTHER.sub('', message)}"
+        # What to do about what a namespace's Pod Security standard forbids
+        remedy = next((remedy for sign, remedy in forbidden.items() if sign in message), None)
+        if remedy is None and ("volume" in message or "privileged (" in message):
+            remedy = "omit the --mount of a host's folder or device, or choose another namespace"
+        elif remedy is None:
+            remedy = "set --run-as UID to a user other than root that can read the image's files"
+        return f"a pod can't be created: {remedy}: {_BOTHER.sub('', message)}"
     if quota is None:
         return missing(message) or f"a pod can't be created: {_BOTHER.sub('', message)}"
     name, requested, used, limited = quota.groups()
     return f"the quota {name} is used up: {used} of {limited} used, {requested} more requested"
-
-
-def _allowed(message: str, forbidden: Mapping[str, str]) -> str:
-    """Return what to do about what a namespace's Pod Security standard forbids."""
-    for sign, remedy in forbidden.items():
-        if sign in message:
-            return remedy
-    if "volume" in message or "privileged (" in message:
-        return "omit the --mount of a host's folder or device, or choose another namespace"
-    return "set --run-as UID to a user other than root that can read the image's files"
 
 
 # Selectors of the events that say why a pod waits: all warnings, and two kinds of normal events. A selector

@@ -60,15 +60,15 @@ async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[J
     try:
         yield await asyncio.shield(copying)
     except BaseException:
+
+        async def remove() -> None:
+            await asyncio.wait([copying])  # in a thread, which only ends by itself
+            with suppress(SubmitError):  # what is raised says why there is no job
+                await asyncio.to_thread(stores.clear_checkpoints, new)
+
         stop.set()
-        await asyncio.shield(_uncopied(copying, new))
+        await asyncio.shield(remove())
         raise
-
-
-async def _uncopied(copying: asyncio.Future[JobInfo], new: JobInfo) -> None:
-    await asyncio.wait([copying])  # in a thread, which only ends by itself
-    with suppress(SubmitError):  # what is raised says why there is no job
-        await asyncio.to_thread(stores.clear_checkpoints, new)
 
 
 async def as_swapped(

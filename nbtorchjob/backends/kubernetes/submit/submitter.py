@@ -270,17 +270,19 @@ class Submitter:
         try:
             return await asyncio.shield(making)
         except BaseException:
-            await asyncio.shield(self._unmake(making, made))
-            await asyncio.shield(self._unstore(draft))
-            raise
 
-    async def _unstore(self, draft: Draft) -> None:
-        if self._packed.travels:
-            return
-        try:
-            await asyncio.to_thread(stores.remove, self._url(draft.info))
-        except SubmitError as exc:
-            _log.warning("a payload is left in the store: %s", exc)
+            async def unmake() -> None:
+                await asyncio.wait([making])
+                for target, uid in made:
+                    await _deleted(self._session, target, uid)
+                if not self._packed.travels:
+                    try:
+                        await asyncio.to_thread(stores.remove, self._url(draft.info))
+                    except SubmitError as exc:
+                        _log.warning("a payload is left in the store: %s", exc)
+
+            await asyncio.shield(unmake())
+            raise
 
     async def _make(self, draft: Draft, made: list[tuple[Target, str]]) -> str:
         """Create everything; the job's claim to its name owns the Secrets, and the job owns it."""
@@ -298,11 +300,6 @@ class Submitter:
         for part in draft.manifests[1:]:
             await self._client.create(BESIDE[part["kind"]], namespace, _owned(part, job))
         return str(job["metadata"]["uid"])
-
-    async def _unmake(self, making: asyncio.Future[str], made: list[tuple[Target, str]]) -> None:
-        await asyncio.wait([making])
-        for target, uid in made:
-            await _deleted(self._session, target, uid)
 
     async def _others(self, draft: Draft) -> list[JobRef]:
         """Return whoever's jobs that have the name, and all of this user's."""
