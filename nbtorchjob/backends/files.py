@@ -350,7 +350,13 @@ class _Copy:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             begun = self._target.exists()
             with open(self._target if begun else self._partial, "a+b") as file:
-                self._lock(file)
+                try:  # to keep others from appending to the same file
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = f"{self._source.path} is being copied to {self._target} already"
+                    raise ResultError(text) from None
+                except OSError:  # a file system without locks
+                    pass
                 growing = self._complete(file, own=not begun)
             if not begun:
                 os.link(self._partial, self._target)  # unlike a renaming, never over another file
@@ -360,15 +366,6 @@ class _Copy:
         finally:
             self._leave()
         return Copied(self._target, self._target.stat().st_size, self._kept, growing)
-
-    def _lock(self, file: BinaryIO) -> None:
-        """Keep others from appending to the same file."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResultError(f"{self._source.path} is being copied to {self._target} already") from None
-        except OSError:  # a file system without locks
-            pass
 
     def _complete(self, file: BinaryIO, *, own: bool) -> bool:
         """Bring a file to what the node has; return whether it is still being written there."""

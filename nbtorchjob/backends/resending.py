@@ -475,7 +475,8 @@ class Sent:
                 elif (
                     time.time() >= plan.at
                     and self._again is not None
-                    and _takes(known)
+                    # It has ranks, or never will again: else there is no use in asking it.
+                    and (turns.lead(known) is not None or known.phase.terminal)
                     and not await asyncio.to_thread(self._is_behind, known)
                 ):
                     with suppress(Behind):
@@ -578,11 +579,6 @@ def _attempts(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, A
         if known.budget is not None and known.failure is not None
     ]
     return {"attempt": attempt, "paid": [asdict(fact) for fact in paid[-_MOST_TOLD:]]}
-
-
-def _takes(lab: JobState) -> bool:
-    """Whether it is worth asking a pool now: it has ranks, or never will again."""
-    return turns.lead(lab) is not None or lab.phase.terminal
 
 
 def unclosed(facts: Sequence[Event]) -> list[Event]:

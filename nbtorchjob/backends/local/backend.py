@@ -392,14 +392,15 @@ class LocalBackend(Backend):
     def leftovers(self) -> list[Leftover]:
         """Return the ended jobs, what is left by kernels that were killed, and data that no job uses."""
         remains = "part of a job on this machine, left by a killed kernel"
-        return [
+        leftovers = [
             *super().leftovers(),
             *(Leftover(path.name, remains, age) for path, age in _remains()),
-            *(
-                Leftover(_DATA + Path(entry.path).name, _held(entry), time.time() - entry.used)
-                for entry in _unused_data()
-            ),
         ]
+        for entry in _unused_data():
+            origin = f" of {words.line(entry.where, 120)}" if entry.where else ""
+            text = f"{words.size(entry.size)}{origin} in this machine's cache of data"
+            leftovers.append(Leftover(_DATA + Path(entry.path).name, text, time.time() - entry.used))
+        return leftovers
 
     def clear(self, leftover: Leftover) -> None:
         """Delete the job; its value goes with it."""
@@ -600,11 +601,6 @@ def _unused_data() -> list[cache.Entry]:
     before = time.time() - _DATA_UNUSED_S
     kept = cache.entries(str(folders.cache_dir() / "data"))
     return [entry for entry in kept if entry.used < before and cache.is_idle(entry)]
-
-
-def _held(entry: cache.Entry) -> str:
-    origin = f" of {words.line(entry.where, 120)}" if entry.where else ""
-    return f"{words.size(entry.size)}{origin} in this machine's cache of data"
 
 
 def _pack(job: JobDirectory, call: Call, spec: JobSpec, key: bytes) -> None:

@@ -217,23 +217,24 @@ def tidy(over: Collection[str]) -> None:
 
 
 def _step_now_and_then() -> None:
-    now = time.monotonic()
-    if now >= _next[0]:
-        _next[0] = now + _STEP_S
-        # Who asks may be the loop that all jobs are followed on, and a pool takes a second to start.
-        threading.Thread(target=_step, name="nbtorchjob-queue", daemon=True).start()
-
-
-def _step() -> None:
     """Start what has its turn, should nobody else be left who does."""
-    from nbtorchjob.backends.local.launch import pool_client  # late, as above
+    now = time.monotonic()
+    if now < _next[0]:
+        return
+    _next[0] = now + _STEP_S
 
-    try:
-        pool_client.step()
-    except (OSError, NBTorchJobError) as exc:
-        import logging  # late: it is seldom needed
+    def step() -> None:
+        from nbtorchjob.backends.local.launch import pool_client  # late, as above
 
-        logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
+        try:
+            pool_client.step()
+        except (OSError, NBTorchJobError) as exc:
+            import logging  # late: it is seldom needed
+
+            logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
+
+    # Who asks may be the loop that all jobs are followed on, and a pool takes a second to start.
+    threading.Thread(target=step, name="nbtorchjob-queue", daemon=True).start()
 
 
 # What reading a folder raises that another kernel is deleting, or that a power cut has left.

@@ -201,7 +201,12 @@ def _goes_on(entry: Place) -> bool | None:
     try:
         if job.supervisor() is None and job.handover() is None and job.events.exists():
             return True if entry.starter is not None and entry.starter.alive() else None
-        return liveness.why(job) is None and not _closed(job)
+        if liveness.why(job) is not None:
+            return False
+        # One that has said its last word has a supervisor for a moment more, and takes no room.
+        with open(job.events, "rb", opener=plain) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+            return b'"Closed"' not in file.read().rstrip().rpartition(b"\n")[2]
     except _DAMAGED:
         return False
 
@@ -270,13 +275,6 @@ class _Known:
 
 
 _known = _Known()
-
-
-def _closed(job: JobDirectory) -> bool:
-    """Whether a job has said its last word: its supervisor needs a moment more, and no room."""
-    with open(job.events, "rb", opener=plain) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
-        return b'"Closed"' in file.read().rstrip().rpartition(b"\n")[2]
 
 
 def _over(name: str) -> bool:

@@ -41,7 +41,6 @@ from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
 from nbtorchjob.state import US, JobInfo, JobState, Phase, apply, factlines
 from nbtorchjob.state import events as ev
-from nbtorchjob.state.attempts import Next
 from nbtorchjob.state.failure import AGENT_KILLED
 
 # Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel
@@ -411,7 +410,15 @@ class Supervisor:
             # Rounds go on: what a rank wrote in an earlier attempt stays.
             first = self._state.last_round + 1
             self._run(Attempt(self._job, self._info, self._request, number, first, self._deadline))
-            following = self._following(number)
+            if self._info.retry_owner != US or self._over:
+                return
+            now = time.time()
+            self._state = reduce(apply, self._events.read(reports=False), self._state)
+            if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
+                return
+            verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
+            self._job.emit(**factlines.to_json(verdict))
+            following = apply(self._state, verdict).next
             if following is None:
                 return
             until = _monotonic(following.at)
@@ -420,18 +427,6 @@ class Supervisor:
             if self._over:
                 return
             number = following.number
-
-    def _following(self, number: int) -> Next | None:
-        """Return what follows attempt ``number``, and write down that it failed where something does."""
-        if self._info.retry_owner != US or self._over:
-            return None
-        now = time.time()
-        self._state = reduce(apply, self._events.read(reports=False), self._state)
-        if apply(self._state, ev.Closed(now)).phase is Phase.SUCCEEDED:
-            return None
-        verdict = ev.Verdict(now, succeeded=False, reason="AttemptFailed", attempt=number)
-        self._job.emit(**factlines.to_json(verdict))
-        return apply(self._state, verdict).next
 
     def _run(self, attempt: Attempt) -> None:
         try:
