@@ -63,7 +63,7 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
         size = words.size(value.size)
         raise ResultError(f"the value of {name} is {size}, and couldn't be sent: {value.reason}")
     if isinstance(value, Unpicklable):
-        if value.type == "builtins.coroutine":
+        if value.type.removeprefix("builtins.") == "coroutine":  # older nodes named the module
             raise ResultError(f"the value of {name} is a coroutine: put await before the call that makes it")
         raise ResultError(
             f"the value of {name} is a {value.type}, which can't be pickled "

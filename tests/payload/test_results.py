@@ -176,9 +176,7 @@ def test_a_coroutine_as_value_is_told_as_a_missing_await(path):
 def test_a_part_that_could_not_be_pickled_is_named_and_the_rest_comes_home(path):
     fetched = written(path, {"loss": 0.5, "gen": (i for i in "ab")})
 
-    with pytest.warns(
-        UserWarning, match=r"arrived without result\['gen'\], a builtins.generator, which can't be"
-    ):
+    with pytest.warns(UserWarning, match=r"arrived without result\['gen'\], a generator, which can't be"):
         found = results.load(fetched, "swift-otter")
     assert found["loss"] == 0.5
 

@@ -29,7 +29,7 @@ from itertools import islice
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced
+from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced, type_name
 from nbtorchjob.runtime.facts.injected import FOLDER
 from nbtorchjob.runtime.facts.secret import is_secret, masked
 
@@ -45,7 +45,6 @@ _MODULES = 100_000
 # Of the type itself: ``cls.__mro__`` would ask a metaclass.
 _mro = type.__dict__["__mro__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
-_module = type.__dict__["__module__"].__get__
 _function_name = types.FunctionType.__dict__["__qualname__"].__get__
 
 
@@ -56,13 +55,6 @@ def described(value: Any, name: str = "") -> str:
     """
     text = _described(value, name, 0)
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
-
-
-def type_name(type_: type) -> str:
-    """Return a type's name, with its module where that isn't the notebook or Python itself."""
-    module, name = _module(type_), _qualname(type_)
-    plain = not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__")
-    return name if plain else "%s.%s" % (module, name)
 
 
 def _described(value: Any, name: str, depth: int) -> str:

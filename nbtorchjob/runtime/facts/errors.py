@@ -5,6 +5,7 @@ A pickled exception would need its class at home and run code there; the text of
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -21,6 +22,19 @@ MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 MAX_NOTES = 16
 MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
+
+# An exception is somebody else's object, also its class: what is asked of it runs that one's code, which may
+# raise, and the failure would be lost. So what every exception has is read past its class, from the slots.
+_mro = type.__dict__["__mro__"].__get__
+_name = type.__dict__["__name__"].__get__
+_qualname = type.__dict__["__qualname__"].__get__
+_module = type.__dict__["__module__"].__get__
+_cause = BaseException.__dict__["__cause__"].__get__
+_context = BaseException.__dict__["__context__"].__get__
+_suppress_context = BaseException.__dict__["__suppress_context__"].__get__
+traceback_of = BaseException.__dict__["__traceback__"].__get__
+_exit_code = SystemExit.__dict__["code"].__get__
+_OF_SYNTAX = [SyntaxError.__dict__[name].__get__ for name in ("filename", "lineno", "text")]
 
 # What collectives raise when a peer is gone: c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -120,30 +134,60 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
 
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
-    try:
-        message = _bounded(str(exc))
-    except (Exception, SystemExit) as broken:  # a user's __str__ may raise; the failure must still be told
-        message = "<%s while printing the exception>" % type(broken).__name__
-    notes = getattr(exc, "__notes__", ())  # whatever the user's code put there
-    if not isinstance(notes, (list, tuple)):
-        notes = ()
     cause = behind(exc)
-    type_ = type(exc)
-    plain = type_.__module__ in ("builtins", "__main__")
     return Error(
-        type=type_.__qualname__ if plain else type_.__module__ + "." + type_.__qualname__,
-        message=message,
+        type=type_name(type(exc)),
+        message=_bounded(text_of(exc)),
         frames=tuple(frame for frame, _ in traced(exc)),
-        notes=tuple(_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str)),
+        notes=tuple(_bounded(note) for note in _notes(exc)[:MAX_NOTES] if isinstance(note, str)),
         cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
-        direct=exc.__cause__ is not None,
-        recoverable=isinstance(exc, RecoverableError) or named(exc, retry_on),
+        direct=_cause(exc) is not None,
+        recoverable=is_a(exc, RecoverableError) or named(exc, retry_on),
     )
+
+
+def text_of(value: Any) -> str:
+    """Return the text of an exception, or of a value in one; its ``__str__`` may raise."""
+    try:
+        return str(value)
+    except (Exception, SystemExit) as broken:
+        return "<%s while printing the exception>" % _qualname(type(broken))
+
+
+def type_name(type_: type) -> str:
+    """Return a type's name, with its module where that isn't the notebook or Python itself."""
+    module, name = _module(type_), _qualname(type_)
+    plain = not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__")
+    return name if plain else "%s.%s" % (module, name)
+
+
+def is_a(exc: BaseException, *types: type) -> bool:
+    """``isinstance``, which would ask the exception for its ``__class__``."""
+    return not set(types).isdisjoint(_mro(type(exc)))
+
+
+def exit_code(exc: BaseException) -> Any:
+    """Return what was passed to ``sys.exit``; None for any other exception."""
+    return _exit_code(exc) if is_a(exc, SystemExit) else None
 
 
 def behind(exc: BaseException) -> Optional[BaseException]:
     """Return the exception that caused this one, or that was being handled."""
-    return exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    return _cause(exc) or (None if _suppress_context(exc) else _context(exc))
+
+
+def add_notes(exc: BaseException, notes: Sequence[str]) -> None:
+    """Do what ``add_note`` does from Python 3.11 on, where the exception's class has nothing against it."""
+    with contextlib.suppress(Exception):
+        exc.__notes__ = [*_notes(exc), *notes]  # type: ignore[attr-defined]
+
+
+def _notes(exc: BaseException) -> Sequence[Any]:
+    try:
+        notes = getattr(exc, "__notes__", ())
+    except Exception:
+        return ()
+    return notes if isinstance(notes, (list, tuple)) else ()  # whatever the user's code put there
 
 
 def named(exc: BaseException, names: Sequence[str]) -> bool:
@@ -152,8 +196,8 @@ def named(exc: BaseException, names: Sequence[str]) -> bool:
         module, _, attribute = name.rpartition(".")
         # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
         exported = getattr(sys.modules.get(module), attribute, None)
-        for type_ in type(exc).__mro__:
-            own = (type_.__name__, "%s.%s" % (type_.__module__, type_.__qualname__))
+        for type_ in _mro(type(exc)):
+            own = (_name(type_), "%s.%s" % (_module(type_), _qualname(type_)))
             if type_ is exported or name in own:
                 return True
     return False
@@ -161,7 +205,7 @@ def named(exc: BaseException, names: Sequence[str]) -> bool:
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
     """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
-    entry = exc.__traceback__
+    entry: Optional[TracebackType] = traceback_of(exc)
     while entry is not None and entry.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
         entry = entry.tb_next
     return entry
@@ -192,12 +236,12 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
         (Frame(_at_home(entry.filename), entry.lineno or 0, entry.name, entry.line or ""), frame)
         for entry, frame in zip(traceback.extract_tb(users), living)
     ]
-    if isinstance(exc, SyntaxError) and exc.filename:
-        # Whoever raises one by hand, as parsers of other languages do, may give anything.
-        where: Any = exc.filename
-        filename = os.fsdecode(where) if isinstance(where, (bytes, os.PathLike)) else str(where)
-        lineno = exc.lineno if isinstance(exc.lineno, int) else 0
-        line = exc.text if isinstance(exc.text, str) and exc.text else linecache.getline(filename, lineno)
+    # Whoever raises a SyntaxError by hand, as parsers of other languages do, may give anything.
+    where, lineno, line = [part(exc) for part in _OF_SYNTAX] if is_a(exc, SyntaxError) else ("", 0, "")
+    if where:
+        filename = os.fsdecode(where) if isinstance(where, (bytes, os.PathLike)) else text_of(where)
+        lineno = lineno if isinstance(lineno, int) else 0
+        line = line if isinstance(line, str) and line else linecache.getline(filename, lineno)
         frames.append((Frame(_at_home(filename), lineno, "<module>", line.strip()), None))
     kept = shortened([frame for frame, _ in frames])
     if len(kept) == len(frames):

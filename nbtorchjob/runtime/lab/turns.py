@@ -34,8 +34,7 @@ from types import FrameType
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, Optional, Tuple
 
 from nbtorchjob.runtime.api import displays, points, report
-from nbtorchjob.runtime.facts import emit
-from nbtorchjob.runtime.facts.errors import from_exception, users_traceback
+from nbtorchjob.runtime.facts import emit, errors
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
 from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
@@ -176,7 +175,10 @@ class _Turns:
                 if shortage.number_of(exc) not in shortage.FULL:
                     raise
                 exc.filename = exc.filename or self._home
-                outcome = {"failed": True, "error": shortage.explained(from_exception(exc), exc).to_json()}
+                outcome = {
+                    "failed": True,
+                    "error": shortage.explained(errors.from_exception(exc), exc).to_json(),
+                }
             # The names in ``__main__``, if they are others than before
             names = frozenset(
                 name for name in list(self._namespace) if type(name) is str and name.isidentifier()
@@ -205,10 +207,11 @@ class _Turns:
         if os.getpid() != here:
             # End a process that the code has forked, and that came to the end of the code
             code = 0
-            if isinstance(exc, SystemExit):
-                code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            if exc is not None and errors.is_a(exc, SystemExit):
+                asked = errors.exit_code(exc)
+                code = asked if isinstance(asked, int) else int(asked is not None)
             elif exc is not None:
-                traceback.print_exception(type(exc), exc, users_traceback(exc))
+                traceback.print_exception(type(exc), exc, errors.users_traceback(exc))
                 code = 1
             try:
                 streams.flush()
@@ -218,9 +221,9 @@ class _Turns:
         self._output.renew()
         self._of.sampler.renew()
         emit.renew()
-        if isinstance(exc, SystemExit) and exc.code in (None, 0):
+        if exc is not None and errors.is_a(exc, SystemExit) and errors.exit_code(exc) in (None, 0):
             exc = None  # "that's all": a good end without a value
-        if points.first_call() and (exc is None or isinstance(exc, points.Leaving)):
+        if points.first_call() and (exc is None or errors.is_a(exc, points.Leaving)):
             worker.leave(self._rank, round_)
         if exc is None and (self._rank == order["speaker"] or order["all_ranks"]):
             sent = partial(worker.send, value, self._rank, round_, folder, self._of.key)
@@ -271,13 +274,13 @@ class _Turns:
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
         # The traceback ends where the user's code was interrupted.
-        at = exc.__traceback__
+        at = errors.traceback_of(exc)
         while at is not None and at.tb_next is not None:
             if at.tb_next.tb_frame.f_code is Interrupts._heed.__code__:
                 at.tb_next = None
             at = at.tb_next
         if shortage.number_of(exc) in shortage.FULL:
-            exc.__notes__ = [*getattr(exc, "__notes__", ()), shortage.limit_met(exc)]  # type: ignore[attr-defined]
+            errors.add_notes(exc, [shortage.limit_met(exc)])
         muted = worker.mute_handlers()
         try:
             streams.flush()

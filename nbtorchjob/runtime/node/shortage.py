@@ -31,18 +31,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def number_of(exc: Optional[BaseException]) -> int:
     """Return the number of the system's refusal behind an exception; 0 where there is none."""
-    while exc is not None:
-        if isinstance(exc, OSError) and exc.errno:
-            return exc.errno
-        if isinstance(exc, MemoryError):
-            return errno.ENOMEM
-        if isinstance(exc, RuntimeError):
-            match = _IN_TEXT.search(str(exc))
-            number = int(match.group(1)) if match else 0
-            number = number or next((code for words, code in _WORDS.items() if words in str(exc)), 0)
-            if number:
-                return number
-        exc = exc.__cause__ or exc.__context__
+    with suppress(Exception):  # it may be of a user's class, which may raise whatever it is asked
+        while exc is not None:
+            if isinstance(exc, OSError) and exc.errno:
+                return exc.errno
+            if isinstance(exc, MemoryError):
+                return errno.ENOMEM
+            if isinstance(exc, RuntimeError):
+                match = _IN_TEXT.search(str(exc))
+                number = int(match.group(1)) if match else 0
+                number = number or next((code for words, code in _WORDS.items() if words in str(exc)), 0)
+                if number:
+                    return number
+            exc = exc.__cause__ or exc.__context__
     return 0
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
 
-from nbtorchjob.runtime.facts.errors import Error, from_exception
+from nbtorchjob.runtime.facts.errors import Error, from_exception, type_name
 from nbtorchjob.runtime.objects.codec import Dump, Encoder, Load, decode
 
 MAGIC = b"nbtjval1"
@@ -74,8 +74,7 @@ def write_value(path: str, value: Any, dump: Dump, key: bytes) -> int:
 
 
 def _unpicklable(value: Any, exc: Exception) -> Dict[str, Any]:
-    type_ = type(value)
-    return {"type": type_.__module__ + "." + type_.__qualname__, "error": from_exception(exc).to_json()}
+    return {"type": type_name(type(value)), "error": from_exception(exc).to_json()}
 
 
 def write_withheld(path: str, withheld: Withheld, key: bytes) -> int:

@@ -26,6 +26,7 @@ from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, List
 
 from nbtorchjob.runtime.api.points import KEPT_AT
+from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.store.payload import Payload
 
@@ -163,7 +164,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
 
     Its last words are in the rank's ``log``, as it has the rank's stderr.
     """
-    text, main = str(exc), sys.modules["__main__"]
+    text, main = errors.text_of(exc), sys.modules["__main__"]
     reasons = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
     tail = ""
     if _ENDED.search(text):
@@ -172,7 +173,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
             tail = file.read().decode(errors="replace")
     said = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
-    for frame, _ in traceback.walk_tb(exc.__traceback__):
+    for frame, _ in traceback.walk_tb(errors.traceback_of(exc)):
         workers = getattr(frame.f_locals.get("self"), "_workers", ())
         if frame.f_code.co_filename.endswith(_LOADER) and isinstance(workers, list) and workers:
             ended = _ended_workers(workers, exc, exited)

@@ -17,11 +17,11 @@ from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts import errors, exits, injected
 from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
 from nbtorchjob.runtime.facts.described import with_variables
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.facts.errors import Error, from_exception, named, users_traceback
+from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.look.sampler import Sampler
 from nbtorchjob.runtime.objects import rebuilt, sources, wire
@@ -91,8 +91,9 @@ def run_rank(
         except Exception:  # of a signal that had come before
             mute_handlers()
         retry_on = header["retry"]["retry_on"]
-        if isinstance(exc, SystemExit) and not named(exc, retry_on) and not _said(exc):
-            _end(exc.code if isinstance(exc.code, int) else 1)
+        if errors.is_a(exc, SystemExit) and not errors.named(exc, retry_on) and not _said(exc):
+            code = errors.exit_code(exc)
+            _end(code if isinstance(code, int) else 1)
         streams.flush()
         _fail(exc, rank, round_, header, log, sampler)
     streams.flush()
@@ -139,7 +140,7 @@ def call_once(rank: Rank) -> None:
         value = call.run(content, os.path.abspath(rank.path))
         over(rank)
     except SystemExit as exc:
-        if exc.code in (None, 0):
+        if errors.exit_code(exc) in (None, 0):
             # "that's all": a good end without a value
             value = None
         else:
@@ -232,12 +233,11 @@ def _end_program() -> None:
 
 def _said(exc: BaseException) -> str:
     """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error."""
-    if not isinstance(exc, SystemExit):
-        return ""
-    if not isinstance(exc.code, int):
-        return str(exc.code)
+    code = errors.exit_code(exc)
+    if not isinstance(code, int):
+        return "" if code is None else errors.text_of(code)
     argparse = sys.modules.get("argparse")
-    for frame, _ in traceback.walk_tb(exc.__traceback__ if argparse is not None else None):
+    for frame, _ in traceback.walk_tb(errors.traceback_of(exc) if argparse is not None else None):
         parser = frame.f_locals.get("self")
         if argparse and frame.f_code.co_name == "error" and isinstance(parser, argparse.ArgumentParser):
             said = parser.format_usage(), parser.prog, frame.f_locals.get("message")
@@ -277,8 +277,8 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
     """Return a rank's failure, and the message with which the program ended itself, if it did."""
     missed = spawned.notes(exc, log)
     if missed:
-        exc.__notes__ = [*getattr(exc, "__notes__", ()), *missed]  # type: ignore[attr-defined]
-    error, said = from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
+        errors.add_notes(exc, missed)
+    error, said = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
     return replace(error, message=said) if said else error, said
 
 
@@ -287,10 +287,20 @@ def tell(exc: BaseException, error: Error, said: str, rank: int, round_: int, **
     # Recorded before it is printed: on a full disk there is room for only one of them.
     _emit(error, rank, round_, more)
     if not said:
-        sys.stderr.write("".join(traceback.format_exception(type(exc), exc, users_traceback(exc))))
-    elif said == str(exc):  # as Python does; argparse has printed by itself
+        sys.stderr.write(_printed(exc, error))
+    elif said == errors.text_of(exc):  # as Python does; argparse has printed by itself
         sys.stderr.write("%s\n" % said)
     streams.flush()
+
+
+def _printed(exc: BaseException, error: Error) -> str:
+    try:
+        printed = traceback.format_exception(type(exc), exc, errors.users_traceback(exc))
+    except Exception:  # it asks the exception's class, which may raise
+        frames = [(frame.filename, frame.lineno, frame.name, frame.line) for frame in error.frames]
+        said = "%s: %s\n" % (error.type, error.message)
+        printed = ["Traceback (most recent call last):\n", *traceback.format_list(frames), said]
+    return "".join(printed)
 
 
 def tell_variables(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:

@@ -42,7 +42,7 @@ from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
-from nbtorchjob.runtime.facts import described
+from nbtorchjob.runtime.facts import errors as runtime_errors
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
@@ -239,7 +239,7 @@ def test_a_failed_ranks_variables_come_home_unless_they_are_to_stay():
         "batch": "float32[32, 0] cpu, finite",
         "password": "<masked str>",
         "stuck": "<takes too long to print>",
-        "held": f"list of 1: [class {described.type_name(Stuck)}]",
+        "held": f"list of 1: [class {runtime_errors.type_name(Stuck)}]",
     }
     [frame] = silent.exception(LIMIT).error.frames
     assert frame.variables == ()
@@ -303,6 +303,25 @@ def test_an_import_that_raises_is_told():
     text, _ = failed(submit(train))
 
     assert "ModuleNotFoundError: No module named 'no_such_module'" in text
+
+
+@pytest.mark.parametrize("asked", ["__str__", "__getattribute__"])
+def test_an_exception_that_raises_when_it_is_asked_is_told_with_its_line(asked):
+    def fail(asked):
+        def refuse(self, *name):
+            raise KeyError(asked)
+
+        raise type("Refusing", (Exception,), {asked: refuse})("the reason")
+
+    job = submit(fail, asked)
+    error = job.exception(LIMIT).error
+
+    assert error.type.endswith("Refusing")
+    assert error.message == {"__getattribute__": "the reason"}.get(
+        asked, "<KeyError while printing the exception>"
+    )
+    assert error.frames[-1].line == 'raise type("Refusing", (Exception,), {asked: refuse})("the reason")'
+    assert job.logs().splitlines()[0] == "Traceback (most recent call last):"
 
 
 def test_a_recoverable_error_restarts_within_max_restarts():

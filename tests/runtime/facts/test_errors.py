@@ -86,6 +86,40 @@ def test_an_exception_that_can_not_be_printed_is_still_told():
     assert "RuntimeError while printing" in from_exception(Mute()).message
 
 
+def refuse(self, name=None):
+    raise KeyError(name)
+
+
+class Refusing(type):
+    __getattribute__ = refuse
+
+
+@pytest.mark.parametrize("base", [Exception, OSError, SyntaxError, RuntimeError, SystemExit])
+@pytest.mark.parametrize(
+    ("metaclass", "has"),
+    [
+        (type, {"__getattribute__": refuse}),
+        (type, {"__class__": property(refuse)}),
+        (type, {"__notes__": property(refuse)}),
+        (type, {"__module__": 5}),
+        (type, {"__cause__": 3, "__context__": 4, "__traceback__": 5}),
+        (Refusing, {}),
+    ],
+)
+def test_an_exception_that_raises_when_it_is_asked_is_still_told(base, metaclass, has):
+    def fail():
+        try:
+            raise type.__call__(metaclass, "Own", (base,), {"__module__": "there", **has})("the reason")
+        except BaseException as exc:
+            raise ValueError from exc
+
+    error = from_exception(raised(fail), retry_on=("OSError",)).cause
+
+    assert error is not None
+    assert (error.type, error.message) == ("Own" if has.get("__module__") else "there.Own", "the reason")
+    assert error.frames[0].name == "fail"
+
+
 def test_only_a_recoverable_error_is_recoverable():
     class Mine(RecoverableError):
         pass
