@@ -50,18 +50,15 @@ class Runs(Sequence[Job[T]]):
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
         self._begun: set[str] = set()  # by address: those whose turn had come, on a cluster
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
-        self._judge = self._judged_by()
+        self._judge: Judge | None = None  # None where nothing stops runs early
+        try:
+            early = self._jobs[0].info.stops_early if self._jobs else None
+            self._judge = Judge(early) if early is not None else None
+        except (DamagedError, SpecError) as exc:
+            warnings.warn(f"early stopping of {name} is disabled: {exc}", stacklevel=3)
         self._asked_to_end: dict[str, float] = {}  # by address, when that was
         self._unheard: str | None = None  # metrics that stop no run, as none reports them, once that is known
         self.drawn = False  # their card stands in the cell already, whose value they are
-
-    def _judged_by(self) -> Judge | None:
-        try:
-            early = self._jobs[0].info.stops_early if self._jobs else None
-        except (DamagedError, SpecError) as exc:
-            warnings.warn(f"early stopping of {self.name} is disabled: {exc}", stacklevel=4)
-            return None
-        return Judge(early) if early is not None else None
 
     @property
     def _at_once(self) -> int | None:

@@ -145,25 +145,21 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     module_and_origin = needed.find(module)
     if module_and_origin is None or not os.path.isabs(module_and_origin[1]):
         return None
-    owner = _owner(*module_and_origin, folders())
-    return (module_and_origin[0], owner) if owner else None
+    (name, origin), there = module_and_origin, folders()
+    for folder, changed in there:
+        if origin.startswith(folder + os.sep) and (owner := _listing(folder, changed, name, origin)):
+            return name, owner
+    for folder, changed in there:
+        for project, editable in _projects(folder, changed):
+            if Path(os.path.realpath(origin)).is_relative_to(project):
+                return (name, editable) if editable else None
+    return None
 
 
 def metadata(name: str) -> Path | None:
     """Return where the metadata lie of the distribution of that normalised name; None where there is none."""
     infos = (info for folder in folders() for info in _infos(*folder))
     return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
-
-
-def _owner(module: str, origin: str, folders: Folders) -> Distribution | None:
-    for folder, changed in folders:
-        if origin.startswith(folder + os.sep) and (owner := _listing(folder, changed, module, origin)):
-            return owner
-    for folder, changed in folders:
-        for project, editable in _projects(folder, changed):
-            if Path(os.path.realpath(origin)).is_relative_to(project):
-                return editable
-    return None
 
 
 @lru_cache(maxsize=4096)

@@ -92,30 +92,29 @@ def _loop() -> asyncio.AbstractEventLoop:
 @lru_cache(maxsize=1)
 def _made() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
+
+    def serve() -> None:
+        threading.current_thread().name = "nbtorchjob"
+        loop.run_forever()
+
     # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
-    _thread.start_new_thread(_serve, (loop,))
+    _thread.start_new_thread(serve, ())
     atexit.register(_end, loop)
     return loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    threading.current_thread().name = "nbtorchjob"
-    loop.run_forever()
-
-
 def _end(loop: asyncio.AbstractEventLoop) -> None:
+    async def wind_up() -> None:
+        work = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        for close in _closing:
+            await close()
+
     # Else asyncio complains on the user's terminal about every job that is still followed.
     with suppress(concurrent.futures.TimeoutError):
-        asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(_END_S)
-
-
-async def _wind_up() -> None:
-    work = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in work:
-        task.cancel()
-    await asyncio.gather(*work, return_exceptions=True)
-    for close in _closing:
-        await close()
+        asyncio.run_coroutine_threadsafe(wind_up(), loop).result(_END_S)
 
 
 _MODIFIED = 2  # of Linux's inotify

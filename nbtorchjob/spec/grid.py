@@ -135,18 +135,16 @@ def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
     if len(chosen) > MOST:
         counted = " × ".join(f"{size:,}" for size in sizes.values())
         raise SpecError("--each", f"{counted} runs", f"at most {MOST:,}: --sample N chooses a random subset")
-    return [_row(columns, number, zipped=asked.zip) for number in chosen]
-
-
-def _row(columns: Mapping[str, Sequence[Any]], number: int, *, zipped: bool) -> dict[str, Any]:
-    """Return a run by its number in the product, whose last name varies fastest."""
-    if zipped:
-        return {name: column[number] for name, column in columns.items()}
-    row = {}
-    for name, column in reversed([*columns.items()]):
-        number, at = divmod(number, len(column))
-        row[name] = column[at]
-    return {name: row[name] for name in columns}
+    if asked.zip:
+        return [{name: column[number] for name, column in columns.items()} for number in chosen]
+    runs = []
+    for number in chosen:
+        row, left = {}, number  # in the product, whose last name varies fastest
+        for name, column in reversed([*columns.items()]):
+            left, at = divmod(left, len(column))
+            row[name] = column[at]
+        runs.append({name: row[name] for name in columns})
+    return runs
 
 
 def values(name: str, text: str, look_up: LookUp) -> list[Any]:

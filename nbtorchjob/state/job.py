@@ -58,7 +58,8 @@ class JobState(Known):
             return Phase.PENDING if self.nodes or self.waits or self.pause or self.queue else Phase.SUBMITTED
         if self._succeeded:
             return Phase.SUCCEEDED
-        return Phase.CANCELLED if self._cancelled else Phase.FAILED
+        wished = self.cancelled is not None or (self.removed is not None and self.verdict is None)
+        return Phase.CANCELLED if wished and self.deadline is None else Phase.FAILED
 
     @property
     def stopped_early(self) -> bool:
@@ -92,16 +93,16 @@ class JobState(Known):
         if self.phase is not Phase.RUNNING or self.reforming:
             return ()
         gone = {fact.rank for fact in self.exits if fact.round == self.round}
-        return tuple(
-            stop for rank, stop in sorted(self.stops.items()) if rank not in gone and self._holds_still(stop)
-        )
-
-    def _holds_still(self, stop: RankStops) -> bool:
-        after = self.goes_on.get(stop.rank)
-        gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
-        # An interrupt ends a lab's turn wherever its ranks are.
-        over = any((turn.round, turn.node) == (stop.round, stop.node) for turn in self.turns_over)
-        return stop.round == self.last_round and not gone_on and not over
+        over = {(turn.round, turn.node) for turn in self.turns_over}
+        stopped = []
+        for rank, stop in sorted(self.stops.items()):
+            after = self.goes_on.get(rank)
+            gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
+            # An interrupt ends a lab's turn wherever its ranks are.
+            ended = rank in gone or (stop.round, stop.node) in over
+            if stop.round == self.last_round and not gone_on and not ended:
+                stopped.append(stop)
+        return tuple(stopped)
 
     @cached_property
     def counted_from_zero(self) -> frozenset[str]:
@@ -158,11 +159,6 @@ class JobState(Known):
         if verdict is not None and not well:
             return any(node.ended_well(verdict) for node in self.nodes.values())
         return bool(well) and all(well)
-
-    @property
-    def _cancelled(self) -> bool:
-        asked = self.cancelled is not None or (self.removed is not None and self.verdict is None)
-        return asked and self.deadline is None
 
     @cached_property
     def failure(self) -> Failure | None:

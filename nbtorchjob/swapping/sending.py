@@ -109,8 +109,7 @@ def swap(
     raises on any. Raises ``SwapError`` with the reason where the code stays as it was, and ``CaptureError``
     and ``SyntaxError`` before anything is sent.
     """
-    seconds = _seconds(within)
-    _check(state)
+    seconds = _checked(state, within)
     known = code.of(state)
     if text.strip() or not settings:
         text = known.definitions_in(cells.parse(text, filename).text, state.name)
@@ -157,13 +156,6 @@ def swap(
     return _answered(chosen, state, answer)
 
 
-def _seconds(within: object) -> float:
-    """Check how long ranks may take to come to one call; raises ``SpecError``."""
-    if isinstance(within, int | float) and not isinstance(within, bool) and 0 < within <= _MOST_WITHIN_S:
-        return float(within)
-    raise SpecError("within", within, "a number of seconds, at most a day")
-
-
 def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any) -> SwapAnswer:
     """Do what :func:`swap` does to a job that is known by its record; of a lab's cell to the lab."""
     address = info.address.rpartition(MARK)[0] if info.of_lab else info.address
@@ -171,7 +163,10 @@ def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any
     return swap(chosen, chosen.snapshot(address), text, namespace, **options)
 
 
-def _check(state: JobState) -> None:
+def _checked(state: JobState, within: object) -> float:
+    """Return how long ranks may take to come to one call, of a job that has ranks; raises errors."""
+    if not isinstance(within, int | float) or isinstance(within, bool) or not 0 < within <= _MOST_WITHIN_S:
+        raise SpecError("within", within, "a number of seconds, at most a day")
     name = state.name
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: its code can't be changed any more")
@@ -184,6 +179,7 @@ def _check(state: JobState) -> None:
         raise SwapError(f"{name} is idle: run the cell on it, with --on {name}")
     if state.phase is not Phase.RUNNING or not state.members:
         raise SwapError(f"{name} is {state.phase.value.lower()}: its code can be swapped once its ranks run")
+    return float(within)
 
 
 class _Sender:

@@ -137,8 +137,10 @@ def readable(colour: RGB) -> RGB:
     if light >= _DARKEST:
         return colour
     white = (_DARKEST - light) / (1 - light)
-    red, green, blue = (_encoded(c + white * (1 - c)) for c in map(_linear, colour))
-    return (red, green, blue)
+    mixed = (c + white * (1 - c) for c in map(_linear, colour))
+    encoded = (c * 12.92 if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in mixed)
+    red, green, blue = (round(255 * c) for c in encoded)
+    return red, green, blue
 
 
 def _luminance(colour: RGB) -> float:
@@ -149,11 +151,6 @@ def _luminance(colour: RGB) -> float:
 def _linear(channel: int) -> float:
     c = channel / 255
     return c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-
-
-def _encoded(linear: float) -> int:
-    c = linear * 12.92 if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
-    return round(255 * c)
 
 
 def of_rank(rank: int) -> str:

@@ -89,9 +89,12 @@ class Terminal:
 
         target = Target.parse(alone[0])
         if not options.dry_run:
-            threading.Thread(
-                target=_warm_up, args=(spec.backend,), name="nbtorchjob-warm-up", daemon=True
-            ).start()
+
+            def warm_up() -> None:
+                with suppress(NBTorchJobError, OSError):  # the submission runs into it again, and reports it
+                    backends.warm_up(spec.backend)
+
+            threading.Thread(target=warm_up, name="nbtorchjob-warm-up", daemon=True).start()
         on = running.ask_lab(options, list, self)
         with output.aside():  # what a script prints while it is loaded is no part of the answer
             call, rows = target.call(behind, lambda look_up: running.rows(options, look_up, self))
@@ -227,8 +230,3 @@ def parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def _record(state: JobState) -> dict[str, Any]:
     return record(state, time.time())
-
-
-def _warm_up(name: str) -> None:
-    with suppress(NBTorchJobError, OSError):  # the submission runs into it again, and reports it
-        backends.warm_up(name)

@@ -77,7 +77,16 @@ def load(shell: Any) -> None:
     """Register the magics, the completer and the display of jobs, once per shell."""
     if id(shell) not in _loaded:
         _loaded[id(shell)] = Extension(shell)
-        threading.Thread(target=_warm_up, name="nbtorchjob-warm-up", daemon=True).start()
+
+        def warm_up() -> None:
+            from nbtorchjob import backends
+            from nbtorchjob.errors import NBTorchJobError
+            from nbtorchjob.spec import profiles
+
+            with suppress(NBTorchJobError, OSError):  # the first job runs into it again, and reports it
+                backends.warm_up(profiles.default().backend)
+
+        threading.Thread(target=warm_up, name="nbtorchjob-warm-up", daemon=True).start()
 
 
 def unload(shell: Any) -> None:
@@ -88,15 +97,6 @@ def unload(shell: Any) -> None:
 
         extension.take_back()
         front.end()
-
-
-def _warm_up() -> None:
-    from nbtorchjob import backends
-    from nbtorchjob.errors import NBTorchJobError
-    from nbtorchjob.spec import profiles
-
-    with suppress(NBTorchJobError, OSError):  # the first job runs into it again, and reports it
-        backends.warm_up(profiles.default().backend)
 
 
 def _matcher(context: Any) -> Any:

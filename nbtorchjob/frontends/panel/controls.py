@@ -131,8 +131,19 @@ class Nodes(Single):
         self._slider = widgets.IntRangeSlider(
             value=(1, 1), min=1, max=_FEW_NODES, readout=False, description="fewest and most nodes"
         )
-        self._slider.observe(self._slid, "value")
-        text.observe(self._typed, "value")
+
+        def slide(change: Any) -> None:
+            if change["new"] != self._range():
+                fewest, most = change["new"]
+                text.value = str(fewest) if fewest == most else f"{fewest}:{most}"
+
+        def follow(_: Any) -> None:
+            if (range_ := self._range()) is not None:
+                self._slider.max = max(self._slider.max, range_[1])
+                self._slider.value = range_
+
+        self._slider.observe(slide, "value")
+        text.observe(follow, "value")
         self.widget = widgets.VBox([text, self._slider]).add_class("nbtorchjob-nodes")
 
     @property
@@ -150,17 +161,6 @@ class Nodes(Single):
 
     def offer(self, choices: Sequence[Choice]) -> None:
         """Numbers aren't listed anywhere."""
-
-    def _slid(self, change: Any) -> None:
-        if change["new"] != self._range():
-            fewest, most = change["new"]
-            self._text.value = str(fewest) if fewest == most else f"{fewest}:{most}"
-
-    def _typed(self, change: Any) -> None:
-        range_ = self._range()
-        if range_ is not None:
-            self._slider.max = max(self._slider.max, range_[1])
-            self._slider.value = range_
 
     def _range(self) -> tuple[int, int] | None:
         try:

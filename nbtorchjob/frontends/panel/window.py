@@ -16,7 +16,6 @@ from nbtorchjob import capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Choice, Images
 from nbtorchjob.commands import front
-from nbtorchjob.environment.compare import Comparison
 from nbtorchjob.errors import NBTorchJobError, SpecError
 from nbtorchjob.frontends.panel import controls, form
 from nbtorchjob.frontends.panel.actions import Actions, Latest
@@ -87,16 +86,16 @@ def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
         return text_line(str(exc))
     if not every:
         return text_line("A job on this machine uses this notebook's packages.")
-    return "".join(map(_table, every))
-
-
-def _table(comparison: Comparison) -> str:
-    if not comparison.rows:
-        return text_line("This notebook hasn't imported any package yet.")
-    said = comparison.summary
-    if comparison.there is None:
-        said += f": run a job with the image, or {hint('doctor', '--probe')}"
-    return text_line(f"{said[0].upper()}{said[1:]}.") + grid(comparison.table(), _MOST)
+    parts = []
+    for comparison in every:
+        if not comparison.rows:
+            parts.append(text_line("This notebook hasn't imported any package yet."))
+            continue
+        said = comparison.summary
+        if comparison.there is None:
+            said += f": run a job with the image, or {hint('doctor', '--probe')}"
+        parts += [text_line(f"{said[0].upper()}{said[1:]}."), grid(comparison.table(), _MOST)]
+    return "".join(parts)
 
 
 _LAUNCH_HELP = "Elastic: nodes as in torchrun; PyTorch: a master and workers with one rank each"
@@ -126,8 +125,8 @@ class Window:
         ]
         self._advanced = Fold("Advanced", lambda: [fold.box for _, fold in self._sections])
         self._image = widgets.HTML().add_class("nbtorchjob-image")
-        self._imports = Fold("This notebook's imports in the image", self._first_imports)
-        self._starts = Fold("Manifests, or local processes", self._first_manifests)
+        self._imports = Fold("This notebook's imports in the image", self._preview_imports)
+        self._starts = Fold("Manifests, or local processes", self._preview_manifests)
         parts = [
             style(),
             self.profiles.box,
@@ -211,23 +210,19 @@ class Window:
             field.judge(self.verdict.errors.get(key, ""))
             show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
 
-    def _first_imports(self) -> list[Any]:
-        self._preview_imports()
-        return [self._image]
-
-    def _preview_imports(self) -> None:
+    def _preview_imports(self) -> list[Any]:
+        """Return what shows them, as they are now."""
         spec = self.verdict.spec
         if spec is not None:
             self._image.value = table(spec, vars(sys.modules["__main__"]))
+        return [self._image]
 
-    def _first_manifests(self) -> list[Any]:
-        self._preview_manifests()
-        return [self.manifests.widget]
-
-    def _preview_manifests(self) -> None:
+    def _preview_manifests(self) -> list[Any]:
+        """Return what shows them, soon as they are now."""
         spec = self.verdict.spec
         if spec is not None:
             self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)
+        return [self.manifests.widget]
 
     def _offer(self, choices: Mapping[str, Sequence[Choice]]) -> None:
         with self._offering:

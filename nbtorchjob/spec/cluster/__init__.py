@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -38,26 +38,22 @@ __all__ = ["KINDS", "Cluster", "given"]
 KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
 
 
-def _text(name: str, value: object) -> str:
-    if isinstance(value, str) and value and not re.search(r"\s", value):
-        return value
-    raise SpecError(name, value, "a text without spaces")
+def _matching(pattern: str, allowed: str) -> Callable[[str, object], str]:
+    """Return the check that a value is a text of such a pattern."""
+
+    def check(name: str, value: object) -> str:
+        if isinstance(value, str) and re.fullmatch(pattern, value):
+            return value
+        raise SpecError(name, value, allowed)
+
+    return check
 
 
-def _location(name: str, value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", value):
-        return value
-    raise SpecError(name, value, "a URL such as s3://bucket/jobs, or an absolute path of a mount")
-
-
-def _path(name: str, value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"/[^\s]+", value):
-        return value
-    raise SpecError(name, value, "an absolute path below a mount")
-
-
-def _shm(name: str, value: object) -> str:
-    return "0" if str(value) == "0" else quantity(name, value)
+_word = _matching(r"\S+", "a text without spaces")
+_path = _matching(r"/[^\s]+", "an absolute path below a mount")
+_location = _matching(
+    r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", "a URL such as s3://bucket/jobs, or an absolute path of a mount"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,9 @@ class Cluster:
         "--kind KIND", "the kind of cluster job", choices=KINDS, check=partial(one_of, allowed=KINDS)
     )
     context: str | None = setting(
-        "--context NAME", "the kubeconfig context; the current one by default", check=_text
+        "--context NAME",
+        "the kubeconfig context; the current one by default",
+        check=_word,
     )
     namespace: str | None = setting(
         "--namespace NAME", "the namespace; the context's by default", check=grammars.label
@@ -106,7 +104,11 @@ class Cluster:
     full_requests: bool = setting(
         "--full-requests", "request all CPU and memory, without host reserve", check=switch
     )
-    shm: str | None = setting("--shm BYTES", "shared memory per node; 0: the container's default", check=_shm)
+    shm: str | None = setting(
+        "--shm BYTES",
+        "shared memory per node; 0: the container's default",
+        check=lambda name, value: "0" if str(value) == "0" else quantity(name, value),
+    )
     queue: str | None = setting("--queue NAME", "the Volcano or Kueue queue", check=grammars.subdomain)
     priority_class: str | None = setting(
         "--priority-class NAME", "the pods' PriorityClass", check=grammars.subdomain
@@ -159,7 +161,9 @@ class Cluster:
         "--checkpoints PATH|URL", "where to save checkpoints: mounted path or URL", check=_location
     )
     data_cache: str | None = setting(
-        "--data-cache PATH", "where nodes keep fetched data: a mounted path", check=_path
+        "--data-cache PATH",
+        "where nodes keep fetched data: a mounted path",
+        check=_path,
     )
     pod_patch: str | None = setting("--pod-patch YAML", "a patch for each pod: YAML or file", check=patch)
     network_policy: bool = setting(

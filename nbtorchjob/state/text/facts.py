@@ -12,12 +12,11 @@ from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import (
     FAILURE,
-    NodeExited,
     RankExited,
     RankFailed,
     RankStops,
 )
-from nbtorchjob.state.failure import Cause, Reason, table
+from nbtorchjob.state.failure import Cause, table
 from nbtorchjob.state.progress import hang, missed, still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, lifetime, swaps, usage
@@ -258,7 +257,13 @@ def condition(node: Node, state: JobState) -> str:
     if life.waiting is not None:
         return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
     if life.exit is not None and not life.ended_on_demand(life.exit):
-        return "finished" if node.code == 0 else clip(_told_end(life.exit, state).line, _MAX_GROUP)
+        if node.code == 0:
+            return "finished"
+        # What its agent had told says more.
+        end = (life.exit.node, life.exit.code, life.exit.pod)
+        agent = next((told for told in state.agents if (told.node, told.code, told.pod) == end), None)
+        why = causes.of_agent_error(agent.code, agent.error) if agent else causes.of_end(life.exit)
+        return clip(why.line, _MAX_GROUP)
     if life.disruption is not None:
         return causes.of_disruption(life.disruption).line
     if life.gone is not None:
@@ -275,14 +280,6 @@ def condition(node: Node, state: JobState) -> str:
         return "fetching data"
     up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
     return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
-
-
-def _told_end(exit_: NodeExited, state: JobState) -> Reason:
-    """Explain how a node ended, by what its agent had told where that is known."""
-    for agent in state.agents:
-        if (agent.node, agent.code, agent.pod) == (exit_.node, exit_.code, exit_.pod):
-            return causes.of_agent_error(agent.code, agent.error)
-    return causes.of_end(exit_)
 
 
 def waiting(state: JobState) -> list[str]:

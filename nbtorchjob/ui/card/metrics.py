@@ -82,7 +82,16 @@ def _curve(
     turns: Mapping[int, str],
     swaps: Sequence[tuple[int, float, str]],
 ) -> Curve:
-    label, along = _along(rounds)
+    for label in ("step", "epoch"):
+        along = [[as_float(p.metrics.get(label, math.nan)) for p in points] for _, points in rounds]
+        # A step that restarts with each epoch would draw a line that runs back.
+        if all(math.isfinite(xs[0]) and all(a < b for a, b in pairwise(xs)) for xs in along):
+            break
+    else:
+        label, along, before_round = REPORT, [], 1.0
+        for _, reported in rounds:
+            along.append([before_round + p.seq for p in reported])
+            before_round = along[-1][-1] + 1
     points, marks = [], []
     for (round_, reported), xs, (later, _) in zip(rounds, along, [*rounds[1:], (None, [])], strict=True):
         points += [(x, as_float(point.metrics[name])) for x, point in zip(xs, reported, strict=True)]
@@ -94,20 +103,6 @@ def _curve(
             why = [text for turn, text in turns.items() if round_ < turn <= later]
             marks.append((xs[-1], why[0] if why else ""))
     return Curve(label, points, tuple(marks[-_MARKS:]))
-
-
-def _along(rounds: Sequence[tuple[int, list[Point]]]) -> tuple[str, list[list[float]]]:
-    """Return the name of the x axis, and each round's points on it."""
-    for label in ("step", "epoch"):
-        along = [[as_float(p.metrics.get(label, math.nan)) for p in points] for _, points in rounds]
-        # A step that restarts with each epoch would draw a line that runs back.
-        if all(math.isfinite(xs[0]) and all(a < b for a, b in pairwise(xs)) for xs in along):
-            return label, along
-    along, before = [], 1.0
-    for _, points in rounds:
-        along.append([before + p.seq for p in points])
-        before = along[-1][-1] + 1
-    return REPORT, along
 
 
 _MOST = 48  # places in all charts of a card, at which their values are told
