@@ -23,7 +23,7 @@ from nbtorchjob.backends.resending import Behind, Kept, Taken
 from nbtorchjob.backends.talk import MOST, STARTING
 from nbtorchjob.capture import RankNames, cells, identity, origin
 from nbtorchjob.capture.lookup import NOTHING
-from nbtorchjob.environment import compare, here, images
+from nbtorchjob.environment import here, images
 from nbtorchjob.environment.here import Environment
 from nbtorchjob.errors import (
     AskError,
@@ -276,13 +276,13 @@ class Lab:
         else:
             from nbtorchjob.capture import packages  # late: hardly any cell has such a block
 
-            unmet = compare.unmet(packages.of_cell(call.text), there)
+            unmet = images.unmet(packages.of_cell(call.text), there)
         if missing := unmet:
             asks = shlex.join(word for line in missing for word in ("--package", line))
             raise LackingError(f"{self.name} lacks requirements of the cell's script block: {_ANEW} {asks}")
         if mine.distributions == there.distributions:
             return []
-        differences = compare.compared(call.needs, mine, there)
+        differences = images.compared(call.needs, mine, there)
         if differences.absent:
             lacks = self._ask({"question": "lacks", "of": differences.absent})["lacks"]
             differences = differences.without({*differences.absent} - {*lacks})

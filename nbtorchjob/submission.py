@@ -40,8 +40,7 @@ from nbtorchjob.text.hints import hint
 # needs none of them.
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call, Need
-    from nbtorchjob.environment.compare import Comparison
-    from nbtorchjob.environment.images import Contents
+    from nbtorchjob.environment.images import Comparison, Contents
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab
     from nbtorchjob.runs import Runs
@@ -116,7 +115,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
     """
     call = _with_files(call, plan)
     # Note what the images lack, or have in other versions, as far as that is known
-    from nbtorchjob.environment import compare
+    from nbtorchjob.environment import images
 
     spec, differences = plan.spec, []
     for contents in known_images(plan.backend, spec):
@@ -124,7 +123,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
         refusal = comparison.refusal(
             f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
         )
-        if not refusal and (why := compare.too_new(call.wanted.wheels, contents.environment)):
+        if not refusal and (why := images.too_new(call.wanted.wheels, contents.environment)):
             refusal = f"the image {contents.image} {why}"
         if refusal:
             ago = words.about(max(0.0, time.time() - contents.time))
@@ -421,10 +420,10 @@ def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comp
 def _compared(needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str = "") -> Comparison:
     """Compare needs with what one image is known to have."""
     from nbtorchjob.capture import packages
-    from nbtorchjob.environment import compare, here
+    from nbtorchjob.environment import here, images
 
     there = contents.environment if contents is not None else None
-    comparison = compare.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
+    comparison = images.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
     if contents is None or len(spec.images) == 1:
         return comparison
     return dataclasses.replace(comparison, image=f"the image {contents.image}")

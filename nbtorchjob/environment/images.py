@@ -1,4 +1,6 @@
-"""What images are known to have, as their nodes told: kept in the user's folder, by the image's digest.
+"""What images are known to have, as their nodes told, and what a call needs beside: how these compare.
+
+It is kept in the user's folder, by the image's digest.
 
 A reference (``team/train:latest``) leads to the digest that it last had, in a kubeconfig's context; by now it
 may be another image's. What a job mounts, or sets for Python, may be imported, too: that is told apart.
@@ -11,17 +13,25 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbtorchjob.environment.here import Environment
+from nbtorchjob.environment.here import Environment, Need
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, record, state_dir
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.install.needed import compatible
 from nbtorchjob.spec.validation import built
 from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.text import words
+
+if TYPE_CHECKING:
+    from nbtorchjob.environment.wheels import Wheel
 
 _FORGET_S = 90 * 24 * 3600.0
 # All that names and versions are made of (PEP 508, PEP 440), and what is left of a platform.
@@ -97,3 +107,192 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(data))
     partial.replace(path)
+
+
+SAME, COMPATIBLE, DIFFERS, LACKS, PINNED, UNKNOWN = "same", "compatible", "differs", "lacks", "pinned", "?"
+HEAD = ("module", "distribution", "here", "there", "verdict")
+OLDEST_PYTHON = (3, 8)  # of a node: as in ``runtime/start/main.py``
+_OTHERS = "another's"  # a distribution of another name has the module
+
+_named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
+
+
+class Row(FrozenDataclass):
+    """A need, the version of its distribution ``there``, and what that comes to."""
+
+    need: Need
+    there: str
+    verdict: str
+
+
+class Comparison(FrozenDataclass):
+    """What a call needs, and how that stands in an image; ``there`` is None while nobody knows it."""
+
+    rows: tuple[Row, ...]
+    here: Environment
+    there: Environment | None
+    pinned: frozenset[str] = frozenset()
+    image: str = "the image"  # whose it is, where there are several
+
+    @property
+    def line(self) -> str:
+        """The differences, as what stands behind "the image"; "" where there are none.
+
+        A torch of another version isn't among them: the node says that.
+        """
+        lacks = [f"{row.need.distribution} {row.need.version}" for row in self._of(LACKS)]
+        # The Python and the machine, where they differ
+        if self.there is None:
+            platform = []
+        else:
+            rows = [("Python", self.here.minor, self.there.minor)]
+            rows += [("", self.here.machine, self.there.machine)]
+            platform = [
+                f"{name} {there} (here {here})".strip()
+                for name, here, there in rows
+                if there not in ("", here)
+            ]
+        has = platform + [
+            f"{row.need.distribution} {row.there} (here {row.need.version})"
+            for row in self._of(DIFFERS)
+            if row.need.distribution != "torch"
+        ]
+        parts = [
+            f"{verb} {needed.listed(names)}" for verb, names in (("lacks", lacks), ("has", has)) if names
+        ]
+        return " and ".join(parts)
+
+    def refusal(
+        self,
+        image: str,
+        *,
+        strict: bool,
+        add: str = "add",
+        uncompilable: Callable[[str], str] = lambda python: "",
+    ) -> str:
+        """Return why the call can't run there, and what mends it; "" where it may.
+
+        ``add`` is what to do with the options that do. ``uncompilable`` says why another Python can't compile
+        the call's code.
+        """
+        if self.there is None:
+            return ""
+        minor = self.there.minor
+        if minor and tuple(map(int, minor.split("."))) < OLDEST_PYTHON:
+            needs = "{}.{} or later".format(*OLDEST_PYTHON)
+            return f"{image} has Python {self.there.python}: use one with Python {needs}"
+        if minor not in ("", self.here.minor) and (why := uncompilable(minor)):
+            has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
+            return f"{has}, and {why}: use an image with Python {self.here.minor}"
+        # What a node would say of its torch before it does anything; "" where that will do
+        if self.there is None or "torch" in self.pinned:
+            torch = ""
+        elif not self.there.may_have("torch"):
+            torch = "has no torch; use one with torch {}.{} or later".format(*torch_versions.OLDEST)
+        else:
+            torch = torch_versions.too_old(self.there.distributions.get("torch", ""))
+        if torch:
+            return f"{image} {torch}"
+        # What shares a namespace with other distributions may be there under another name.
+        lacking = [
+            row.need
+            for row in self._of(LACKS)
+            if strict
+            or (row.need.surely and self.there is not None and not self.there.may_have(row.need.module))
+        ]
+        if lacking:
+            return needed.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
+        if strict and (line := self.line):
+            mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
+            return f"{image} {line}, and --strict is given: {add} {mend}, or use an image that has the same"
+        return ""
+
+    @property
+    def absent(self) -> list[str]:
+        """The modules that aren't there."""
+        return [row.need.module for row in self._of(LACKS)]
+
+    def without(self, modules: Collection[str]) -> Comparison:
+        """Return it without the needs for some modules."""
+        return replace(self, rows=tuple(row for row in self.rows if row.need.module not in modules))
+
+    @property
+    def cuda(self) -> str:
+        """Say of a torch there that it uses no GPU, or another CUDA than here, where builds tell; else ""."""
+        both = [side.distributions.get("torch", "") for side in (self.here, self.there or self.here)]
+        here, there = (version.partition("+")[2] for version in both)
+        if there == "cpu" and self.there is not None:
+            return f"has torch {both[1]}, which uses no GPU"
+        if {here[:2], there[:2]} == {"cu"} and here != there:
+            return (
+                f"has torch {both[1]} (here {both[0]}): what is built for one CUDA doesn't run with another"
+            )
+        return ""
+
+    def _of(self, verdict: str) -> list[Row]:
+        return [row for row in self.rows if row.verdict == verdict]
+
+    @property
+    def summary(self) -> str:
+        """What is to be said of it in a line."""
+        if self.there is None:
+            return f"what {self.image} has isn't known"
+        return f"{self.image} {self.line or 'has all of it'}"
+
+    def lines(self) -> list[str]:
+        """Return the table as lines of text."""
+        return words.columns(self.table())
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return the rows as texts below their head; nothing where nothing is needed."""
+        rows = [
+            (row.need.module, row.need.distribution, row.need.version, row.there, row.verdict)
+            for row in self.rows
+        ]
+        return [HEAD, *rows] if rows else []
+
+
+def compared(
+    needs: Iterable[Need], here: Environment, there: Environment | None, packages: Sequence[str] = ()
+) -> Comparison:
+    """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
+    pinned = frozenset(map(needed_name, packages))
+    return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there, pinned)
+
+
+def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
+    """Say which of the wheels that travel needs a newer C library than is there; "" where none does."""
+    for wheel in wheels:
+        if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
+            has, needs = (".".join(map(str, version)) for version in (there.glibc, wheel.glibc))
+            what = f"{wheel.distribution} {wheel.version}"
+            return f"has glibc {has}, and {what}, which goes along, needs {needs}: use a newer image"
+    return ""
+
+
+def unmet(lines: Iterable[str], there: Environment) -> list[str]:
+    """Return the requirements, each checked before, that what is there doesn't meet."""
+    from nbtorchjob.environment import requirements  # late: hardly any cell asks for any
+
+    return [line for line in lines if not requirements.met(line, there.distributions)]
+
+
+def needed_name(requirement: str) -> str:
+    """Return the name of the distribution that a requirement asks for; "" where it doesn't say."""
+    match = _named(requirement)
+    return environment.normalised(match.group()) if match else ""
+
+
+def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
+    if there is None:
+        return Row(need, UNKNOWN, PINNED if need.distribution in pinned else UNKNOWN)
+    version = there.distributions.get(need.distribution)
+    if need.distribution in pinned:
+        return Row(need, version or "", PINNED)
+    if version is None:
+        # A namespace's name is shared: that it is there says nothing of what is in it.
+        other = "." not in need.module and there.may_have(need.module)
+        return Row(need, _OTHERS, DIFFERS) if other else Row(need, "", LACKS)
+    if version == need.version:
+        return Row(need, version, SAME)
+    return Row(need, version, COMPATIBLE if compatible(version, need.version) else DIFFERS)

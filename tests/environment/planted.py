@@ -5,7 +5,7 @@ import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from nbtorchjob.environment.compare import COMPATIBLE, DIFFERS, LACKS, SAME
+from nbtorchjob.environment.images import COMPATIBLE, DIFFERS, LACKS, SAME
 from tests.environment.installed import install
 
 MINE = ("mine", "1.2.0", "mine/__init__.py")

@@ -9,9 +9,8 @@ import pytest
 
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.capture.modules import Imports, needs
-from nbtorchjob.environment import compare, here, images
-from nbtorchjob.environment.compare import DIFFERS, PINNED
-from nbtorchjob.environment.images import Asked
+from nbtorchjob.environment import here, images
+from nbtorchjob.environment.images import DIFFERS, PINNED, Asked
 from nbtorchjob.runtime.install import environment, needed
 from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec.cluster import Cluster
@@ -67,10 +66,10 @@ def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standi
     assert len(found) == 1
     standing("there", *theirs)
 
-    (row,) = compare.compared(found, own, told()).rows
+    (row,) = images.compared(found, own, told()).rows
 
     assert (row.verdict, row.there) == verdict
-    said = compare.compared(found, own, told()).refusal("it", strict=False)
+    said = images.compared(found, own, told()).refusal("it", strict=False)
     assert (refused(found), bool(said)) == refuses
     assert not said or said.startswith(f"it lacks {found[0].distribution} {found[0].version}, which the call")
 
@@ -84,7 +83,7 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
     assert [each.mend for each in found] == [f"--package {tmp_path}/project"]
     standing("there")
 
-    assert "mine 0.1" in compare.compared(found, own, told()).refusal("it", strict=False)
+    assert "mine 0.1" in images.compared(found, own, told()).refusal("it", strict=False)
     assert refused(found)
 
 
@@ -95,7 +94,7 @@ def test_the_first_of_two_folders_counts_there(standing, tmp_path):
     install(tmp_path / "behind", *MINE)
     sys.path.append(str(tmp_path / "behind"))
 
-    assert compare.compared(found, own, told()).line == "has mine 1.0 (here 1.2.0)"
+    assert images.compared(found, own, told()).line == "has mine 1.0 (here 1.2.0)"
 
 
 def test_a_line_names_all_and_strict_refuses_what_differs(standing):
@@ -104,14 +103,14 @@ def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     standing("there", ("mine", "2.0", MINE[2]), ("c", "1.1", "c.py"))
     there = told()
 
-    compared = compare.compared(found, own, there)
+    compared = images.compared(found, own, there)
     assert compared.line == "lacks a 1.0 and b 1.0 and has c 1.1 (here 1.0) and mine 2.0 (here 1.2.0)"
     assert compared.refusal("it", strict=False) == ""
     assert compared.refusal("it", strict=True).startswith(
         "it lacks a 1.0 and b 1.0, which the call imports: add"
     )
 
-    pinned = compare.compared(found, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
+    pinned = images.compared(found, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
     assert [row.verdict for row in pinned.rows] == [PINNED, PINNED, PINNED, DIFFERS]
     assert pinned.line == "has mine 2.0 (here 1.2.0)"
     assert pinned.refusal("it", strict=True) == (
@@ -142,7 +141,7 @@ def test_of_many_that_differ_strict_proposes_one_option(standing):
     found, own = needs(Imports(frozenset(names)), ()), here.environment()
     standing("there", *((name, "2.0", f"{name}.py") for name in names))
 
-    said = compare.compared(found, own, told()).refusal("it", strict=True)
+    said = images.compared(found, own, told()).refusal("it", strict=True)
 
     assert said.endswith("--strict is given: add --package like-here, or use an image that has the same")
 
@@ -181,7 +180,7 @@ def test_another_python_is_refused_where_it_cant_compile_the_code():
     own = here.environment()
 
     def compared(python):
-        return compare.compared((), own, here.Environment(python, "x86_64 glibc 2.31", own.distributions))
+        return images.compared((), own, here.Environment(python, "x86_64 glibc 2.31", own.distributions))
 
     assert compared("3.99.1").line == f"has Python 3.99 (here {own.minor})"
     assert compared("3.99.1").refusal("it", strict=False) == ""
@@ -207,7 +206,7 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
     own = here.environment()
     found = needs(Imports(frozenset(["torch"])), ())
 
-    compared = compare.compared(found, own, replace(own, distributions=versions, modules=()), packages)
+    compared = images.compared(found, own, replace(own, distributions=versions, modules=()), packages)
 
     refusal = compared.refusal("it", strict=False)
     assert refusal.startswith(said)
@@ -232,7 +231,7 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
 def test_another_cuda_is_named_where_builds_tell(here_is, there_is, said):
     own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
 
-    found = compare.compared((), own, there).cuda
+    found = images.compared((), own, there).cuda
 
     assert found.startswith(said)
     assert bool(found) is bool(said)
@@ -242,7 +241,7 @@ def test_another_machine_is_named():
     own = here.environment()
     there = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
 
-    compared = compare.compared((), own, there)
+    compared = images.compared((), own, there)
 
     assert compared.line == f"has sparc64 (here {own.machine})"
     assert compared.refusal("it", strict=False) == ""
@@ -251,7 +250,7 @@ def test_another_machine_is_named():
 def test_what_is_not_known_is_not_refused():
     found = needs(Imports(frozenset(["yaml"])), ())
 
-    unknown = compare.compared(found, here.environment(), None)
+    unknown = images.compared(found, here.environment(), None)
 
     assert unknown.refusal("it", strict=True) == unknown.line == ""
     assert [row.verdict for row in unknown.rows] == ["?"]

@@ -14,8 +14,7 @@ from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.commands import front, verbs
 from nbtorchjob.environment import images
-from nbtorchjob.environment.compare import HEAD
-from nbtorchjob.environment.images import Asked
+from nbtorchjob.environment.images import HEAD, Asked
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.panel.actions import Latest
 from nbtorchjob.spec import profiles
