@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from nbtorchjob.ui.offers import Condition, Offer, Offers
+from nbtorchjob.ui.record import Condition, Offer, Offers
 
 Shape: TypeAlias = Mapping[str, Any]
 

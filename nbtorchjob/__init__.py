@@ -179,16 +179,16 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register ``%%torchjob`` and ``%torchjob`` (IPython's hook for ``%load_ext``)."""
-    from nbtorchjob.frontends.notebook import extension
+    from nbtorchjob.frontends import notebook
 
-    extension.load(shell)
+    notebook.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics back (IPython's hook for ``%unload_ext``); jobs go on."""
-    from nbtorchjob.frontends.notebook import extension
+    from nbtorchjob.frontends import notebook
 
-    extension.unload(shell)
+    notebook.unload(shell)
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:

@@ -314,12 +314,12 @@ class Runs(Sequence[Job[T]]):
         return f"<Runs {self.name}: {len(self)} on {self._backend.where}>"
 
     def __str__(self) -> str:
-        from nbtorchjob.ui.runs import render  # late: only runs that are shown are drawn
+        from nbtorchjob.ui import runs as render  # late: only runs that are shown are drawn
 
         return safe(render.text(self.name, self.states(), time.time()))
 
     def _repr_html_(self) -> str:
-        from nbtorchjob.ui.runs import render  # late, as above
+        from nbtorchjob.ui import runs as render  # late, as above
 
         return render.html(self.name, self.states(), time.time())
 

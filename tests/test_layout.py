@@ -64,8 +64,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     [
         ("nbtorchjob", HEAVY),
         ("nbtorchjob.api", ("torch", "IPython", "ipywidgets", "kubernetes", "numpy")),
-        ("nbtorchjob.frontends.notebook.extension", ("torch", "ipywidgets", "kubernetes", "numpy")),
-        ("nbtorchjob.frontends.cli.dispatch", (*HEAVY, "asyncio", "email", "ssl", "subprocess")),
+        ("nbtorchjob.frontends.notebook", ("torch", "ipywidgets", "kubernetes", "numpy")),
+        ("nbtorchjob.frontends.cli.terminal", (*HEAVY, "asyncio", "email", "ssl", "subprocess")),
         ("nbtorchjob.job", ("torch", "IPython", "ipywidgets", "kubernetes", "asyncio", "ssl", "subprocess")),
         ("nbtorchjob.frontends.cli.tending", ("torch", "IPython", "kubernetes", "packaging", "ipywidgets")),
     ],

@@ -57,11 +57,11 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
 
 
 def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
-    """Offer what an edited cell can do whose job runs its former text; ``again`` as in ``choice.html``."""
-    from nbtorchjob.ui.card import choice
+    """Offer what an edited cell can do whose job runs its former text; ``again`` as in ``sending.choice``."""
+    from nbtorchjob.ui.card import sending
 
     keep_edited(running, edited)
-    html = choice.html(running.state, edited.text, again)
+    html = sending.choice(running.state, edited.text, again)
     name = running.name
     note = f"Note: {name} still runs what this cell was before: {swap_hint(name)} changes its code as it runs"
     return Answer(note, html=html)

@@ -19,7 +19,7 @@ from nbtorchjob.spec import options
 from nbtorchjob.spec.validation import Option, digits, option
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import (
+from nbtorchjob.ui.record import (
     CURVES,
     ENDED,
     KEPT,

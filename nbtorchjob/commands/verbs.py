@@ -26,8 +26,7 @@ from nbtorchjob.state import Phase, factlines
 from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint
-from nbtorchjob.ui.offers import Offers
-from nbtorchjob.ui.record import detail, jobs_html, jobs_text, matches, record
+from nbtorchjob.ui.record import Offers, detail, jobs_html, jobs_text, matches, record
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job

@@ -1,15 +1,20 @@
-"""A job as JSON, and many jobs at once as a table of text and of HTML (pure)."""
+"""A job as JSON, and many jobs at once as a table of text and of HTML (pure).
+
+What pages offer to do with a job, by its record: JupyterLab's commands and menus, a card's buttons.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends import ROWS
 from nbtorchjob.backends.base import Tended
+from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.runs import STOPPED
@@ -326,3 +331,52 @@ def matches(job: Record, searched: Sequence[str]) -> bool:
     parts = ("name", "label", "notebook", "where", "status", "group", "note")
     text = "\n".join([*(job[part] for part in parts), tags]).lower()
     return all(word.lower() in text for word in searched)
+
+
+# Which jobs are meant: those whose record has one of the values in each of these fields.
+Condition: TypeAlias = Mapping[str, Sequence[Any]]
+
+LIVE: Condition = {"terminal": [False]}
+RUNS: Condition = {"phase": ["RUNNING"]}
+ENDED: Condition = {"terminal": [True]}
+# Of a job on a cluster it may not be known: what it is asked then says so.
+RESUMABLE: Condition = {"terminal": [True], "resumable": [True, None]}
+CURVES: Condition = {"curves": [True, None]}
+KEPT: Condition = {"terminal": [False], "kept": [True]}
+SUSPENDED: Condition = {"status": ["SUSPENDED"]}
+WAITING: Condition = {
+    "backend": [name for name, row in ROWS.items() if row.queues],
+    "status": ["SUBMITTED", "PENDING", "WAITING"],
+}
+SUSPENDABLE: Condition = {
+    "backend": [name for name, row in ROWS.items() if row.suspends],
+    "status": [
+        *("SUBMITTED", "QUEUED", "PENDING", "RUNNING", "CANCELLING"),
+        *("HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"),
+    ],
+}
+
+
+class Offer(FrozenDataclass):
+    """How pages offer something that can be done to a job.
+
+    It is called ``label`` beside a job and ``asking`` where none is named; ``icon`` is one of JupyterLab's,
+    ``rank`` its order in a job's menu. ``warning`` is shown before it is done to a running job, and
+    ``warning_ended`` for an ended one: both need a yes. ``on_card`` is whether a card has a button for it,
+    given the job and whether a cell waits for it; with ``done``, which it then shows, an unfinished job's
+    card also has one wherever there is a server.
+    """
+
+    label: str
+    asking: str
+    caption: str
+    icon: str
+    rank: int
+    when: Condition = field(default_factory=dict)
+    warning: str = ""
+    warning_ended: str = ""
+    on_card: Callable[[JobState, bool], bool] | None = None
+    done: str = ""
+
+
+Offers: TypeAlias = Mapping[str, Offer]  # by their verbs

@@ -15,10 +15,10 @@ def main(words: Sequence[str] | None = None) -> int:
         # for garbage took a short command a fifth longer.
         gc.disable()
         try:
-            from nbtorchjob.frontends.cli import dispatch
+            from nbtorchjob.frontends.cli import terminal
         finally:
             gc.enable()
-        run = dispatch.main
+        run = terminal.main
         if words is None:
             gc.freeze()  # nor at its end
         return run(words)

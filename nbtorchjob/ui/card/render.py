@@ -18,7 +18,8 @@ from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.lifetime import overdue, progress_line, rate, stillness
 from nbtorchjob.state.text.tracebacks import ARROW, SourceLookup, pieces, summarised
 from nbtorchjob.text.words import DOT, LINE, clip, count, duration, fit, line, number
-from nbtorchjob.ui.card import chart, head, metrics, ranks, tails
+from nbtorchjob.ui import card
+from nbtorchjob.ui.card import chart, metrics, ranks, tails
 from nbtorchjob.ui.card.tails import folds, text_tail
 from nbtorchjob.ui.elements import (
     BOX,
@@ -34,7 +35,7 @@ from nbtorchjob.ui.elements import (
     text_line,
     titled,
 )
-from nbtorchjob.ui.offers import Offers
+from nbtorchjob.ui.record import Offers
 
 # The card stays under 48 KiB of UTF-8: fixed parts are cut to size, the logs share the rest.
 _CARD_BYTES = 46_000
@@ -72,14 +73,14 @@ def html(
     for the job and redraws it; ``value`` is rank 0's in one line, once it has arrived (``text/words.py``);
     ``offers`` are what can be done with the job.
     """
-    tone = head.tone(state, now)
+    tone = card.tone(state, now)
     top = [
         _head(state, now, tone, value, offers, live=live),
         _note(state, now, tone),
     ]
     folded = state.phase.terminal
     first = [
-        *([] if tone is head.Tone.ACT else map(text_line, attempts.pending(state, now))),
+        *([] if tone is card.Tone.ACT else map(text_line, attempts.pending(state, now))),
         "" if folded else _tiles(state, now),
         _read(state, offers),
         _failure(state, source or state.info.sources.get),
@@ -98,7 +99,7 @@ def html(
         text_line(facts.ships(state), SMALL),
         _drawn(state, now, live=live),
     ]
-    room = _CARD_BYTES - sum(len(part.encode()) for part in (head.card(tone), *top, *first, *rows, *last))
+    room = _CARD_BYTES - sum(len(part.encode()) for part in (card.frame(tone), *top, *first, *rows, *last))
     # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
     curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
@@ -117,11 +118,11 @@ def html(
     if folded and drawn:
         drawn = fold(tag("span", "curves", SMALL), drawn)
     logs = _logs(state, now, room + _LOG_BYTES, expand=expand_logs)
-    pictures = [drawn, side] if tone is head.Tone.RUNNING else [side, drawn]
+    pictures = [drawn, side] if tone is card.Tone.RUNNING else [side, drawn]
     body = [*first, *pictures, *rows, *logs, *last]
     if state.phase is Phase.SUCCEEDED:
         body = [fold("details", "\n".join(filter(None, body)))]
-    return head.card(tone, *top, tag("div", "\n".join(filter(None, body)), head.BODY, cls="nbt-body"))
+    return card.frame(tone, *top, tag("div", "\n".join(filter(None, body)), card.BODY, cls="nbt-body"))
 
 
 def _fitting(room: int, *ways: str) -> tuple[str, int]:
@@ -130,7 +131,7 @@ def _fitting(room: int, *ways: str) -> tuple[str, int]:
     return way, room - len(way.encode())
 
 
-def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offers, *, live: bool) -> str:
+def _head(state: JobState, now: float, tone: card.Tone, value: str, offers: Offers, *, live: bool) -> str:
     """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
     took = facts.took(state, now)
     said = [
@@ -147,7 +148,7 @@ def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offe
     if state.phase is Phase.SUCCEEDED and value and value != NO_VALUE:
         rest += f" \u2192 {tag('b', escape(line(value, _MAX_SHORT)))}"
     far = None if state.phase.terminal else progress(state)
-    return head.html(
+    return card.head(
         tone,
         facts.status(state, now),
         state.info.name,
@@ -157,9 +158,9 @@ def _head(state: JobState, now: float, tone: head.Tone, value: str, offers: Offe
     )
 
 
-def _note(state: JobState, now: float, tone: head.Tone) -> str:
+def _note(state: JobState, now: float, tone: card.Tone) -> str:
     """Return what somebody should know or do, in a state that asks for it."""
-    if tone is not head.Tone.ACT:
+    if tone is not card.Tone.ACT:
         return ""
     verdict = facts.hanging(state, now)
     others = [reason for reason in attempts.pending(state, now) if reason != verdict]
@@ -169,7 +170,7 @@ def _note(state: JobState, now: float, tone: head.Tone) -> str:
     # The verdict in one sentence, then what leads to it or out of it.
     first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
     shown = [first, reason, *lines[1:]]
-    return head.note(tone, *(prose(line(part[:1].upper() + part[1:], LINE)) for part in shown if part))
+    return card.note(tone, *(prose(line(part[:1].upper() + part[1:], LINE)) for part in shown if part))
 
 
 def _tiles(state: JobState, now: float) -> str:

@@ -1,4 +1,8 @@
-"""What a cell shows while its job is packed and sent, once that takes noticeable time."""
+"""What a cell shows before its job's own card.
+
+That is a question, where it was edited and its job still runs; and how far the job is packed and sent, once
+that takes noticeable time.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
+from nbtorchjob.errors import NBTorchJobError, SwapError
 from nbtorchjob.machine.transfers import newest
-from nbtorchjob.text.words import DOT, duration, line, size
-from nbtorchjob.ui.card import head
-from nbtorchjob.ui.card.head import Tone
-from nbtorchjob.ui.elements import SMALL, tag, text_line
+from nbtorchjob.state import JobState, Phase
+from nbtorchjob.text.hints import hint, run_hint
+from nbtorchjob.text.words import DOT, LINE, duration, line, size
+from nbtorchjob.ui import card
+from nbtorchjob.ui.card import Tone
+from nbtorchjob.ui.elements import SMALL, action, prose, tag, text_line
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -60,8 +67,8 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
         stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
         what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
         what += f"{DOT}{duration(took)}"
-        body = tag("div", text_line(ships, SMALL), head.BODY, cls="nbt-body")
-        html = head.card(_TONES[phase], head.html(_TONES[phase], phase, call.label, escape(what)), body)
+        body = tag("div", text_line(ships, SMALL), card.BODY, cls="nbt-body")
+        html = card.frame(_TONES[phase], card.head(_TONES[phase], phase, call.label, escape(what)), body)
         output.show({"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"})
 
     end = _FAILED
@@ -125,3 +132,41 @@ def _meanwhile(call: Call, draw: Callable[[], object], period: float) -> Iterato
     finally:
         done.set()
         thread.join()
+
+
+_ROW = "display:flex;flex-wrap:wrap;gap:4px;margin:6px 0 0"
+
+
+def choice(state: JobState, text: str, again: str) -> str:
+    """Return a card that asks what to do with an edited cell: swap its code in, attach, or another job.
+
+    It is for the cell ``text`` and the job that runs what it was before; ``again`` are the options that run
+    it beside that job, "" where it does already. Where nothing answers its buttons the card says in words
+    what they do.
+    """
+    from nbtorchjob.swapping import code  # late, as it is slow to import
+
+    name, job = state.name, {"id": state.info.id}
+    buttons, more = [], []
+    try:
+        if state.phase is not Phase.RUNNING:
+            raise SwapError(f"{name} is {state.phase.word}")
+        known = code.of(state)
+        changed = known.definitions_in(text, name, edited=True)
+        known.refuse(changed, name)
+    except (NBTorchJobError, SyntaxError) as exc:
+        more.append(f"It can't take the cell's changes as it runs: {exc}")
+    else:
+        names = line(", ".join(code.JobCode([("", changed)], {}).definitions), 200)
+        more.append(f"Swap: all its ranks go on with the cell's {names}, by {hint('swap', name)}")
+        buttons.append(action("Swap", "nbtorchjob:swap", {**job, "edited": "true"}))
+    more.append(f"Attach: follow it as it is, by {hint('attach', name)}")
+    buttons.append(action("Attach", "nbtorchjob:attach", job))
+    if again:
+        more.append(f"New job: run the cell beside it, by {run_hint(again)}")
+        buttons.append(action("New job", "nbtorchjob:run-cell", {"options": again}))
+    verdict = escape(line(f"{name} still runs what this cell was before", LINE))
+    words = (prose(line(part, LINE)) for part in more)
+    return card.frame(
+        card.Tone.ACT, card.note(card.Tone.ACT, verdict, *words, tag("div", "".join(buttons), _ROW))
+    )

@@ -30,7 +30,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.offers import Offers
+from nbtorchjob.ui.record import Offers
 
 _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
 

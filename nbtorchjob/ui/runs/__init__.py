@@ -1,1 +1,433 @@
-"""A group's runs on one card."""
+"""A group's runs as one HTML card and as plain text, and their parameters side by side (pure)."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import islice
+from typing import Any
+
+from nbtorchjob.state import JobState, Phase, Series, runs
+from nbtorchjob.state.runs import STOPPED
+from nbtorchjob.state.text import facts
+from nbtorchjob.text import words
+from nbtorchjob.text.colours import shade
+from nbtorchjob.text.hints import hint
+from nbtorchjob.text.words import DOT, count, duration, line, number
+from nbtorchjob.ui import card
+from nbtorchjob.ui.card import chart, metrics
+from nbtorchjob.ui.card.chart import DARK, LIGHT
+from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, text_line
+from nbtorchjob.ui.record import CALLED, counted, phase, word
+
+# Which runs have a row where there are more than fit: those that say most.
+_TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
+_STOPPED_EARLY = (130, 80, 160)
+_COLOURS = {**{member.value: colour for member, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
+_FAINT = ("PENDING", "SUBMITTED")
+_MOST_ROWS, _MOST_LINES = 60, 30
+_MOST_CURVES, _MOST_CHARTS = 6, 2
+_MOST_METRICS, _MOST_GIVEN = 4, 6
+_MAX_CELL = 40
+_WIDTHS = {1: 720, 2: 450}  # px of a chart, by how many there are: two stand side by side in most cards
+_AXIS = 72  # px of a chart's width that its legend leaves: the numbers at the left, the x axis' name
+_COUNTING = ("epoch", "step", "epochs", "steps", "total")
+
+
+def elapsed(states: Sequence[JobState], now: float) -> float:
+    """Return how long the group has taken, from its submission to its last run's end."""
+    end = now if any(state.ended is None for state in states) else max(s.ended or 0.0 for s in states)
+    return max(0.0, end - min(state.info.created for state in states))
+
+
+def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
+    """Return a group's card; ``live`` means that a cell waits for it."""
+    phases = [word(state) for state in states]
+    stands = phase(phases)
+    rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
+    said = escape(DOT.join((*rest, facts.where(states[0].info))))
+    tone = card.of_phase(stands)
+    left = len(states) - min(len(states), _MOST_ROWS)
+    more_words = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
+    if not live and any(not state.phase.terminal for state in states):
+        stops = " and stops some early" if states[0].info.early else ""
+        more_words.append(f"{hint('attach', name)} follows them{stops}, {hint('cancel', name)} ends them")
+    # A bar in which each phase has its share of the runs
+    shares, many = [], Counter(phases)
+    for key, called in CALLED.items():
+        if many[key]:
+            faint = ";opacity:0.35" if key in _FAINT else ""
+            style = f"flex:{many[key]} 1 0;background-color:{shade(_COLOURS[key])}{faint}"
+            shares.append(f'<div class="{_tone(key)}" style="{style}" title="{many[key]:,} {called}"></div>')
+    style = f"{PLAIN};display:flex;height:8px;border-radius:4px;overflow:hidden"
+    parts = [
+        tag("div", "".join(shares), style, cls="nbt-share"),
+        metrics.beside(_charts(states)),
+        parallel_axes(states, _metric(states)),
+        _table(states, now),
+        text_line(DOT.join(more_words), SMALL),
+    ]
+    body = tag("div", "\n".join(part for part in parts if part), card.BODY, cls="nbt-body")
+    return card.frame(tone, card.head(tone, stands.value, name, said), body)
+
+
+def text(name: str, states: Sequence[JobState], now: float) -> str:
+    """Return the same in plain text, for places that show no HTML."""
+    phases = [word(state) for state in states]
+    stands = phase(phases)
+    how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
+    took = f"{stands.value.lower()} {how} {duration(elapsed(states, now))}"
+    shown = _chosen(states, _MOST_LINES)
+    left = len(states) - len(shown)
+    columns = _columns(states)
+    best = _best(states)
+    rows = [["run", *columns[0], *columns[1], "phase", "seconds"]]
+    for state in shown:
+        rows.append(_cells(state, columns, now))
+        rows[-1][-2] += BEST if state is best else ""
+    head = DOT.join((took, count(len(states), "run"), counted(phases)))
+    titles, *cells = words.columns(rows)
+    lines = [f"torchjob {name} {head}", titles]
+    for state, row in zip(shown, cells, strict=True):
+        why = _why(state)
+        lines += [row, f"     {why}"] if why else [row]
+    return "\n".join([*lines, *([f"and {count(left, 'more run')}"] if left else [])])
+
+
+def _tone(word: str) -> str:
+    """Return the class that gives a run the colour of its state."""
+    return card.of_phase(Phase(word)).value if word != STOPPED else card.Tone.QUIET.value
+
+
+def _columns(states: Sequence[JobState]) -> tuple[list[str], list[str]]:
+    """Return the columns of parameters, those that vary first, and of metrics."""
+    return runs.varied(states)[:_MOST_GIVEN], _metrics(states)
+
+
+def _metrics(states: Sequence[JobState]) -> list[str]:
+    names = Counter(name for state in states for name in runs.metrics(state))
+    return [name for name, _ in names.most_common() if name not in _COUNTING][:_MOST_METRICS]
+
+
+def _metric(states: Sequence[JobState]) -> str:
+    """Return the metric that a run is told by, "" where none is reported."""
+    return next(iter(_metrics(states)), "")
+
+
+def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
+    """Return the runs that have a row: all, or the most telling ones, in their order."""
+    if len(states) <= most:
+        return [*states]
+    chosen = sorted(states, key=lambda state: (_TELLING.index(state.phase), state.info.number))[:most]
+    return sorted(chosen, key=lambda state: state.info.number)
+
+
+def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
+    parameters, names = columns
+    reported = runs.metrics(state)
+    took = runs.seconds(state, now)
+    waits = [wait.text for wait in state.waiting]
+    status = facts.status(state, now).lower()
+    status = f"{status} {waits[0]}" if waits else status
+    numbers: list[str] = []
+    for name in names:
+        value = reported.get(name)
+        numbers.append("" if value is None else words.number(value))
+    return [
+        str(state.info.number),
+        *(_given(state.info.given.get(name)) for name in parameters),
+        *numbers,
+        status,
+        "" if took is None else f"{took:.1f}",
+    ]
+
+
+def _given(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _why(state: JobState) -> str:
+    """Return in a line why a run failed or was stopped early, "" of another."""
+    if state.failure is None or not (state.phase is Phase.FAILED or state.stopped_early):
+        return ""
+    return line(facts.heading(state.failure, state) or state.failure.reason.line, 160)
+
+
+def _best(states: Sequence[JobState]) -> JobState | None:
+    """Return the run with the best last value of the first metric; None where nobody knows what is better."""
+    name = _metric(states)
+    early = states[0].info.stops_early if states else None
+    if early is not None and early.halve == name:
+        largest = name in early.largest
+    elif any(part in name.lower() for part in (*_LARGEST, *_SMALLEST)):
+        largest = not any(part in name.lower() for part in _SMALLEST)
+    else:
+        return None
+    values = [(runs.metrics(state).get(name, math.nan), state) for state in states]
+    known = [(value, state) for value, state in values if math.isfinite(value) and word(state) in _RANKED]
+    if len(known) < 2:
+        return None
+    return (max if largest else min)(known, key=lambda pair: pair[0])[1]
+
+
+def _table(states: Sequence[JobState], now: float) -> str:
+    best, colours = _best(states), _coloured(states)
+    shown = sorted(_chosen(states, _MOST_ROWS), key=lambda state: state is not best)
+    columns = _columns(states)
+    names = ("run", *columns[0], *columns[1], "phase", "s")
+    sparks = _sparklines(shown, _metric(states))
+    table = [_cells(state, columns, now) for state in shown]
+    # What is a number in each row that has it stands below its like.
+    numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
+    aligned = [_CELL if at == 0 or not right else _RIGHT for at, right in enumerate(numeric)]
+    header = "".join(
+        tag("th", escape(line(cell, _MAX_CELL)), style) for cell, style in zip(names, aligned, strict=True)
+    )
+    if sparks:
+        header += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
+    body = []
+    for state, cells in zip(shown, table, strict=True):
+        stands = word(state)
+        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[stands])}"
+        logs = action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
+        cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
+        rest = zip(cells[1:], aligned[1:], strict=True)
+        row = [
+            tag(
+                "td",
+                f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}",
+                colour,
+                cls=f"nbt-run-of {_tone(stands)}",
+            ),
+            *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
+        ]
+        if sparks:
+            row.append(tag("td", sparks[state.info.id], _CELL, cls="nbt-spark"))
+        body.append(tag("tr", "".join(row), "font-weight:600" if state is best else ""))
+        why = _why(state)
+        if why:
+            span = len(names) - 1 + bool(sparks)
+            wide = f'<td></td><td colspan="{span}" style="{_CELL};{DIM}">{escape(why)}</td>'
+            body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
+    style = f"border-collapse:collapse;width:100%;{PLAIN}"
+    opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
+    made = f"{opening}<thead>{tag('tr', header)}</thead><tbody>{''.join(body)}</tbody></table>"
+    return tag("div", made, "overflow-x:auto")
+
+
+def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
+    """Return the course of a metric in each run, by id, all on one scale; empty where none has any."""
+    series: dict[str, list[float]] = {}
+    for state in states:
+        # So many values of a metric as a sparkline shows, evenly over all that were reported
+        if not state.series:
+            series[state.info.id] = []
+        else:
+            told = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
+            values = [value for value in told if math.isfinite(value)]
+            many = min(_SPARKS, len(values))
+            series[state.info.id] = [
+                values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)
+            ]
+    known = [value for course in series.values() for value in course]
+    if not any(len(course) > 1 for course in series.values()):
+        return {}
+    low, high = min(known), max(known)
+    step = (len(_BLOCKS) - 1) / ((high - low) or 1.0)
+    return {
+        id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
+        for id_, course in series.items()
+    }
+
+
+_BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
+
+
+_CELL, _RIGHT = "text-align:left", "text-align:right"
+BEST = f"{DOT}\u2605 best"
+# In the names of metrics: of which the largest is the best, and of which the smallest.
+_LARGEST = ("acc", "f1", "auc", "score", "bleu", "reward")
+_SMALLEST = ("loss", "err", "perplexity", "ppl", "mse", "mae")
+_RANKED = (Phase.SUCCEEDED.value, Phase.RUNNING.value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+def _swatch(number: int | None) -> str:
+    """Return the colour of a run's curves; nothing for one that isn't drawn."""
+    if number is None:
+        return ""
+    line_ = "display:inline-block;width:12px;height:3px;margin-left:6px;vertical-align:middle"
+    light, dark = LIGHT.lines[number], DARK.lines[number]
+    # As in the charts, whose image follows the page's colour scheme; older browsers know the first alone.
+    return tag("span", "", f"{line_};background-color:{light};background-color:light-dark({light},{dark})")
+
+
+def _coloured(states: Sequence[JobState]) -> dict[str, int]:
+    """Return the few runs that are drawn, by id, with the number of the colour that each has everywhere."""
+    few: list[int] = []
+    for name in _metrics(states)[:1]:
+        last = {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
+        if len(last) <= _MOST_CURVES:
+            few = [*last]
+        else:
+            order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
+            step = (len(order) - 1) / (_MOST_CURVES - 1)
+            few = [order[round(at * step)] for at in range(_MOST_CURVES)]
+    return {states[at].info.id: number for number, at in enumerate(sorted(few))}
+
+
+def _charts(states: Sequence[JobState]) -> list[str]:
+    """Return the curves of the runs over each other, by what varies, for a metric or two."""
+    colours = _coloured(states)
+    few = [state for state in states if state.info.id in colours]
+    drawn: dict[str, dict[str, metrics.Curve]] = {}
+    for metric in _metrics(states):
+        found = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
+        if curves := {key: curve for key, curve in found.items() if curve is not None}:
+            drawn[metric] = curves
+    drawn = dict(islice(drawn.items(), _MOST_CHARTS))
+    width = _WIDTHS.get(len(drawn), 0)
+    legend = dict(zip(colours, _legend(few, states, width), strict=True))
+    charts: list[str] = []
+    for metric, curves in drawn.items():
+        told_by = sum(metric in runs.metrics(state) for state in states)
+        made = chart.curves(
+            {legend[key]: curve.points for key, curve in curves.items()},
+            width=width,
+            height=200,
+            x_label=next(iter(curves.values())).label,
+            colours=[colours[key] for key in curves],
+        )
+        which = count(told_by, "run")
+        if len(curves) < told_by:
+            which = f"{len(curves)} of {told_by:,} runs, lowest to highest,"
+        said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
+        caption = tag("div", tag("b", escape(line(metric, _MAX_CELL))) + said, SMALL)
+        charts.append(caption + made.img)
+    return charts
+
+
+def _series(state: JobState) -> Series:
+    return state.series[min(state.series)]
+
+
+def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:
+    """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
+    names = _varying(states)
+    rows = [[_given(state.info.given.get(name)) for name in names] for state in some]
+    long = [
+        ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in rows
+    ]
+    numbered = [f"run {state.info.number}" for state in some]
+    for legend in (long, [", ".join(values) for values in rows], numbered):
+        if chart.legend_width(legend) <= width - _AXIS and len({*legend}) == len(legend):
+            return legend
+    return [str(state.info.number) for state in some]
+
+
+def _varying(states: Sequence[JobState]) -> list[str]:
+    """Return the names whose values differ, or the first one where none do."""
+    names = runs.varied(states)
+    return [n for n in names if len({repr(state.info.given.get(n)) for state in states}) > 1] or names[:1]
+
+
+_AXES_WIDTH, _AXES_HEIGHT = 720, 200
+_TOP, _BOTTOM = 30, 22
+_FEWEST = 3  # parameters that vary: of fewer the curves say as much
+_MOST = 6
+_MOST_PARALLEL = 300
+_MAX_NAME = 18
+# Of the lowest value and of the highest: they differ in lightness, too, on either ground.
+_LOW, _HIGH = (9, 105, 218), (188, 76, 0)
+
+
+def parallel_axes(states: Sequence[JobState], metric: str) -> str:
+    """Return the picture; nothing where few parameters vary, or nothing was reported."""
+    names = [
+        name
+        for name in runs.varied(states)
+        if len({repr(state.info.given.get(name)) for state in states}) > 1
+    ][:_MOST]
+    values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
+    known = [(state, value) for state, value in values if math.isfinite(value)]
+    if len(names) < _FEWEST or len(known) < 2:
+        return ""
+    title = f"{metric} of {len(known)} runs by {', '.join(names)}"
+    data = b64encode(_svg(names, metric, known[:_MOST_PARALLEL], title).encode()).decode()
+    shown = f'src="data:image/svg+xml;base64,{data}" width="{_AXES_WIDTH}" height="{_AXES_HEIGHT}"'
+    return tag("div", f'<img class="nbtorchjob-chart" {shown} alt="{escape(title)}">', PLAIN)
+
+
+def _svg(names: Sequence[str], metric: str, known: Sequence[tuple[JobState, float]], title: str) -> str:
+    columns: list[Sequence[Any]] = [[state.info.given.get(name) for state, _ in known] for name in names]
+    values = [value for _, value in known]
+    axes = [*map(_axis, columns), _axis(values)]
+    step = (_AXES_WIDTH - 120) / (len(axes) - 1)
+    xs = [60 + step * at for at in range(len(axes))]
+    low, high = min(values), max(values)
+    body = []
+    # The best of either kind must not lie below the rest.
+    order = sorted(range(len(known)), key=lambda at: abs(values[at] - (low + high) / 2))
+    for at in order:
+        points = [axis[0](column[at]) for axis, column in zip(axes, [*columns, values], strict=True)]
+        drawn = " ".join(f"{x:.0f},{y:.0f}" for x, y in zip(xs, points, strict=True))
+        share = (values[at] - low) / (high - low) if high > low else 0.0
+        colour = ",".join(str(round(a + (b - a) * share)) for a, b in zip(_LOW, _HIGH, strict=True))
+        body.append(f'<polyline points="{drawn}" fill="none" stroke="rgb({colour})" stroke-opacity="0.75"/>')
+    for x, name, (_, ticks) in zip(xs, [*names, metric], axes, strict=True):
+        body.append(
+            f'<path d="M{x:.0f} {_TOP}V{_AXES_HEIGHT - _BOTTOM}" stroke="#808080" stroke-opacity="0.6"/>'
+        )
+        body.append(_text(x, 16, line(name, _MAX_NAME), bold=True))
+        body += [_text(x, y + 4, label, halo=True) for y, label in ticks]
+    rules = f"svg{{fill:{LIGHT.text}}}.ground{{fill:{LIGHT.ground};stroke:{LIGHT.ground}}}"
+    dark = f"svg{{fill:{DARK.text}}}.ground{{fill:{DARK.ground};stroke:{DARK.ground}}}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_AXES_WIDTH}" height="{_AXES_HEIGHT}" '
+        f'viewBox="0 0 {_AXES_WIDTH} {_AXES_HEIGHT}" font-family="sans-serif" font-size="11">'
+        f"<style>{rules}@media(prefers-color-scheme:dark){{{dark}}}</style><title>{escape(title)}</title>"
+        f'<path class="ground" d="M0 0H{_AXES_WIDTH}V{_AXES_HEIGHT}H0Z"/>' + "".join(body) + "</svg>"
+    )
+
+
+def _axis(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
+    """Return where a value lies on an axis, and the axis' labels: few numbers and texts each have a place."""
+    kinds = list(dict.fromkeys(column))
+    numeric = all(isinstance(kind, (int, float)) and not isinstance(kind, bool) for kind in kinds)
+    if numeric:
+        kinds.sort()
+    span = _AXES_HEIGHT - _TOP - _BOTTOM
+
+    def at(share: float) -> float:
+        return _AXES_HEIGHT - _BOTTOM - span * share
+
+    if not numeric or len(kinds) <= _MOST:
+        places = {kind: at(n / (len(kinds) - 1) if len(kinds) > 1 else 0.5) for n, kind in enumerate(kinds)}
+        every = max(1, math.ceil(len(kinds) / _MOST))
+        return places.__getitem__, [(places[kind], _label(kind)) for kind in kinds[::every]]
+    low, high = kinds[0], kinds[-1]
+    return (lambda value: at((value - low) / (high - low))), [(at(0.0), _label(low)), (at(1.0), _label(high))]
+
+
+def _label(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number(value) if is_number else line(str(value), 12)
+
+
+def _text(x: float, y: float, text: str, *, bold: bool = False, halo: bool = False) -> str:
+    at = f'x="{x:.0f}" y="{y:.0f}" text-anchor="middle"'
+    weight = ' font-weight="bold"' if bold else ""
+    shown = f"<text {at}{weight}>{escape(text)}</text>"
+    # A line may run below it.
+    under = f'<text {at} class="ground" stroke-width="4" stroke-linejoin="round">{escape(text)}</text>'
+    return under + shown if halo else shown

@@ -16,9 +16,9 @@ from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import safe
+from nbtorchjob.ui import runs as render
 from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.card.view import Stops, held_up
-from nbtorchjob.ui.runs import render
 
 PERIOD_S = 0.5
 CANCEL_WITHIN_S = 5.0

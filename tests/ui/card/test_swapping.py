@@ -6,7 +6,7 @@ import re
 
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state.events import Swapped
-from nbtorchjob.ui.card import choice, render
+from nbtorchjob.ui.card import render, sending
 from tests.ui.card.test_render import build, ended, reports, started
 
 CELL = """
@@ -60,7 +60,7 @@ def test_a_job_whose_code_cant_be_swapped_shows_none():
 
 
 def test_an_edited_cell_can_be_swapped_in_attached_to_or_run_beside_its_job():
-    card = choice.html(RUNNING, CELL.replace("out * rate", "out - rate"), "--name train-2 -d")
+    card = sending.choice(RUNNING, CELL.replace("out * rate", "out - rate"), "--name train-2 -d")
 
     assert buttons(card) == [
         ("Swap", "nbtorchjob:swap", {"id": "local:train", "edited": "true"}),
@@ -71,8 +71,8 @@ def test_an_edited_cell_can_be_swapped_in_attached_to_or_run_beside_its_job():
 
 
 def test_an_edited_cell_that_cant_be_swapped_in_says_why():
-    card = choice.html(RUNNING, CELL.replace("range(100)", "range(9)"), "")
+    card = sending.choice(RUNNING, CELL.replace("range(100)", "range(9)"), "")
 
     assert [title for title, *_ in buttons(card)] == ["Attach"]
     assert "line 8 of the cell (for step in range(9):) isn't what train runs" in words(card)
-    assert "as it runs: train is submitted" in words(choice.html(build(**INFO), CELL, ""))
+    assert "as it runs: train is submitted" in words(sending.choice(build(**INFO), CELL, ""))

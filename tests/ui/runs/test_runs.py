@@ -8,8 +8,8 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
+from nbtorchjob.ui import runs as render
 from nbtorchjob.ui.card.chart import LIGHT
-from nbtorchjob.ui.runs import render
 
 NOW = 1010.0
 ENDED = (ev.NodeExited(1008.0, 0, 0), ev.Closed(1009.0))
