@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import onimport
@@ -26,6 +26,7 @@ MOST = 20  # of a rank in a round
 LONGEST = 1 << 19  # characters of one
 TEXT = "text/plain"
 
+_CHANGES = onimport.Changes()
 _shown = 0
 _speaker = 0  # the rank whose displays are seen
 _figures: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()  # as they were last shown
@@ -50,7 +51,10 @@ def wanted() -> bool:
 def show(bundle: Dict[str, Any]) -> bool:
     """Have the cell show it, as far as it is text; return whether it will, and as more than text."""
     global _shown
-    data = {str(mime): _text(value) for mime, value in bundle.items()}
+    data: Dict[str, str] = {}
+    for mime, value in bundle.items():
+        text = base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray)) else value
+        data[str(mime)] = text if isinstance(text, str) else ""
     while data and sum(map(len, data.values())) > LONGEST:
         data.pop(max(data, key=lambda mime: len(data[mime])))
     if not wanted() or not set(data) - {TEXT}:
@@ -100,12 +104,6 @@ _METHODS = (
 )
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode()
-    return value if isinstance(value, str) else ""
-
-
 def install() -> None:
     """Have libraries be changed when they are imported, and ``display`` be a builtin, as IPython has it."""
     onimport.change(_CHANGES)
@@ -127,6 +125,7 @@ def _say(text: str) -> None:
     sys.stderr.write("nbtorchjob: %s\n" % text)
 
 
+@_CHANGES.of("tqdm.notebook")
 def _bars_of_text(module: Any) -> None:
     # A widget that nobody draws stays at 0 %, or fails where there are no widgets.
     from tqdm import std  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -135,6 +134,7 @@ def _bars_of_text(module: Any) -> None:
     module.trange = module.tnrange = std.trange
 
 
+@_CHANGES.of("matplotlib.pyplot")
 def _figures_in_the_cell(module: Any) -> None:
     if not os.environ.get("MPLBACKEND"):
         module.switch_backend("agg")  # a window on this machine's screen would block the rank
@@ -166,6 +166,7 @@ def end_of_cell() -> None:
         pyplot.close("all")
 
 
+@_CHANGES.of("IPython.core.display_functions", "IPython.core.display")  # the latter before IPython 7.23
 def _display_in_the_cell(module: Any) -> None:
     inner = vars(module).get("display")
     if inner is None or inner.__module__ != module.__name__:  # it is the other module's
@@ -194,11 +195,3 @@ def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> An
     if not display_id or handle is None:
         return None
     return handle(display_id if isinstance(display_id, str) else None)
-
-
-_CHANGES: Dict[str, Callable[[Any], None]] = {
-    "tqdm.notebook": _bars_of_text,
-    "matplotlib.pyplot": _figures_in_the_cell,
-    "IPython.core.display_functions": _display_in_the_cell,
-    "IPython.core.display": _display_in_the_cell,  # before IPython 7.23
-}

@@ -18,6 +18,7 @@ from nbtorchjob.runtime.api.report import report
 from nbtorchjob.runtime.facts import onimport
 from nbtorchjob.runtime.facts.emit import emit
 
+_CHANGES = onimport.Changes()
 _logs = True  # whether what they log is reported
 
 
@@ -42,24 +43,21 @@ def _say(why: str) -> None:
 
 
 def _tell(logged: Any, counted: Callable[[Any], Dict[str, Any]], by: Any) -> None:
-    numbers = {str(name): _number(value) for name, value in {**logged, **counted(by)}.items()}
-    numbers = {name: number for name, number in numbers.items() if number is not None}
+    numbers: Dict[str, Any] = {}
+    for name, value in {**logged, **counted(by)}.items():
+        with suppress(Exception):  # a tensor of more than one number
+            number = value.item() if hasattr(value, "item") else value
+            if isinstance(number, (int, float)):
+                numbers[str(name)] = number
     if _logs and numbers:
         report(**numbers)
-
-
-def _number(value: Any) -> "float | None":
-    try:
-        value = value.item() if hasattr(value, "item") else value
-    except Exception:  # a tensor of more than one number
-        return None
-    return value if isinstance(value, (int, float)) else None
 
 
 def _total(steps: Any) -> Dict[str, Any]:
     return {"steps": steps} if 0 < steps < math.inf else {}
 
 
+@_CHANGES.of("transformers.trainer")
 def _trainer(module: Any) -> None:
     def counted(state: Any) -> Dict[str, Any]:
         return {"step": state.global_step, **_total(state.max_steps)}
@@ -87,6 +85,7 @@ def _trainer(module: Any) -> None:
     module.DEFAULT_CALLBACKS.append(Follows)
 
 
+@_CHANGES.of("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 def _lightning(module: Any) -> None:
     def counted(trainer: Any) -> Dict[str, Any]:
         # By hand it may be several steps a batch, and then nobody knows how many there will be.
@@ -108,7 +107,10 @@ def _lightning(module: Any) -> None:
 
     class Follows(module.Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, *rest: Any) -> None:
-            self.saves = any(map(_saves_on_exception, trainer.callbacks))
+            self.saves = any(
+                getattr(callback, "save_on_exception", type(callback).__name__ == "OnExceptionCheckpoint")
+                for callback in trainer.callbacks
+            )
             if self.saves:
                 expect()
 
@@ -129,10 +131,7 @@ def _lightning(module: Any) -> None:
     module.Trainer.__init__ = __init__
 
 
-def _saves_on_exception(callback: Any) -> bool:
-    return bool(getattr(callback, "save_on_exception", type(callback).__name__ == "OnExceptionCheckpoint"))
-
-
+@_CHANGES.of("accelerate.accelerator")
 def _accelerate(module: Any) -> None:
     inner = module.Accelerator.log
 
@@ -143,11 +142,3 @@ def _accelerate(module: Any) -> None:
         return inner(self, values, step, *args, **options)
 
     module.Accelerator.log = log
-
-
-_CHANGES: Dict[str, Callable[[Any], None]] = {
-    "transformers.trainer": _trainer,
-    "lightning.pytorch.trainer.trainer": _lightning,
-    "pytorch_lightning.trainer.trainer": _lightning,
-    "accelerate.accelerator": _accelerate,
-}

@@ -26,7 +26,7 @@ import time
 import types
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced, type_name
@@ -60,12 +60,13 @@ def described(value: Any, name: str = "") -> str:
 def _described(value: Any, name: str, depth: int) -> str:
     type_ = type(value)
     try:
-        text = _of_library(value, type_, depth)
-        if text is not None:
-            return text
+        for (module, kind_name), tell in _OF_LIBRARIES.items():
+            known = getattr(sys.modules.get(module), kind_name, None)
+            if any(known is base for base in _mro(type_)):
+                return tell(value, type_, depth)
         if name and is_secret(name) and type_ not in (bool, type(None)):
             return "<masked %s>" % type_name(type_)
-        for kind, tell in _BUILT_IN:
+        for kind, tell in _BUILT_IN.items():
             if kind in _mro(type_):
                 return tell(value, type_, depth)
         return _of_repr(value)
@@ -83,6 +84,21 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_REPR else text[: MAX_REPR - 1] + "…"
 
 
+_Tell = Callable[[Any, type, int], str]
+_BUILT_IN: Dict[type, _Tell] = {}  # the first one counts that a type is, or derives from
+
+
+def _tells(*kinds: type) -> Callable[[_Tell], _Tell]:
+    """Have a function describe values of these built-in types, and of those derived from them."""
+
+    def enter(tell: _Tell) -> _Tell:
+        _BUILT_IN.update(dict.fromkeys(kinds, tell))
+        return tell
+
+    return enter
+
+
+@_tells(int, float, complex)
 def _number(value: Any, type_: type, depth: int) -> str:
     if type_ is not int:
         return _of_repr(value)
@@ -90,6 +106,7 @@ def _number(value: Any, type_: type, depth: int) -> str:
     return repr(value) if bits <= _BITS else "<int of %s bits>" % format(bits, ",")
 
 
+@_tells(str, bytes, bytearray)
 def _text(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (str, bytes, bytearray) if kind in _mro(type_))
     many = base.__len__(value)
@@ -99,6 +116,7 @@ def _text(value: Any, type_: type, depth: int) -> str:
     return "%s (%s %s)" % (_cut(text), format(many, ","), "characters" if base is str else "bytes")
 
 
+@_tells(list, tuple, set, frozenset)
 def _sequence(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (list, tuple, set, frozenset) if kind in _mro(type_))
     many = base.__len__(value)
@@ -109,6 +127,7 @@ def _sequence(value: Any, type_: type, depth: int) -> str:
     return _container(type_, base, many, items)
 
 
+@_tells(dict)
 def _mapping(value: Any, type_: type, depth: int) -> str:
     many = dict.__len__(value)
     pairs = islice(dict.items(value), _items(depth))
@@ -147,33 +166,24 @@ def _container(type_: type, base: type, many: int, items: Iterator[str]) -> str:
     return "%s of %s: %s%s%s" % (type_name(type_), format(many, ","), opening, ", ".join(shown), closing)
 
 
-_BUILT_IN: Tuple[Tuple[type, Callable[[Any, type, int], str]], ...] = (
-    *((kind, _number) for kind in (int, float, complex)),
-    *((kind, _text) for kind in (str, bytes, bytearray)),
-    *((kind, _sequence) for kind in (list, tuple, set, frozenset)),
-    (dict, _mapping),
-    (types.FunctionType, lambda value, type_, depth: "function %s" % _function_name(value)),
-    (type, lambda value, type_, depth: "class %s" % type_name(value)),
-)
+_BUILT_IN[types.FunctionType] = lambda value, type_, depth: "function %s" % _function_name(value)
+_BUILT_IN[type] = lambda value, type_, depth: "class %s" % type_name(value)
 
 
-def _of_library(value: Any, type_: type, depth: int) -> Optional[str]:
-    """Describe what torch, numpy or pandas made, if they are loaded."""
-    bases = _mro(type_)
-    if _made(bases, "torch", "Tensor"):
-        return _tensor(value, type_, depth)
-    if _made(bases, "torch.nn", "Module"):
-        return _neural_module(value, type_)
-    if _made(bases, "numpy", "ndarray"):
-        array = sys.modules["numpy"].ndarray
-        return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
-    for kind_name in ("DataFrame", "Series"):
-        if _made(bases, "pandas", kind_name):
-            shape = getattr(sys.modules["pandas"], kind_name).shape.__get__(value)
-            return "%s of %s" % (kind_name, " × ".join(format(size, ",") for size in shape))
-    return None
+_OF_LIBRARIES: Dict[Tuple[str, str], _Tell] = {}  # by module, which needn't be loaded, and class
 
 
+def _tells_of(module: str, name: str) -> Callable[[_Tell], _Tell]:
+    """Have a function describe objects of a library's class, and of those derived from it."""
+
+    def enter(tell: _Tell) -> _Tell:
+        _OF_LIBRARIES[module, name] = tell
+        return tell
+
+    return enter
+
+
+@_tells_of("torch", "Tensor")
 def _tensor(value: Any, type_: type, depth: int) -> str:
     # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
     # collective that hangs. Subclasses may run anything to give out a number.
@@ -194,7 +204,8 @@ def _tensor(value: Any, type_: type, depth: int) -> str:
     return what + laid + numbers + grad
 
 
-def _neural_module(value: Any, type_: type) -> str:
+@_tells_of("torch.nn", "Module")
+def _neural_module(value: Any, type_: type, depth: int) -> str:
     torch = sys.modules["torch"]
     seen: Set[int] = set()
     many, open_ = 0, [value]
@@ -213,9 +224,18 @@ def _neural_module(value: Any, type_: type) -> str:
     return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
 
 
-def _made(bases: Tuple[type, ...], module: str, name: str) -> bool:
-    member = getattr(sys.modules.get(module), name, None)
-    return any(member is base for base in bases)
+@_tells_of("numpy", "ndarray")
+def _array(value: Any, type_: type, depth: int) -> str:
+    array = sys.modules["numpy"].ndarray
+    return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
+
+
+@_tells_of("pandas", "DataFrame")
+@_tells_of("pandas", "Series")
+def _table(value: Any, type_: type, depth: int) -> str:
+    pandas: Any = sys.modules["pandas"]
+    kind = pandas.DataFrame if any(base is pandas.DataFrame for base in _mro(type_)) else pandas.Series
+    return "%s of %s" % (_qualname(kind), " × ".join(format(size, ",") for size in kind.shape.__get__(value)))
 
 
 def _shape(shape: Any) -> str:
@@ -314,10 +334,15 @@ def _filled(error: Error, by_frame: Dict[Tuple[int, int], List[Tuple[str, str]]]
 
 def _in_time(variables: Sequence[_Variable], seconds: float, each_seconds: float) -> Iterator[str]:
     """Yield what each of them was, as long as there is time."""
+
+    def describe(left: Sequence[_Variable], texts: queue.SimpleQueue[str]) -> None:
+        for variable in left:
+            texts.put(described(variable.value, variable.name))
+
     until, at = time.monotonic() + seconds, 0
     while at < len(variables):
         texts: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_describe, args=(variables[at:], texts), daemon=True).start()
+        threading.Thread(target=describe, args=(variables[at:], texts), daemon=True).start()
         try:
             while at < len(variables):
                 text = texts.get(timeout=max(0.0, min(each_seconds, until - time.monotonic())))
@@ -328,11 +353,6 @@ def _in_time(variables: Sequence[_Variable], seconds: float, each_seconds: float
             yield _SLOW
             if time.monotonic() >= until:
                 return
-
-
-def _describe(variables: Sequence[_Variable], texts: queue.SimpleQueue[str]) -> None:
-    for variable in variables:
-        texts.put(described(variable.value, variable.name))
 
 
 def _variables(exc: BaseException) -> Iterator[_Variable]:

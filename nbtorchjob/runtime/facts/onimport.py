@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Dict, Mapping
 
-Changes = Mapping[str, Callable[[Any], None]]
+_Change = Callable[[Any], None]
 
 
-def change(changes: Changes) -> None:
+class Changes(Dict[str, _Change]):
+    """What changes modules, by their names."""
+
+    def of(self, *modules: str) -> Callable[[_Change], _Change]:
+        """Have a function change modules of these names."""
+
+        def enter(change: _Change) -> _Change:
+            self.update(dict.fromkeys(modules, change))
+            return change
+
+        return enter
+
+
+def change(changes: Mapping[str, _Change]) -> None:
     """Have each module that is named here be passed to its function once it is imported."""
     sys.meta_path.insert(0, _Finder(changes))
 
 
 class _Finder:
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Mapping[str, _Change]) -> None:
         self._changes = changes
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -30,7 +43,7 @@ class _Finder:
 
 
 class _Loader:
-    def __init__(self, inner: Any, change: Callable[[Any], None]) -> None:
+    def __init__(self, inner: Any, change: _Change) -> None:
         self._inner = inner
         self._change = change
 

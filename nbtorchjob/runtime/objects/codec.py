@@ -12,7 +12,7 @@ import pickle
 import sys
 from array import array
 from collections import OrderedDict
-from typing import Any, Callable, ClassVar, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
 # Takes an object and a callback for its out-of-band buffers (PEP 574), gives the pickle.
 Dump = Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]
@@ -24,6 +24,31 @@ _NUMBERS = "biufcSUmM"  # and what numpy keeps as such: texts of a fixed size, t
 # From here on a list of floats is kept as float64: JSON would spend 400 ms on a million of them.
 _MANY = 256
 _DEEPEST = 100
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_ENCODERS: Dict[type, Callable[[Any, Any], Any]] = {}
+_DECODERS: Dict[str, Callable[[Any, Any], Any]] = {}
+
+
+def _writes(*types: type) -> Callable[[_Method], _Method]:
+    """Have a method of the encoder write what is exactly of one of these types."""
+
+    def enter(method: _Method) -> _Method:
+        _ENCODERS.update(dict.fromkeys(types, method))
+        return method
+
+    return enter
+
+
+def _reads(*tags: str) -> Callable[[_Method], _Method]:
+    """Have a method of the decoder read what was written with one of these tags."""
+
+    def enter(method: _Method) -> _Method:
+        _DECODERS.update(dict.fromkeys(tags, method))
+        return method
+
+    return enter
 
 
 class _NotPlainError(Exception):
@@ -65,7 +90,7 @@ class Encoder:
         try:
             return self._pickle(value)
         except Exception:  # whatever a user's __reduce__ raises
-            if type(value) not in self._ENCODERS:
+            if type(value) not in _ENCODERS:
                 raise
             self.__init__(self._dump)  # type: ignore[misc]
             self._piecemeal = True
@@ -87,7 +112,7 @@ class Encoder:
         if type_ in _ATOMS:
             # Python refuses to write integers of more than 4300 digits as text.
             return self._other(value) if type_ is int and value.bit_length() > 1024 else value
-        encode = self._ENCODERS.get(type_) or self._foreign(type_)
+        encode = _ENCODERS.get(type_) or self._foreign(type_)
         if encode is None:
             return self._other(value)
         if id(value) in self._seen:
@@ -127,27 +152,33 @@ class Encoder:
         self.buffers.append(view.cast("B") if view.nbytes else memoryview(b""))
         return len(self.buffers) - 1
 
+    @_writes(list)
     def _list(self, value: List[Any]) -> Any:
         if len(value) >= _MANY and all(type(item) is float for item in value):
             return {_TAG: "floats", "buffer": self._buffer(memoryview(array("d", value)))}
         return self._items(value)
 
+    @_writes(dict)
     def _dict(self, value: Dict[Any, Any]) -> Any:
         if all(type(key) is str for key in value) and _TAG not in value:
             return dict(zip(value, (item for _, item in self._pairs(value))))
         return {_TAG: "dict", "items": self._pairs(value)}
 
+    @_writes(OrderedDict)
     def _ordered(self, value: Any) -> Any:
         items = self._pairs(value)
         # A state_dict carries its modules' versions as an attribute.
         return {_TAG: "ordered", "items": items, "vars": self._tree(vars(value))}
 
+    @_writes(tuple, set, frozenset)
     def _group(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "items": self._items(value)}
 
+    @_writes(bytes, bytearray)
     def _bytes(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "buffer": self._buffer(memoryview(value))}
 
+    @_writes(complex)
     def _complex(self, value: complex) -> Any:
         return {_TAG: "complex", "parts": [value.real, value.imag]}
 
@@ -196,18 +227,6 @@ class Encoder:
             **({"inference": True} if value.is_inference() else {}),
         }
 
-    _ENCODERS: ClassVar[Dict[type, Callable[[Any, Any], Any]]] = {
-        list: _list,
-        dict: _dict,
-        OrderedDict: _ordered,
-        tuple: _group,
-        set: _group,
-        frozenset: _group,
-        bytes: _bytes,
-        bytearray: _bytes,
-        complex: _complex,
-    }
-
     def _foreign(self, type_: type) -> Any:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None:
@@ -244,59 +263,63 @@ class _Decoder:
             return tree
         if _TAG not in tree:
             return {key: self.value(item) for key, item in tree.items()}
-        return self._DECODERS[tree[_TAG]](self, tree)
+        return _DECODERS[tree[_TAG]](self, tree)
 
     def _buffer(self, index: int) -> memoryview:
         # Each is written for one use: named many times, a small file would fill the memory.
         return self._buffers.pop(index)
 
+    @_reads("pickle")
     def _pickle(self, tree: Any) -> Any:
         parts = [self._buffer(i) for i in tree["parts"]]
         return self._load(self._buffer(tree["pickle"]), parts)
 
+    @_reads("lost")
     def _lost(self, tree: Any) -> Any:
         return self._missing[tree["index"]]
 
+    @_reads("floats")
     def _floats(self, tree: Any) -> Any:
         return array("d", bytes(self._buffer(tree["buffer"]))).tolist()
 
+    @_reads("dict")
     def _dict(self, tree: Any) -> Any:
         return {self.value(k): self.value(v) for k, v in tree["items"]}
 
+    @_reads("ordered")
     def _ordered(self, tree: Any) -> Any:
         mapping = OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
         vars(mapping).update(self.value(tree["vars"]))
         return mapping
 
-    def _tuple(self, tree: Any) -> Any:
-        return tuple(self.value(item) for item in tree["items"])
+    @_reads("tuple", "set", "frozenset")
+    def _group(self, tree: Any) -> Any:
+        kinds: Dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+        return kinds[tree[_TAG]](self.value(item) for item in tree["items"])
 
-    def _set(self, tree: Any) -> Any:
-        return {self.value(item) for item in tree["items"]}
-
-    def _frozenset(self, tree: Any) -> Any:
-        return frozenset(self.value(item) for item in tree["items"])
-
+    @_reads("bytes", "bytearray")
     def _bytes(self, tree: Any) -> Any:
-        return bytes(self._buffer(tree["buffer"]))
+        data = self._buffer(tree["buffer"])
+        return bytes(data) if tree[_TAG] == "bytes" else bytearray(data)
 
-    def _bytearray(self, tree: Any) -> Any:
-        return bytearray(self._buffer(tree["buffer"]))
-
+    @_reads("complex")
     def _complex(self, tree: Any) -> Any:
         return complex(*tree["parts"])
 
+    @_reads("array")
     def _array(self, tree: Any) -> Any:
         import numpy
 
         flat = numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))
         return flat.reshape(tree["shape"])
 
+    @_reads("scalar")
     def _scalar(self, tree: Any) -> Any:
         import numpy
 
         return numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))[0]
 
+    @_reads("tensor")
     def _tensor(self, tree: Any) -> Any:
         import torch
 
@@ -313,23 +336,6 @@ class _Decoder:
             if tree["parameter"]:
                 return torch.nn.Parameter(data, requires_grad=tree["grad"])
             return data.requires_grad_(tree["grad"])
-
-    _DECODERS: ClassVar[Dict[str, Callable[[Any, Any], Any]]] = {
-        "pickle": _pickle,
-        "lost": _lost,
-        "floats": _floats,
-        "dict": _dict,
-        "ordered": _ordered,
-        "tuple": _tuple,
-        "set": _set,
-        "frozenset": _frozenset,
-        "bytes": _bytes,
-        "bytearray": _bytearray,
-        "complex": _complex,
-        "array": _array,
-        "scalar": _scalar,
-        "tensor": _tensor,
-    }
 
 
 def _numbers(text: str) -> Any:

@@ -118,8 +118,6 @@ class Pickler(pickle.Pickler):
             return self.reduce_tensor
         if torch is not None and type_ is torch.nn.Parameter:
             return self.reduce_parameter
-        if torch is not None and type_ is torch.memory_format:
-            return _reduce_memory_format
         for base in type_.__mro__:
             own = _OF_LIBRARIES.get((base.__module__, base.__name__))
             if own is not None:
@@ -445,36 +443,56 @@ def _reduce_member(member: Any) -> Any:
     return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
 
 
+def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
+    return (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
+
+
+# Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
+_OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {}
+
+
+def _reduces(module: str, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Have a function reduce the objects of a library's class, and of those derived from it."""
+
+    def enter(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        _OF_LIBRARIES[module, name] = reduce
+        return reduce
+
+    return enter
+
+
+@_reduces("torch", "memory_format")
 def _reduce_memory_format(memory_format: Any) -> Any:
     # Its name is "torch.channels_last" , which pickle finds in the first module that has `torch`.
     return rebuilt.of_torch, (str(memory_format).rpartition(".")[2],)
 
 
-def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
-    return (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
-
-
+@_reduces(torch_versions.PACKET.module, torch_versions.PACKET.name)
 def _reduce_packet(packet: Any) -> Any:
     # Its `__module__` says "torch._ops.aten" , which isn't there.
     space, _, name = packet._qualified_op_name.partition("::")
     return getattr, (getattr(sys.modules["torch"].ops, space), name)
 
 
+@_reduces(torch_versions.OVERLOAD.module, torch_versions.OVERLOAD.name)
 def _reduce_overload(overload: Any) -> Any:
     return getattr, (overload.overloadpacket, overload._overloadname)
 
 
+@_reduces(torch_versions.HIGHER_ORDER.module, torch_versions.HIGHER_ORDER.name)
 def _reduce_higher_order(operator: Any) -> Any:
     space, name = sys.modules["torch"].ops.higher_order, operator.name()
     return (getattr, (space, name)) if getattr(space, name, None) is operator else NotImplemented
 
 
+@_reduces("torch.utils.data.dataloader", "DataLoader")
 def _reduce_loader(loader: Any) -> Any:
     state = dict(vars(loader))
     state["_iterator"] = None  # of one with persistent_workers: its workers are processes of this machine
     return copyreg.__newobj__, (type(loader),), state, None, None, rebuilt.fill_plainly  # type: ignore[attr-defined]
 
 
+@_reduces("torch.optim.lr_scheduler", "LRScheduler")
 def _reduce_scheduler(scheduler: Any) -> Any:
     # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
     state = (dict(vars(scheduler)), torch_versions.STEPPED.get(scheduler.optimizer))
@@ -482,12 +500,14 @@ def _reduce_scheduler(scheduler: Any) -> Any:
     return (*made, state, None, None, rebuilt.fill_scheduler)
 
 
+@_reduces("torch.export.exported_program", "ExportedProgram")
 def _reduce_exported(program: Any) -> Any:
     file = io.BytesIO()
     sys.modules["torch"].export.save(program, file)  # its own pickle can't be loaded
     return rebuilt.exported, (file.getvalue(),)
 
 
+@_reduces("triton.runtime.jit", "JITFunction")
 def _reduce_kernel(kernel: Any) -> Any:
     # What it has besides its function and its options (locks, what was compiled) is made when it is.
     names = [*inspect.signature(type(kernel)).parameters][1:]
@@ -515,20 +535,13 @@ class _Constant:
         return rebuilt.constant, self._place
 
 
-# Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
-_OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {
-    (torch_versions.PACKET.module, torch_versions.PACKET.name): _reduce_packet,
-    (torch_versions.OVERLOAD.module, torch_versions.OVERLOAD.name): _reduce_overload,
-    (torch_versions.HIGHER_ORDER.module, torch_versions.HIGHER_ORDER.name): _reduce_higher_order,
-    ("torch.utils.data.dataloader", "DataLoader"): _reduce_loader,
-    ("torch.optim.lr_scheduler", "LRScheduler"): _reduce_scheduler,
-    ("torch.export.exported_program", "ExportedProgram"): _reduce_exported,
-    ("triton.runtime.jit", "JITFunction"): _reduce_kernel,
-    ("argparse", "Action"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
-    ("argparse", "_ActionsContainer"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
-    ("argparse", "Namespace"): functools.partial(_reduce_with_constant, "argparse", "SUPPRESS"),
-    ("optparse", "Option"): functools.partial(_reduce_with_constant, "optparse", "NO_DEFAULT"),
-}
+for _module, _name, _constant in (
+    ("argparse", "Action", "SUPPRESS"),
+    ("argparse", "_ActionsContainer", "SUPPRESS"),
+    ("argparse", "Namespace", "SUPPRESS"),
+    ("optparse", "Option", "NO_DEFAULT"),
+):
+    _OF_LIBRARIES[_module, _name] = functools.partial(_reduce_with_constant, _module, _constant)
 
 
 def _reduce_exception(exc: Any) -> Any:
