@@ -15,64 +15,59 @@ import importlib
 import logging
 import os
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts import onimport
 from nbtorchjob.runtime.objects import importable
 
 
-class _Setting(NamedTuple):
-    """The module that keeps it, how it is read from there as plain data, and how it is set."""
+class _Setting:
+    """How a setting is read from the ``module`` that keeps it, as plain data, and how it is set there.
 
-    module: str
-    read: Callable[[Any], Any]
-    set: Callable[[Any, Any], Any]
-    default: Callable[[Any], Any]
+    The defaults are those of a fresh process: Python 3.13 and numpy 2.4.
+    """
 
+    def __init__(self, module: str) -> None:
+        self.module = module
 
-_ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    def read(self, there: Any) -> Any:
+        """Return its value, which ``there`` has."""
+        raise NotImplementedError
 
+    def set(self, there: Any, value: Any) -> None:
+        """Set it to what was read."""
+        raise NotImplementedError
 
-def _context(decimal: Any) -> Dict[str, Any]:
-    context = decimal.getcontext()
-    values = {name: getattr(context, name) for name in _ARITHMETIC}
-    values["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
-    return values
-
-
-def _set_context(decimal: Any, value: Dict[str, Any]) -> None:
-    traps = [getattr(decimal, name) for name in value["traps"]]
-    decimal.setcontext(decimal.Context(**{**value, "traps": traps}))
+    def default(self, there: Any) -> Any:
+        """Return its value where nobody has set it."""
+        return {}
 
 
-def _default_context(decimal: Any) -> Dict[str, Any]:
-    with decimal.localcontext(decimal.DefaultContext):
-        return _context(decimal)
+_Kind = Type[_Setting]
+SETTINGS: Dict[str, _Setting] = {}
 
 
-def _start_method(multiprocessing: Any) -> Optional[str]:
-    """Return the method that the notebook chose: the first process that is started fixes the default."""
-    method = multiprocessing.get_start_method(allow_none=True)
-    return None if method == multiprocessing.get_all_start_methods()[0] else method
+def _of(module: str, name: str) -> Callable[[_Kind], _Kind]:
+    """Have the setting of that name be one that a module keeps."""
+
+    def enter(kind: _Kind) -> _Kind:
+        SETTINGS[name] = kind(module)
+        return kind
+
+    return enter
 
 
-def _rc(matplotlib: Any) -> Dict[str, Any]:
-    default = matplotlib.rcParamsOrig
-    own = dict.items(matplotlib.rcParams)  # its own way of reading would choose a backend
-    skipped = ("backend", "backend_fallback", "interactive")
-    return {name: value for name, value in own if name not in skipped and value != default.get(name)}
+@_of("sys", "sys.setrecursionlimit")
+class _Recursion(_Setting):
+    def read(self, there: Any) -> int:
+        return max(1000, int(there.getrecursionlimit()))
 
+    def set(self, there: Any, value: int) -> None:
+        there.setrecursionlimit(value)
 
-def _options(pandas: Any) -> Dict[str, Any]:
-    registered = sys.modules["pandas._config.config"]._registered_options
-    options = {name: pandas.get_option(name) for name in registered}
-    return {name: value for name, value in options.items() if value != registered[name].defval}
-
-
-def _set_options(pandas: Any, value: Dict[str, Any]) -> None:
-    for name, option in value.items():
-        pandas.set_option(name, option)
+    def default(self, there: Any) -> int:
+        return 1000
 
 
 # What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
@@ -100,34 +95,38 @@ _FILTERS = (
 )
 
 
-def _filters(warnings: Any) -> List[Tuple[str, str, str, str, int]]:
-    """Return the filters that the notebook has set, the first first: patterns and the category as texts."""
-    filters = []
-    for action, message, category, module, line in warnings.filters:
-        name = "%s.%s" % (category.__module__, category.__qualname__)
-        patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
-        known = (action, name, *patterns)
-        if (
-            known not in _FILTERS and category.__module__ != "__main__"
-        ):  # a rank has another class of that name
-            filters.append((action, name, *patterns, line))
-    return filters
-
-
 _laid_filters: List[Any] = []  # those that this process got from the notebook
 
 
-def _set_filters(warnings: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
-    for item in _laid_filters:
-        if item in warnings.filters:
-            warnings.filters.remove(item)
-    _laid_filters.clear()
-    for item in reversed(value):
-        home = item[1].rpartition(".")[0]
-        if home in sys.modules:
-            _add_filter(item, sys.modules[home])
-        else:
-            onimport.change({home: functools.partial(_add_filter, item)})
+@_of("warnings", "warnings.filterwarnings")
+class _Filters(_Setting):
+    def read(self, there: Any) -> List[Tuple[str, str, str, str, int]]:
+        """Return those that the notebook has set, the first first: patterns and the category as texts."""
+        filters = []
+        for action, message, category, module, line in there.filters:
+            name = "%s.%s" % (category.__module__, category.__qualname__)
+            patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
+            known = (action, name, *patterns)
+            if (
+                known not in _FILTERS and category.__module__ != "__main__"
+            ):  # a rank has another class of that name
+                filters.append((action, name, *patterns, line))
+        return filters
+
+    def set(self, there: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
+        for item in _laid_filters:
+            if item in there.filters:
+                there.filters.remove(item)
+        _laid_filters.clear()
+        for item in reversed(value):
+            home = item[1].rpartition(".")[0]
+            if home in sys.modules:
+                _add_filter(item, sys.modules[home])
+            else:
+                onimport.change({home: functools.partial(_add_filter, item)})
+
+    def default(self, there: Any) -> Any:
+        return []
 
 
 def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
@@ -140,17 +139,64 @@ def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
         _laid_filters.append(warnings.filters[0])
 
 
-def _locales(locale: Any) -> Dict[str, str]:
-    names = [name for name in dir(locale) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
-    locales = {name: locale.setlocale(getattr(locale, name)) for name in names}
-    return {name: value for name, value in locales.items() if value != "C"}
+@_of("_locale", "locale.setlocale")  # C functions follow it, too: not only code that imports Python's module
+class _Locales(_Setting):
+    def read(self, there: Any) -> Dict[str, str]:
+        names = [name for name in dir(there) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
+        locales = {name: there.setlocale(getattr(there, name)) for name in names}
+        return {name: value for name, value in locales.items() if value != "C"}
+
+    def set(self, there: Any, value: Dict[str, str]) -> None:
+        for name in self.read(there):
+            there.setlocale(getattr(there, name), "C")
+        for name, category in value.items():
+            there.setlocale(getattr(there, name), category)
 
 
-def _set_locales(locale: Any, value: Dict[str, str]) -> None:
-    for name in _locales(locale):
-        locale.setlocale(getattr(locale, name), "C")
-    for name, category in value.items():
-        locale.setlocale(getattr(locale, name), category)
+_ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+@_of("decimal", "decimal.setcontext")
+class _Context(_Setting):
+    def read(self, there: Any) -> Dict[str, Any]:
+        context = there.getcontext()
+        values = {name: getattr(context, name) for name in _ARITHMETIC}
+        values["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
+        return values
+
+    def set(self, there: Any, value: Dict[str, Any]) -> None:
+        traps = [getattr(there, name) for name in value["traps"]]
+        there.setcontext(there.Context(**{**value, "traps": traps}))
+
+    def default(self, there: Any) -> Dict[str, Any]:
+        with there.localcontext(there.DefaultContext):
+            return self.read(there)
+
+
+@_of("multiprocessing", "multiprocessing.set_start_method")
+class _StartMethod(_Setting):
+    def read(self, there: Any) -> Optional[str]:
+        """Return the method that the notebook chose: the first process that is started fixes the default."""
+        method: Optional[str] = there.get_start_method(allow_none=True)
+        return None if method == there.get_all_start_methods()[0] else method
+
+    def set(self, there: Any, value: Optional[str]) -> None:
+        there.set_start_method(value, force=True)
+
+    def default(self, there: Any) -> None:
+        return None
+
+
+@_of("numpy", "numpy.seterr")
+class _Errors(_Setting):
+    def read(self, there: Any) -> Any:
+        return there.geterr()
+
+    def set(self, there: Any, value: Any) -> None:
+        there.seterr(**value)
+
+    def default(self, there: Any) -> Dict[str, str]:
+        return {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
 _NUMPY_PRINTS: Dict[str, Any] = {
@@ -164,49 +210,59 @@ _NUMPY_PRINTS: Dict[str, Any] = {
     "sign": "-",
     "floatmode": "maxprec",
 }
+
+
+@_of("numpy", "numpy.set_printoptions")
+class _NumpyPrints(_Setting):
+    def read(self, there: Any) -> Dict[str, Any]:
+        return {k: v for k, v in there.get_printoptions().items() if k in _NUMPY_PRINTS}
+
+    def set(self, there: Any, value: Dict[str, Any]) -> None:
+        there.set_printoptions(**value)
+
+    def default(self, there: Any) -> Dict[str, Any]:
+        return _NUMPY_PRINTS
+
+
 _PRINTED = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 
-# The defaults are those of a fresh process: Python 3.13 and numpy 2.4.
-SETTINGS: Dict[str, _Setting] = {
-    "sys.setrecursionlimit": _Setting(
-        "sys",
-        lambda sys: max(1000, sys.getrecursionlimit()),
-        lambda sys, value: sys.setrecursionlimit(value),
-        lambda sys: 1000,
-    ),
-    "warnings.filterwarnings": _Setting("warnings", _filters, _set_filters, lambda warnings: []),
-    # C functions follow it, too, so that it is set whether or not code imports Python's module.
-    "locale.setlocale": _Setting("_locale", _locales, _set_locales, lambda locale: {}),
-    "decimal.setcontext": _Setting("decimal", _context, _set_context, _default_context),
-    "multiprocessing.set_start_method": _Setting(
-        "multiprocessing",
-        _start_method,
-        lambda multiprocessing, value: multiprocessing.set_start_method(value, force=True),
-        lambda multiprocessing: None,
-    ),
-    "numpy.seterr": _Setting(
-        "numpy",
-        lambda numpy: numpy.geterr(),
-        lambda numpy, value: numpy.seterr(**value),
-        lambda numpy: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
-    ),
-    "numpy.set_printoptions": _Setting(
-        "numpy",
-        lambda numpy: {k: v for k, v in numpy.get_printoptions().items() if k in _NUMPY_PRINTS},
-        lambda numpy, value: numpy.set_printoptions(**value),
-        lambda numpy: _NUMPY_PRINTS,
-    ),
-    "torch.set_printoptions": _Setting(
-        "torch",
-        lambda torch: {k: v for k, v in vars(torch_versions.PRINT_OPTIONS.get()).items() if k in _PRINTED},
-        lambda torch, value: torch.set_printoptions(**value),
-        lambda torch: _PRINTED,
-    ),
-    "matplotlib.rcParams": _Setting(
-        "matplotlib", _rc, lambda matplotlib, value: matplotlib.rcParams.update(value), lambda matplotlib: {}
-    ),
-    "pandas.set_option": _Setting("pandas", _options, _set_options, lambda pandas: {}),
-}
+
+@_of("torch", "torch.set_printoptions")
+class _TorchPrints(_Setting):
+    def read(self, there: Any) -> Dict[str, Any]:
+        return {k: v for k, v in vars(torch_versions.PRINT_OPTIONS.get()).items() if k in _PRINTED}
+
+    def set(self, there: Any, value: Dict[str, Any]) -> None:
+        there.set_printoptions(**value)
+
+    def default(self, there: Any) -> Dict[str, Any]:
+        return _PRINTED
+
+
+@_of("matplotlib", "matplotlib.rcParams")
+class _Rc(_Setting):
+    def read(self, there: Any) -> Dict[str, Any]:
+        default = there.rcParamsOrig
+        own = dict.items(there.rcParams)  # its own way of reading would choose a backend
+        skipped = ("backend", "backend_fallback", "interactive")
+        return {name: value for name, value in own if name not in skipped and value != default.get(name)}
+
+    def set(self, there: Any, value: Dict[str, Any]) -> None:
+        there.rcParams.update(value)
+
+
+@_of("pandas", "pandas.set_option")
+class _Options(_Setting):
+    def read(self, there: Any) -> Dict[str, Any]:
+        registered = sys.modules["pandas._config.config"]._registered_options
+        options = {name: there.get_option(name) for name in registered}
+        return {name: value for name, value in options.items() if value != registered[name].defval}
+
+    def set(self, there: Any, value: Dict[str, Any]) -> None:
+        for name, option in value.items():
+            there.set_option(name, option)
+
+
 _before: Dict[str, Tuple[str, Any]] = {}  # of what is applied: its module, and what was there
 
 
@@ -372,16 +428,12 @@ def lay_logging(setup: Dict[str, Any]) -> None:
         logger.propagate, logger.disabled = logger_setup.propagate, logger_setup.disabled
         logger.filters[:] = logger_setup.filters
         _laid.append(name)
-        for handler in map(_made, logger_setup.handlers):
+        for handler_setup in logger_setup.handlers:
+            handler = handler_setup.type.__new__(handler_setup.type)
+            if isinstance(handler, logging.StreamHandler):
+                logging.StreamHandler.__init__(handler, getattr(sys, handler_setup.stream))
+            else:
+                logging.Handler.__init__(handler)
+            vars(handler).update(handler_setup.attributes)
             logger.addHandler(handler)
             _added.append((logger, handler))
-
-
-def _made(handler_setup: HandlerSetup) -> logging.Handler:
-    handler: logging.Handler = handler_setup.type.__new__(handler_setup.type)
-    if isinstance(handler, logging.StreamHandler):
-        logging.StreamHandler.__init__(handler, getattr(sys, handler_setup.stream))
-    else:
-        logging.Handler.__init__(handler)
-    vars(handler).update(handler_setup.attributes)
-    return handler
