@@ -115,21 +115,18 @@ class Interrupts:
         return bool(due)
 
     def _heed(self, number: int, frame: Optional[FrameType]) -> None:
-        if not self._running or not _in_code(frame) or not self._due():
+        # An exception in this frame has to end in ``guarded`` as the code's own does. A greenlet's frames
+        # lead to no others.
+        at, above = frame, None
+        while at is not None and at.f_code is not Interrupts.guarded.__code__:
+            at, above = at.f_back, at
+        in_code = at is None or (above is not None and above.f_code is Interrupts._begin.__code__)
+        if not self._running or not in_code or not self._due():
             return
         codes_own = signal.getsignal(signal.SIGINT)
         if not callable(codes_own) or codes_own is _ignore:
             raise KeyboardInterrupt
         codes_own(signal.SIGINT, frame)
-
-
-def _in_code(frame: Optional[FrameType]) -> bool:
-    """Return whether an exception in this frame ends in ``guarded`` as the code's own does."""
-    above = None
-    while frame is not None and frame.f_code is not Interrupts.guarded.__code__:
-        above, frame = frame, frame.f_back
-    # A greenlet's frames lead to no others.
-    return frame is None or (above is not None and above.f_code is Interrupts._begin.__code__)
 
 
 def _ignore(number: int, frame: Optional[FrameType]) -> None:

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice, takewhile
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.samples import GpuUse, RankUse
@@ -55,8 +55,14 @@ class Nvml:
         count = ctypes.c_uint()
         if self._calls.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
-        readings = (self._read(index) for index in range(min(count.value, _MOST)) if _visible(index))
-        return [reading for reading in readings if reading is not None]
+        indices: Iterable[int] = range(min(count.value, _MOST))
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
+        if given is not None and not any(word.isalpha() for word in given):
+            # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
+            numbers = takewhile(str.isdigit, (name.strip() for name in given.split(",")))
+            indices = sorted({*indices}.intersection(map(int, numbers)))
+        return [reading for reading in map(self._read, indices) if reading is not None]
 
     def _read(self, index: int) -> Optional[Reading]:
         device, use, memory = ctypes.c_void_p(), _Utilization(), _Memory()
@@ -70,16 +76,6 @@ class Nvml:
             return None
         model = name.value.decode(errors="replace")
         return Reading(index, min(use.gpu, 100), memory.used, memory.total, model)
-
-
-def _visible(index: int) -> bool:
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
-    if given is None or any(word.isalpha() for word in given):
-        return True
-    # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
-    numbers = takewhile(str.isdigit, (name.strip() for name in given.split(",")))
-    return index in map(int, numbers)
 
 
 def load(name: str = _NAME) -> Optional[Nvml]:

@@ -86,18 +86,13 @@ def use_pipes() -> None:
 
 class _Processes(elastic.MultiprocessContext):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with _in_place_of_locks(multiprocessing.get_context(kwargs["start_method"])):
+        # Only while torch makes its own: a rank that is forked from here has a context of multiprocessing's.
+        context: Any = multiprocessing.get_context(kwargs["start_method"])
+        context.SimpleQueue, context.Event = Queue, Event
+        try:
             super().__init__(*args, **kwargs)
-
-
-@contextmanager
-def _in_place_of_locks(context: Any) -> Iterator[None]:
-    # Only while torch makes its own: a rank that is forked from here has a context of multiprocessing's.
-    context.SimpleQueue, context.Event = Queue, Event
-    try:
-        yield
-    finally:
-        del context.SimpleQueue, context.Event
+        finally:
+            del context.SimpleQueue, context.Event
 
 
 LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn't notice it

@@ -463,7 +463,12 @@ class Swaps:
 
     def _record(self, current: _Try, ranks: Ranks, request: _Request, why_back: str) -> None:
         assert current.meeting is not None
-        outcomes = self._outcomes(current, ranks)
+        outcomes, payload = self._outcomes(current, ranks), ""
+        if self.kept.place and not why_back:
+            with suppress(OSError), open(request.path, "rb") as file:
+                whole = file.read(_TOLD_BYTES + 1)
+                if len(whole) <= _TOLD_BYTES:  # sealed: others may read the record, and values may be in it
+                    payload = base64.b64encode(sealed(whole, derived(self._key, "swap"))).decode()
         emit(
             "Swapped",
             node=self._node,
@@ -478,16 +483,8 @@ class Swaps:
             call=ranks.page[AT + SWAP],
             metrics=outcomes.get(0, {}).get("metrics", {}),
             back=why_back,
-            payload="" if why_back or not self.kept.place else self._sealed(request.path),
+            payload=payload,
         )
-
-    def _sealed(self, path: str) -> str:
-        """Return a payload as the record has it, which others may read: values may be in it."""
-        with suppress(OSError), open(path, "rb") as file:
-            payload = file.read(_TOLD_BYTES + 1)
-            if len(payload) <= _TOLD_BYTES:
-                return base64.b64encode(sealed(payload, derived(self._key, "swap"))).decode()
-        return ""
 
 
 def _errors(outcomes: Dict[int, Dict[str, Any]]) -> List[Dict[str, Any]]:

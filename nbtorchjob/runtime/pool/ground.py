@@ -90,7 +90,14 @@ class Ground:
     def restore(self) -> List[str]:
         """Remove what was made since; return what was changed, is gone or stays, and can't be put back."""
         mounts = _mounts()
-        mounted = [*self._mounted_since(mounts)]
+        # Where something is mounted now, or no longer, in the file systems that are looked at
+        mounted = [
+            path
+            for path in sorted({*self._mounts, *mounts})
+            if mounts.get(path) != self._mounts.get(path)
+            and any(_is_below(path, root) for root in self._roots)
+            and self._goes_with_the_pod(os.path.dirname(path))
+        ]
         now = dict(self._look(mounts, opens=True))
         changed = {
             path
@@ -178,18 +185,15 @@ class Ground:
             with suppress(OSError):
                 os.chmod(folder, stat.S_IRWXU)
 
-    def _mounted_since(self, mounts: Dict[str, _State]) -> Iterator[str]:
-        """Yield where something is mounted now, or no longer, in the file systems that are looked at."""
-        for path in sorted({*self._mounts, *mounts}):
-            changed = mounts.get(path) != self._mounts.get(path)
-            looked_at = any(_is_below(path, root) for root in self._roots)
-            if changed and looked_at and self._goes_with_the_pod(os.path.dirname(path)):
-                yield path
-
     def _look_at_system_v(self) -> Set[Tuple[str, int]]:
         if self._shared or not self._alone:
             return set()
-        return {(table, number) for table in _OF_SYSTEM_V for number in _numbers(table)}
+        objects: Set[Tuple[str, int]] = set()
+        for table in _OF_SYSTEM_V:
+            with suppress(OSError), open("/proc/sysvipc/%s" % table) as file:
+                # The number is in the second column.
+                objects.update((table, int(line.split()[1])) for line in file.readlines()[1:])
+        return objects
 
     def _remove_from_system_v(self) -> Iterator[str]:
         """Remove what was made since; yield what stays."""
@@ -233,10 +237,3 @@ def _place(path: str, places: Container[str]) -> str:
 
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _numbers(table: str) -> List[int]:
-    """Return the numbers in a table of what there is of System V: its second column."""
-    with suppress(OSError), open("/proc/sysvipc/%s" % table) as file:
-        return [int(line.split()[1]) for line in file.readlines()[1:]]
-    return []

@@ -92,31 +92,28 @@ class _Zygote:
         for fd in (self._signals_r, self._signals_w, self._returned_r):
             os.set_blocking(fd, False)
         for number in _SIGNALS:
-            signal.signal(number, _noted)
+            signal.signal(number, lambda *_: None)  # the number comes by the wake-up file
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the template does
         signal.set_wakeup_fd(self._signals_w, warn_on_full_buffer=False)
         emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
-            for fd in self._wait():
+            # Made anew each time: the connection to the node may be another one by now.
+            with selectors.DefaultSelector() as selector:
+                for fd in (self._signals_r, self._returned_r, self._line.fileno()):
+                    selector.register(fd, selectors.EVENT_READ)
+                seconds = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+                ready = [int(key.fd) for key, _ in selector.select(seconds)]
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_at = None
+                self._send(signal.SIGKILL)
+            for fd in ready:
                 if fd == self._signals_r:
                     self._signalled()
                 elif fd == self._returned_r:
                     self._returned()
                 elif self._told(self._line.hear()):
                     return
-
-    def _wait(self) -> "list[int]":
-        # Made anew each time: the connection to the node may be another one by now.
-        with selectors.DefaultSelector() as selector:
-            for fd in (self._signals_r, self._returned_r, self._line.fileno()):
-                selector.register(fd, selectors.EVENT_READ)
-            seconds = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            ready = [int(key.fd) for key, _ in selector.select(seconds)]
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._kill_at = None
-            self._send(signal.SIGKILL)
-        return ready
 
     def _told(self, order: Dict[str, Any]) -> bool:
         """Do what the node says; return whether this process is to end."""
@@ -279,7 +276,3 @@ def call_with_files(rank: worker.Rank) -> None:
             time.sleep(_LOOK_S)
         os.chdir(os.readlink(place))
     worker.call_once(rank)
-
-
-def _noted(number: int, frame: Any) -> None:
-    """Stand in for a handler: the number comes by the wake-up file."""

@@ -89,10 +89,10 @@ def run_node(run: Callable[[], None]) -> int:
 def _wait(child: int, limit: float) -> int:
     """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
     kill_at: Optional[float] = None
+    ended: Optional[int] = None  # the child's wait status; orphans are reaped on the way
     while True:
         timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
         got = signal.sigtimedwait(SIGNALS, timeout)
-        ended: Optional[int] = None  # the child's wait status; orphans are reaped on the way
         with suppress(ChildProcessError):
             pid = -1
             while pid:
@@ -100,23 +100,20 @@ def _wait(child: int, limit: float) -> int:
                 if pid == child:
                     ended = status
         if ended is not None:
-            return _code(ended, stopped=kill_at is not None)
+            break
         if got is not None and got.si_signo != signal.SIGCHLD and kill_at is None:
             os.kill(child, signal.SIGTERM)
             kill_at = time.monotonic() + limit
         if kill_at is not None and time.monotonic() >= kill_at:
             os.kill(child, signal.SIGKILL)
-
-
-def _code(status: int, *, stopped: bool) -> int:
-    """Return the exit code for how the node ended; tell of a signal that nobody was asked to send."""
-    if os.WIFEXITED(status):
-        code = os.WEXITSTATUS(status)
+    stopped = kill_at is not None
+    if os.WIFEXITED(ended):
+        code = os.WEXITSTATUS(ended)
         # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
         return exits.CANCELLED if stopped and code == exits.OK else code
     if stopped:
         return exits.CANCELLED
-    number = os.WTERMSIG(status)
+    number = os.WTERMSIG(ended)  # of a signal that nobody was asked to send
     text = "the node's agent was killed by %s" % signal.Signals(number).name
     code = 128 + number  # as a container says it whose first process was killed
     error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()

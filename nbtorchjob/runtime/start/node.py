@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import tempfile
 import traceback
-from typing import Any, Dict, Iterator, Optional, Type, Union
+from typing import Any, Dict, Optional, Type
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts
@@ -131,8 +132,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     store.check()
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     compilers.lead(os.environ, os.path.join(folder, "compiled"))
-    _provide(payload, node, folder, key)
-    fetching_s = _lay_files(payload, node, folder)
+    fetching_s = _provide(payload, node, folder, key)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time
     _check_torch()
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -222,36 +222,33 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     return int(agent.code)
 
 
-def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
-    """Install what was asked for, tell what is here, and refuse a call that needs something else."""
-    needs = payload.header.get("needs")
+def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> float:
+    """Install what was asked for, and lay data and files where ranks find them; return how long data took.
+
+    It tells what is here, and refuses a call that needs something else. All modules are imported late: each
+    travels only where it is needed.
+    """
+    needs, data, fetching_s = payload.header.get("needs"), payload.header.get("data"), 0.0
     if needs is None:  # of a job on its user's own machine
         _install(payload, node, folder, key)
-        return
-    from nbtorchjob.runtime.install import environment  # late, as below
+    else:
+        from nbtorchjob.runtime.install import environment
 
-    installed = os.path.join(folder, "packages")
-    with environment.telling(node, installed, payload.header["images"]):
-        _install(payload, node, folder, key)
-    if needs:
-        from nbtorchjob.runtime.install import needed
+        installed = os.path.join(folder, "packages")
+        with environment.telling(node, installed, payload.header["images"]):
+            _install(payload, node, folder, key)
+        if needs or payload.header["strict"]:
+            from nbtorchjob.runtime.install import needed
 
-        needed.check_modules(needs)
-    if payload.header["strict"]:
-        from nbtorchjob.runtime.install import needed
-
-        needed.check_versions(needs, installed)
-
-
-def _lay_files(payload: Payload, node: int, folder: str) -> float:
-    """Lay the job's data and shipped files where ranks find them; return how many seconds the data took."""
-    data, fetching_s = payload.header.get("data"), 0.0
+            needed.check_modules(needs)
+            if payload.header["strict"]:
+                needed.check_versions(needs, installed)
     if data:
-        from nbtorchjob.runtime.data import provide  # late: it travels only where it is needed
+        from nbtorchjob.runtime.data import provide
 
         fetching_s = provide.provide(data, folder, node)
     if payload.header["ship"]:
-        from nbtorchjob.runtime.install import shipped  # late: it travels only where it is needed
+        from nbtorchjob.runtime.install import shipped
 
         os.chdir(shipped.lay(payload, folder))
     return fetching_s
@@ -270,11 +267,15 @@ def _set_defaults(nproc: int) -> None:
 
 def _answer_questions(folder: str, key: bytes, lookout: Any, agent: Any, *, debug: bool) -> None:
     """Answer what this node is asked, in a thread: so the template has to be forked by now."""
+
+    def late(module: str) -> answering.Handler:  # it comes with the question
+        return lambda asked: importlib.import_module("nbtorchjob.runtime.ask." + module).answer(asked)
+
     handlers: Dict[str, answering.Handler] = {
         "sample": lookout.answer,
         "profile": lookout.profile,
-        "files": _files,
-        "forward": _forward,
+        "files": late("files"),
+        "forward": late("ports"),
         **agent.questions,
     }
     if debug:
@@ -292,18 +293,6 @@ def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
         from nbtorchjob.runtime.install import packages  # late: it doesn't travel to others
 
         packages.provide(payload, folder, node, key, warm=bool(os.environ.get(WARM)))
-
-
-def _files(asked: answering.Question) -> Iterator[Union[Dict[str, Any], bytes]]:
-    from nbtorchjob.runtime.ask import files  # late: it comes with the question
-
-    return files.answer(asked)
-
-
-def _forward(asked: answering.Question) -> Iterator[Union[Dict[str, Any], bytes]]:
-    from nbtorchjob.runtime.ask import ports  # late, as above
-
-    return ports.answer(asked)
 
 
 def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes], fetching_s: float = 0.0) -> Any:
