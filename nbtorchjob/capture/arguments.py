@@ -135,17 +135,17 @@ def modules(values: Mapping[str, Any]) -> frozenset[str]:
 
 def shown(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one run is given as plain data: numbers, short texts, and of all else a description."""
-    return {name: _shown(value) for name, value in values.items()}
-
-
-def _shown(value: Any) -> Any:
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # numpy's numbers, and torch's
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
-    return words.clip(value if isinstance(value, str) else words.short(value), _MOST_TEXT)
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            value = value.item()  # numpy's numbers, and torch's
+        if value is None or isinstance(value, bool | int):
+            plain[name] = value
+        elif isinstance(value, float):
+            plain[name] = float(value) if math.isfinite(value) else str(value)
+        else:
+            plain[name] = words.clip(value if isinstance(value, str) else words.short(value), _MOST_TEXT)
+    return plain
 
 
 def said(values: Mapping[str, Any]) -> str:

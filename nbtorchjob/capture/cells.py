@@ -338,15 +338,12 @@ _TEXTS = (b"breakpoint(", b"set_trace(")
 def stops(code: CodeType) -> bool:
     """Whether ``code``, or code that it defines, asks for a debugger by name."""
     # Hardly any code has such a name, and to take it apart costs a hundred times as much as to see that.
-    if not _NAMES.isdisjoint(code.co_names) and any(_asks(item) for item in dis.get_instructions(code)):
-        return True
+    if not _NAMES.isdisjoint(code.co_names):
+        for item in dis.get_instructions(code):
+            finds = _READS if item.argval == "breakpoint" else _FINDS if item.argval == "set_trace" else ()
+            if item.opname in finds:
+                return True
     return any(stops(item) for item in code.co_consts if isinstance(item, CodeType))
-
-
-def _asks(instruction: dis.Instruction) -> bool:
-    return (instruction.opname in _READS and instruction.argval == "breakpoint") or (
-        instruction.opname in _FINDS and instruction.argval == "set_trace"
-    )
 
 
 def file_stops(source: bytes) -> bool:

@@ -231,6 +231,7 @@ def _refuse_too_much(sizes: Mapping[str, int]) -> None:
 
 # The payload brings its own.
 _BROUGHT = {"nbtorchjob", "cloudpickle"}
+_LEAVE = ("SystemExit", "exit", "_exit")
 _SHELL = ("IPython", "ipykernel")  # what every notebook has of them
 
 
@@ -338,15 +339,11 @@ def _surely(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
             yield stmt
         elif isinstance(stmt, ast.ClassDef):
             yield from _surely(stmt.body)
-        elif not isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef) and any(
-            map(_leaves, ast.walk(stmt))
-        ):
-            return
-
-
-def _leaves(node: ast.AST) -> bool:
-    named = getattr(node, "id", getattr(node, "attr", ""))
-    return isinstance(node, ast.Return) or named in ("SystemExit", "exit", "_exit")
+        elif not isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = [*ast.walk(stmt)]
+            named = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes}
+            if not named.isdisjoint(_LEAVE) or any(isinstance(node, ast.Return) for node in nodes):
+                return
 
 
 def _names(nodes: Iterable[ast.Import | ast.ImportFrom], package: Sequence[str]) -> Iterator[str]:

@@ -118,19 +118,15 @@ def _texts(cell: str) -> Iterator[tuple[str, str]]:
         yield _CELL, cell
     notebook = os.environ.get("JPY_SESSION_NAME")  # as ``origin`` has it
     if notebook:
-        yield f"the script block of {Path(notebook).name}", _first_cell(Path(notebook))
+        path, source = Path(notebook), ""  # of its first cell of code, as it was saved
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            if path.suffix == ".ipynb" and path.stat().st_size < _MOST_BYTES:
+                cells = json.loads(path.read_bytes())["cells"]
+                first = next((cell["source"] for cell in cells if cell["cell_type"] == "code"), "")
+                source = first if isinstance(first, str) else "".join(first)
+        yield f"the script block of {path.name}", source
         return
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if isinstance(script, str) and script.endswith(".py"):
         with suppress(OSError, UnicodeDecodeError):
             yield f"the script block of {Path(script).name}", Path(script).read_text(encoding="utf-8")
-
-
-def _first_cell(path: Path) -> str:
-    """Return the text of a notebook's first cell of code, as it was saved; "" where there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        if path.suffix == ".ipynb" and path.stat().st_size < _MOST_BYTES:
-            cells = json.loads(path.read_bytes())["cells"]
-            source = next((cell["source"] for cell in cells if cell["cell_type"] == "code"), "")
-            return source if isinstance(source, str) else "".join(source)
-    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pickle import PickleBuffer
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
@@ -167,10 +168,6 @@ class _Sizer(Pickler):
         return super().reducer_override(obj)
 
 
-def _read_by(view: memoryview) -> Buffer:
-    return Buffer(view.nbytes, lambda first, last: view[first:last])
-
-
 class _Gauge:
     """Takes a value's pickle, up to so many bytes; ``whole`` is whether that was all of it."""
 
@@ -180,7 +177,12 @@ class _Gauge:
         self.whole = True
         self._parts: list[bytes] = []
         buffers: list[Buffer] = []
-        sizer = _Sizer(self, lambda buffer: buffers.append(_read_by(buffer.raw())))
+
+        def keep(buffer: PickleBuffer) -> None:
+            view = buffer.raw()
+            buffers.append(Buffer(view.nbytes, lambda first, last: view[first:last]))
+
+        sizer = _Sizer(self, keep)
         try:
             sizer.dump(value)
         except _TooBigError:

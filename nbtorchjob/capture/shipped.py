@@ -165,7 +165,9 @@ def _unreadable(name: str, exc: OSError) -> CaptureError:
 def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
     data, sha256 = None, ""
     try:
-        with open(source, "rb", opener=_plain) as file:
+        # A pipe that has taken its place meanwhile would hang its reader.
+        plain = os.O_NONBLOCK | os.O_CLOEXEC
+        with open(source, "rb", opener=lambda path, flags: os.open(path, flags | plain)) as file:
             if whole:
                 data = file.read(seen.st_size + 1)
                 sha256 = hashlib.sha256(data).hexdigest()
@@ -183,11 +185,6 @@ def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed:
 def changed(path: str) -> CaptureError:
     """Return the error for a file that somebody writes to."""
     return CaptureError(f"--ship {path}: it changed while it was read: send it once nobody writes to it")
-
-
-def _plain(path: str, flags: int) -> int:
-    # A pipe that has taken its place meanwhile would hang its reader.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _state(seen: os.stat_result) -> tuple[int, int, int, int]:
@@ -262,8 +259,12 @@ def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:
     if root.is_file():
         yield root.name, root
         return
+
+    def refuse(exc: OSError) -> None:
+        raise CaptureError(f"--data: {exc.filename} can't be read ({exc.strerror})") from exc
+
     count, seen = 0, {os.path.realpath(root)}
-    for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=refuse):
         kept = []
         for inner in folders:
             real = os.path.realpath(os.path.join(folder, inner))
@@ -281,7 +282,3 @@ def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:
                     f"--data {name}: there are more than {MOST_FILES:,} files: pack them into archives"
                 )
             yield source.relative_to(root).as_posix(), source
-
-
-def _raise(exc: OSError) -> None:
-    raise CaptureError(f"--data: {exc.filename} can't be read ({exc.strerror})") from exc

@@ -21,7 +21,7 @@ import zipfile
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.checkpoints import attempt, unstopped
@@ -223,13 +223,17 @@ _SHARD, _METADATA = ".distcp", ".metadata"
 @contextmanager
 def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
     """Look now and then, and once the ranks have ended."""
-    left = {CHECKPOINT: _has_saved, CURVES: _has_curves}
+    left: Dict[str, Callable[[bool], bool]] = {
+        CHECKPOINT: _has_saved,
+        # A file of events, which TensorBoard reads as it grows
+        CURVES: lambda ended: any("tfevents" in name for _, files in _folders(folder()) for name in files),
+    }
     ended = threading.Event()
 
     def look() -> None:
         for what, is_there in list(left.items()):
             with suppress(OSError):
-                if is_there(ended=ended.is_set()):
+                if is_there(ended.is_set()):
                     del left[what]
                     emit("FilesSeen", node=node_index(), what=what)
 
@@ -250,7 +254,7 @@ def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
         look()
 
 
-def _has_saved(*, ended: bool) -> bool:
+def _has_saved(ended: bool) -> bool:
     """Return whether a checkpoint is whole; of a folder that all nodes share the first one tells."""
     if checkpoints.shared() and node_index():
         return False
@@ -262,11 +266,6 @@ def _has_saved(*, ended: bool) -> bool:
         if any(ended or os.lstat(os.path.join(at, name)).st_mtime <= before for name in names):
             return True
     return False
-
-
-def _has_curves(*, ended: bool) -> bool:
-    """Return whether there is a file of events, which TensorBoard reads as it grows."""
-    return any("tfevents" in name for _, files in _folders(folder()) for name in files)
 
 
 def _folders(folder: str) -> Iterator[Tuple[str, List[str]]]:

@@ -21,7 +21,7 @@ import json
 import os
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
@@ -108,7 +108,10 @@ class Mirror:
             due = removed if ended else removed & self._removed
             if complete:
                 for name in due:
-                    self._remove(name, known)
+                    with suppress(FileNotFoundError):
+                        if self._fs.ukey(self._there(name)) == known[name]["there"]:
+                            self._fs.rm_file(self._there(name))  # else it is another node's by now
+                    del known[name]
                 self._removed = removed - due
 
     def _put_all(self, new: List[str], stamps: Dict[str, Any], *, ended: bool) -> Tuple[List[str], bool]:
@@ -160,8 +163,13 @@ class Mirror:
 
     def _stamps(self) -> Dict[str, _Stamp]:
         """Return the stamps of the files that are here by name."""
+
+        def refuse(exc: OSError) -> None:
+            # A folder that can't be read isn't an empty one, whose files were all removed.
+            raise exc
+
         stamps = {}
-        for folder, _, files in os.walk(self._folder, onerror=_raise):
+        for folder, _, files in os.walk(self._folder, onerror=refuse):
             for file in files:
                 path = os.path.join(folder, file)
                 stamp = _stamp(path)
@@ -192,15 +200,6 @@ class Mirror:
             self._fs.rm_file(target + PARTIAL)
             return False
         return True
-
-    def _remove(self, name: str, known: _Known) -> None:
-        target = self._there(name)
-        try:
-            if self._fs.ukey(target) == known[name]["there"]:  # else it is another node's by now
-                self._fs.rm_file(target)
-        except FileNotFoundError:
-            pass
-        del known[name]
 
     def _here(self, name: str) -> str:
         return os.path.join(self._folder, *name.split("/"))
@@ -266,8 +265,3 @@ def _parsed(text: str) -> _Known:
     except ValueError:  # a new one, or whoever wrote it was killed: what is here counts as new
         return {}
     return known
-
-
-def _raise(exc: OSError) -> None:
-    # A folder that can't be read isn't an empty one, whose files were all removed.
-    raise exc

@@ -30,7 +30,11 @@ def report(**metrics: Any) -> None:
     Raises ``TypeError`` for a metric that isn't a number.
     """
     global sent, last
-    numbers = {name: _number(name, value) for name, value in metrics.items()}
+    numbers: Dict[str, float] = {}
+    for name, value in metrics.items():
+        numbers[name] = value.item() if hasattr(value, "item") else value
+        if not isinstance(numbers[name], (int, float)):
+            raise TypeError("report(%s=…): got %r, but a metric is a number" % (name, numbers[name]))
     if os.environ.get(EVENTS):
         for name, read in watched.items():
             value = read()
@@ -48,11 +52,3 @@ def begin() -> None:
     global _seq, last
     _seq, last = itertools.count(), {}
     watched.clear()
-
-
-def _number(name: str, value: Any) -> float:
-    if hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, (int, float)):
-        raise TypeError("report(%s=…): got %r, but a metric is a number" % (name, value))
-    return value

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Union
 
 from nbtorchjob.runtime.ask import questions
@@ -210,7 +211,8 @@ class _Talk:
         questions.add_modules(asked.get(MODULES, {}))
         until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
         question = Question(asked, self)
-        records = _of(handler, question)
+        # What the handler raises when it is called so comes with what it raises later.
+        records = chain.from_iterable(map(handler, (question,)))
         while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):
             try:
                 record = next(records)
@@ -248,8 +250,3 @@ class _Talk:
             if not part:
                 raise ConnectionError("whoever asked has left")
             self._came += part
-
-
-def _of(handler: Handler, asked: Question) -> Iterator[Union[Dict[str, Any], bytes]]:
-    # So that what it raises when it is called comes with what it raises later.
-    yield from handler(asked)

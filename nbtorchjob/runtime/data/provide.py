@@ -96,7 +96,12 @@ class _Fetch:
         except DataError as exc:
             raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
         except OSError as exc:
-            raise self._unwritable(exc) from None
+            there = "%s (%s)" % (self._cache, self._place)
+            if exc.errno in sources.FULL:
+                text = "--data %s: the disk of %s is full; what was fetched stays for the next try"
+                raise DataError(text % (self._name, there), _no_room()) from None
+            text = "--data %s: it can't be written to %s: %s"
+            raise DataError(text % (self._name, there, exc.strerror or exc)) from None
         emit(
             "Fetched",
             node=self._node,
@@ -159,13 +164,6 @@ class _Fetch:
                 os.chmod(os.path.join(at, file), 0o444)  # but whoever owns the cache may remove them
         if partial != own:
             os.rename(partial, own)
-
-    def _unwritable(self, exc: OSError) -> DataError:
-        if exc.errno in sources.FULL:
-            text = "--data %s: the disk of %s (%s) is full; what was fetched stays for the next try"
-            return DataError(text % (self._name, self._cache, self._place), _no_room())
-        text = "--data %s: it can't be written to %s (%s): %s"
-        return DataError(text % (self._name, self._cache, self._place, exc.strerror or exc))
 
     @contextmanager
     def _alone(self, own: str) -> Iterator[IO[str]]:

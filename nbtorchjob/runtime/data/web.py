@@ -288,8 +288,24 @@ class LibraryHub(Hub):
 
     def fetch(self, file: File, folder: str) -> None:
         """See the base class."""
+
+        def download() -> None:
+            try:
+                self._library.hf_hub_download(
+                    self._repo.id,
+                    file.name,
+                    repo_type=self._repo.kind,
+                    revision=self._commit,
+                    local_dir=folder,
+                )
+            except Exception as exc:  # the library's own, whatever its version calls them
+                # Only what this machine's files raise names one.
+                if isinstance(exc, OSError) and (exc.errno in FULL or exc.filename is not None):
+                    raise
+                raise self._error(exc) from None
+
         try:
-            self.patiently(lambda: self._download(file, folder))
+            self.patiently(download)
         except DataError as exc:
             raise self._named(exc) from None
 
@@ -299,24 +315,9 @@ class LibraryHub(Hub):
             repository = self._library.HfApi().repo_info(
                 repo.id, repo_type=repo.kind, revision=repo.revision, files_metadata=True
             )
-        except Exception as exc:  # the library's own, whatever its version calls them
+        except Exception as exc:  # as above
             raise self._error(exc) from None
         return str(repository.sha), [File(row.rfilename, row.size) for row in repository.siblings or ()]
-
-    def _download(self, file: File, folder: str) -> None:
-        try:
-            self._library.hf_hub_download(
-                self._repo.id,
-                file.name,
-                repo_type=self._repo.kind,
-                revision=self._commit,
-                local_dir=folder,
-            )
-        except Exception as exc:  # as above
-            # Only what this machine's files raise names one.
-            if isinstance(exc, OSError) and (exc.errno in FULL or exc.filename is not None):
-                raise
-            raise self._error(exc) from None
 
     def _error(self, exc: Exception) -> DataError:
         cause: Any = exc

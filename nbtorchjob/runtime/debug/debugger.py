@@ -85,7 +85,14 @@ class Debugger:
 
     def install(self) -> None:
         """Have ``breakpoint()`` and ``pdb.set_trace()`` stop here."""
-        sys.breakpointhook = self._on_breakpoint
+
+        def on_breakpoint(*args: Any, **kwargs: Any) -> Any:
+            # As Python has it: "0" is never, and it may name somebody else's.
+            if os.environ.get("PYTHONBREAKPOINT"):
+                return sys.__breakpointhook__(*args, **kwargs)
+            return self.stop(sys._getframe(1))
+
+        sys.breakpointhook = on_breakpoint
         for name in _DEBUGGERS:
             if name in sys.modules:
                 self._change(sys.modules[name])
@@ -96,12 +103,6 @@ class Debugger:
             self.stop(sys._getframe(1))
 
         module.set_trace = set_trace
-
-    def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        # As Python has it: "0" is never, and it may name somebody else's.
-        if os.environ.get("PYTHONBREAKPOINT"):
-            return sys.__breakpointhook__(*args, **kwargs)
-        return self.stop(sys._getframe(1))
 
     def stop(self, frame: Any) -> None:
         """Stop at the next line of ``frame``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import all_suffixes
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -31,16 +31,12 @@ def parsed(info: str) -> Optional[Tuple[str, str]]:
     match = _named(os.path.basename(info)) if info.endswith("-info") else None
     if not match:
         return None
-    return normalised(match.group(1)), match.group(2) or _version(info)
-
-
-def _version(info: str) -> str:
-    """Return the version that a project's own ``*.egg-info`` has inside."""
-    try:
-        with open(os.path.join(info, "PKG-INFO"), encoding="utf-8", errors="replace") as file:
-            return next((line[8:].strip() for line in file if line.startswith("Version:")), "")
-    except OSError:
-        return ""
+    version = match.group(2) or ""
+    if not version:  # a project's own ``*.egg-info`` has it inside
+        path = os.path.join(info, "PKG-INFO")
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            version = next((line[8:].strip() for line in file if line.startswith("Version:")), "")
+    return normalised(match.group(1)), version
 
 
 def distributions(folder: str) -> Dict[str, str]:
@@ -57,8 +53,14 @@ def _names(folder: str) -> List[str]:
 
 def listed(folder: str) -> Tuple[Dict[str, str], Set[str]]:
     """Return the distributions in a folder, and the modules that lie there, but for Python's own."""
-    own = _STDLIB.startswith(folder) or folder.endswith("lib-dynload")
-    return distributions(folder), set() if own else set(filter(None, map(_module, _names(folder))))
+    modules: Set[str] = set()
+    if not (_STDLIB.startswith(folder) or folder.endswith("lib-dynload")):
+        for name in _names(folder):
+            suffix = next((ending for ending in _SUFFIXES if name.endswith(ending)), "")
+            module = name[: len(name) - len(suffix)]
+            if module.isidentifier() and module != "__pycache__":
+                modules.add(module)
+    return distributions(folder), modules
 
 
 def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> Dict[str, Any]:
@@ -82,13 +84,6 @@ def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = liste
         "distributions": installed,
         "modules": sorted(name for name in modules if normalised(name) not in installed),
     }
-
-
-def _module(name: str) -> str:
-    """Return the module that a file or folder of that name is, if it may be one."""
-    suffix = next((ending for ending in _SUFFIXES if name.endswith(ending)), "")
-    name = name[: len(name) - len(suffix)]
-    return name if name.isidentifier() and name != "__pycache__" else ""
 
 
 @contextmanager

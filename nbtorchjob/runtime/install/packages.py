@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 from urllib.parse import quote
@@ -139,7 +139,8 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise InstallError("%s must be a folder that is yours alone: move away what is there" % kept)
     target = os.path.join(kept, _key(wanted))
-    with _locked(target + ".lock"):  # several nodes, or jobs, begin at once
+    with open(target + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several nodes, or jobs, begin at once
         if os.path.isdir(target):
             os.utime(target)
             return target, ""
@@ -185,13 +186,6 @@ def _key(wanted: Dict[str, Any]) -> str:
     there = [here["platform"], here["distributions"], sys.executable, sys.version]
     text = json.dumps([asked, there], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:
@@ -425,7 +419,11 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     """Return uv where it can be had and pip isn't the one that was told where packages come from."""
     pip = find_spec("pip") is not None
     told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
-    if pip and (told_pip or _unseen()):
+    # uv looks into the interpreter's own folder of packages alone: what an image's venv has from the system's
+    # Python, or from ``PYTHONPATH``, it would install anew (0.13).
+    seen = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    unseen = (path for path in sys.path if os.path.realpath(path) not in seen)
+    if pip and (told_pip or any(map(environment.distributions, unseen))):
         return _Pip
     # How the image's uv is run, or else the one in the job's store; [] where there is none
     own = shutil.which("uv")
@@ -450,15 +448,6 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
         else "install uv beside the notebook and set --storage: jobs bring it along"
     )
     raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
-
-
-def _unseen() -> bool:
-    """Whether uv would overlook something: it looks into the interpreter's own folder of packages alone.
-
-    What an image's venv has from the system's Python, or from ``PYTHONPATH``, it would install anew (0.13).
-    """
-    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    return any(environment.distributions(path) for path in sys.path if os.path.realpath(path) not in own)
 
 
 def _is_configured(whose: str, files: Sequence[str]) -> bool:

@@ -66,8 +66,16 @@ class Lookout:
         """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
         self._inquiry.enter(pids)
         self._peers = peers
-        peers.on_sample_wanted, peers.on_end = self._want, self._answer_wish
-        peers.on_gather = self._give
+
+        def want(why: str) -> None:
+            self._wanted = why
+            self._wake.set()
+
+        def give(tell: "Callable[[dict[str, Any]], None]") -> None:
+            # In a thread of its own: it takes seconds, in which whoever calls this hears nothing.
+            threading.Thread(target=lambda: tell(self._asked()), daemon=True).start()
+
+        peers.on_sample_wanted, peers.on_end, peers.on_gather = want, self._answer_wish, give
         self.go_on(round_, folder, pids)
 
     def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
@@ -118,10 +126,6 @@ class Lookout:
     def _asked(self) -> "dict[str, Any]":
         return self.sample(QUIET if self._taken.get(QUIET, -1.0) >= self._stall.since else ASKED)
 
-    def _give(self, give: "Callable[[dict[str, Any]], None]") -> None:
-        # In a thread of its own: it takes seconds, in which whoever calls this hears nothing.
-        threading.Thread(target=lambda: give(self._asked()), daemon=True).start()
-
     def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
         """Yield the profile of a rank that somebody asks for (``profiling.py``)."""
         from nbtorchjob.runtime.look.profiling import Profiling  # late: it comes with the question
@@ -163,10 +167,6 @@ class Lookout:
             wanted, self._wanted = self._wanted, ""
             if wanted and self._is_old(wanted):
                 self._take(wanted)
-
-    def _want(self, why: str) -> None:
-        self._wanted = why
-        self._wake.set()
 
     def _watch(self) -> None:
         # Signals are the agent's, whose waits end with one only if its own thread gets it.

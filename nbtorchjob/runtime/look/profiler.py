@@ -32,7 +32,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from typing import Any, Callable, Deque, Dict, Generic, Iterable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Deque, Dict, Generic, List, Optional, Tuple, TypeVar
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.look import recorder
@@ -110,9 +110,15 @@ def _take_turn(_: Any) -> int:
         for address in addresses[:depth]:
             known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
             frames.append((os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b""))
-        calls = groupby(frames, lambda frame: frame[0].startswith(_TORCHS))
-        if not (bool(depth == _DEEPEST) or any(torchs and not _asks_first(call) for torchs, call in calls)):
-            _turns.popleft().take()
+        if depth == _DEEPEST:
+            return 0
+        for torchs, call in groupby(frames, lambda frame: frame[0].startswith(_TORCHS)):
+            files, names = zip(*call)
+            # A call that has only asked what overrides an operation hasn't begun it.
+            asks = any(_ASKS in name for name in names) and all(file.startswith(_PYTHONS) for file in files)
+            if torchs and not asks:
+                return 0
+        _turns.popleft().take()
     return 0
 
 
@@ -128,12 +134,6 @@ class _Symbol(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     )
-
-
-def _asks_first(call: Iterable[Tuple[bytes, bytes]]) -> bool:
-    """Return whether a call, by the files and names of its frames, has only asked what overrides it."""
-    frames = [*call]
-    return any(_ASKS in name for _, name in frames) and all(file.startswith(_PYTHONS) for file, _ in frames)
 
 
 TOLD, TRACE = "told", "trace"  # what it writes

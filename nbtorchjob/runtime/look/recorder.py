@@ -67,13 +67,13 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
         calls = [item for item in calls if item["pg_id"] == calls[-1]["pg_id"]]
         last = tuple(_collective(entry) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, label))
-    described.sort(key=_urgency)
+    described.sort(
+        key=lambda group: (
+            all(call.done for call in group.calls),
+            -max((call.since for call in group.calls), default=0.0),
+        )
+    )
     return tuple(described[:MAX_GROUPS])
-
-
-def _urgency(group: Group) -> "tuple[bool, float]":
-    pending = any(not call.done for call in group.calls)
-    return not pending, -max((call.since for call in group.calls), default=0.0)
 
 
 def counts() -> "dict[str, list[int]]":

@@ -187,12 +187,15 @@ class Sampler:
         # Where the main thread is in the user's code, for whoever finds this process stopped
         stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
         own = (frame for frame in reversed(stack) if not is_library(frame.filename))
+        *_, last = stack or [Frame("", 0, "")]
         return {
             "counts": self._counts,
             "reports": report.sent,
             "place": asdict(_with_line(next(own, Frame("", 0, "")))),
             "pending": recorder.pending() if still else [],
-            "waits": still and _waits(),
+            # For another rank, in a call that no recorder has
+            "waits": still
+            and (last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)),
         }
 
     def _sample(self) -> RankSample:
@@ -274,13 +277,6 @@ def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
         return recorder.given(called)
     except Exception:  # another version of torch, or what the code has put in its place
         return ()
-
-
-def _waits() -> bool:
-    """Whether the main thread waits for another rank in a call that no recorder has."""
-    stack = sys._current_frames().get(threading.main_thread().ident or 0)
-    *_, last = _places(stack) or [Frame("", 0, "")]
-    return last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
 
 
 def _with_line(frame: Frame) -> Frame:

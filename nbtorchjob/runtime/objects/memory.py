@@ -193,14 +193,10 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return what the pickle names; torch's own way to load a storage would need the same GPU here."""
         if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _storage_on_host
+            import torch
+
+            return lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         return super().find_class(module, name)
-
-
-def _storage_on_host(data: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:

@@ -182,7 +182,14 @@ def make_class(
     for base in hushed:
         type.__setattr__(base, "__init_subclass__", classmethod(functools.partial(_skip, base)))
     try:
-        made = _made(type_, maker, name, bases, own)
+        space = maker.__prepare__(name, bases)
+        space.update(own)
+        try:
+            made = maker.__new__(type_, name, bases, space)
+        except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
+            made = type.__new__(type_, name, bases, own)
+        else:
+            maker.__init__(made, name, bases, space)
     finally:
         for base, method in reversed(saved):
             type.__setattr__(base, "__init_subclass__", method)
@@ -192,17 +199,6 @@ def make_class(
     mine = getattr(sys.modules["__main__"], name, None)
     if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
         differences.append("its %s is the class of that name of the rank, not the notebook's" % name)
-    return made
-
-
-def _made(type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]) -> Any:
-    space = maker.__prepare__(name, bases)
-    space.update(own)
-    try:
-        made = maker.__new__(type_, name, bases, space)
-    except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
-        return type.__new__(type_, name, bases, own)
-    maker.__init__(made, name, bases, space)
     return made
 
 

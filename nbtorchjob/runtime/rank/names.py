@@ -36,17 +36,18 @@ class Names:
 
     def take(self, payload: Payload) -> Dict[str, Any]:
         """Load a payload's call."""
-        content: Dict[str, Any] = rebuilt.loads(payload.call(), payload.buffers(), self._load)
+
+        def load(data: bytes, buffers: Any) -> Any:
+            loader = _Loader(io.BytesIO(data), buffers=buffers)
+            loader.instead = {
+                rebuilt.make_function: self._make_function,
+                rebuilt.fill_function: self._fill_function,
+            }
+            return loader.load()
+
+        content: Dict[str, Any] = rebuilt.loads(payload.call(), payload.buffers(), load)
         self._lay(dict(content["names"]))
         return content
-
-    def _load(self, data: bytes, buffers: Any) -> Any:
-        loader = _Loader(io.BytesIO(data), buffers=buffers)
-        loader.instead = {
-            rebuilt.make_function: self._make_function,
-            rebuilt.fill_function: self._fill_function,
-        }
-        return loader.load()
 
     def _lay(self, names: Dict[str, Any]) -> None:
         for name, value in names.items():

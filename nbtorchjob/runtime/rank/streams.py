@@ -185,9 +185,18 @@ class Flusher:
         self.lock = threading.Lock()
         self._pause = threading.Event()
         self._every = self._waits = FLUSH_S
-        os.register_at_fork(
-            before=self._before, after_in_parent=self.lock.release, after_in_child=self._in_child
-        )
+
+        def before() -> None:
+            self.lock.acquire()
+            self._flush()  # else the child would write the same text again
+
+        def in_child() -> None:
+            self.lock.release()
+            self.index.stop()
+            self._pause, self._every = threading.Event(), FLUSH_S
+            self.start()
+
+        os.register_at_fork(before=before, after_in_parent=self.lock.release, after_in_child=in_child)
 
     def start(self) -> None:
         """Begin in this process."""
@@ -198,16 +207,6 @@ class Flusher:
         self._every = every
         if every < self._waits:
             self._pause.set()
-
-    def _before(self) -> None:
-        self.lock.acquire()
-        self._flush()  # else the child would write the same text again
-
-    def _in_child(self) -> None:
-        self.lock.release()
-        self.index.stop()
-        self._pause, self._every = threading.Event(), FLUSH_S
-        self.start()
 
     def _run(self) -> None:
         # The user's code may block signals and wait for them: none may come here instead.

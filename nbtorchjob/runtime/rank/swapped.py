@@ -122,7 +122,7 @@ class Change:
             self._settings.append(setting)
         frames = sys.modules.get("torch._dynamo.convert_frame")
         self.compiled = bool(getattr(getattr(frames, "output_codes", None), "seen", ())) and any(
-            map(_is_code, self._new.values())
+            isinstance(value, _CODE) or hasattr(value, _COMPILED) for value in self._new.values()
         )
 
     def take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
@@ -240,10 +240,6 @@ class Change:
         _put(cls, name, value)
 
 
-def _is_code(value: Any) -> bool:
-    return isinstance(value, (type, types.FunctionType)) or hasattr(value, _COMPILED)
-
-
 def _put(cls: Any, name: str, value: Any) -> None:
     # Not through the metaclass, which may forbid it.
     if value is not _GONE:
@@ -303,14 +299,11 @@ def differing(payload: Payload, folder: str) -> Dict[str, bool]:
             path = os.path.join(folder, *file.split("/"))
             if not os.path.exists(path):
                 files[file] = False
-            elif not _is_so(path, checksum):
-                files[file] = True
+            else:
+                with open(path, "rb") as library:
+                    if zlib.crc32(library.read()) != checksum:
+                        files[file] = True
     return files
-
-
-def _is_so(path: str, checksum: int) -> bool:
-    with open(path, "rb") as library:
-        return zlib.crc32(library.read()) == checksum
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:

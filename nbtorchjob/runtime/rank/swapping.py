@@ -63,7 +63,12 @@ def outcome_of(folder: str, number: int, rank: int) -> str:
 
 def install() -> None:
     """Have this rank take part in swaps."""
-    points.on_swap, points.on_trial = _swap, _settle
+
+    def settle() -> None:
+        for trial in _trials[-1:]:
+            trial.settle()
+
+    points.on_swap, points.on_trial = _swap, settle
     swapped.began = time.time()
 
 
@@ -149,7 +154,12 @@ class _Trial:
 
     def begin(self) -> None:
         """Have stand-ins called in place of the new functions."""
-        self._new = [_copied(tried.function) for tried in self._change.functions]
+        for tried in self._change.functions:
+            own = tried.function
+            names, rest = own.__globals__, (own.__name__, own.__defaults__, own.__closure__)
+            new = types.FunctionType(own.__code__, names, *rest)
+            new.__kwdefaults__ = own.__kwdefaults__
+            self._new.append(new)
         _trials.append(self)  # ahead of what calls it, maybe in another thread
         for index, tried in enumerate(self._change.functions):
             # Code that calls :func:`call_tried`, for a function with the same free variables
@@ -162,8 +172,8 @@ class _Trial:
                 space,
             )
             code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
-            own = tried.function.__code__
-            made: types.CodeType = code.replace(co_freevars=own.co_freevars, co_name=own.co_name)
+            old = tried.function.__code__
+            made: types.CodeType = code.replace(co_freevars=old.co_freevars, co_name=old.co_name)
             tried.function.__code__ = made
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
@@ -230,18 +240,6 @@ class _Trial:
 _trials: List[_Trial] = []  # of which the last one alone may be unsettled
 
 
-def _settle() -> None:
-    for trial in _trials[-1:]:
-        trial.settle()
-
-
-def _copied(function: Any) -> types.FunctionType:
-    name, cells = function.__name__, function.__closure__
-    new = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__, cells)
-    new.__kwdefaults__ = function.__kwdefaults__
-    return new
-
-
 def call_tried(trial: int, index: int, args: Any, kwargs: Any) -> Any:
     """Make a call of a function on trial."""
     return _trials[trial].call(index, args, kwargs)
@@ -300,24 +298,23 @@ class Replay:
         """Make those changes that concern none of the names that are yet to be set."""
         left, self._left, awaited = self._left, [], set(awaited)
         for statement, content in left:
-            if set_by(statement) & awaited or not self._made(statement, content, bool(awaited)):
+            if set_by(statement) & awaited:
                 self._left.append((statement, content))
-
-    def _made(self, statement: ast.stmt, content: Dict[str, Any], early: bool) -> bool:
-        change, before = Change(self._space), dict(self._space)
-        try:
-            tree = ast.Module([statement], [])
-            call.execute(tree, content["filename"], content["flags"], self._space)
-            change.take(before, dict(self._space))
-            change.words["sets"] = set_by(statement)
-        except NameError:
-            if not early:
-                raise
-            return False
-        finally:
-            restore(self._space, before)
-        change.apply()
-        return True
+                continue
+            change, before = Change(self._space), dict(self._space)
+            try:
+                tree = ast.Module([statement], [])
+                call.execute(tree, content["filename"], content["flags"], self._space)
+                change.take(before, dict(self._space))
+                change.words["sets"] = set_by(statement)
+            except NameError:
+                if not awaited:
+                    raise
+                self._left.append((statement, content))
+                continue
+            finally:
+                restore(self._space, before)
+            change.apply()
 
     def into(self, tree: ast.Module) -> str:
         """Have a cell's statements call :meth:`advance` by a name; return the name."""

@@ -11,8 +11,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from types import FrameType
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import displays, points, report
@@ -115,12 +114,8 @@ def mute_handlers() -> Dict[int, Callable[..., Any]]:
     handlers = {int(number): signal.getsignal(number) for number in _HANDLED}
     muted = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in muted:
-        signal.signal(number, _do_nothing)
+        signal.signal(number, lambda *_: None)
     return muted
-
-
-def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
-    """Stand in for a handler."""
 
 
 def call_once(rank: Rank) -> None:
