@@ -56,20 +56,20 @@ class Sync:
 
     def start(self) -> Sync:
         """Bring what is new from now on, in the background, until the job has ended; return this."""
-        threading.Thread(
-            target=self._follow, name=f"nbtorchjob-sync-{self._state.info.name}", daemon=True
-        ).start()
-        return self
 
-    def _follow(self) -> None:
-        try:
-            while self.step() and not self._stopped.wait(EVERY_S):
-                pass
-        except NBTorchJobError as exc:
-            self.trouble = str(exc)
-        finally:
-            self.close()
-            self._ended.set()
+        def follow() -> None:
+            try:
+                while self.step() and not self._stopped.wait(EVERY_S):
+                    pass
+            except NBTorchJobError as exc:
+                self.trouble = str(exc)
+            finally:
+                self.close()
+                self._ended.set()
+
+        name = f"nbtorchjob-sync-{self._state.info.name}"
+        threading.Thread(target=follow, name=name, daemon=True).start()
+        return self
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended, with its job or by ``stop``; return whether it has."""

@@ -48,14 +48,13 @@ async def served(client: Client, groups: Collection[str]) -> set[Served]:
         }
     installed = [group for group in document.get("groups") or () if group["name"] in groups]
     versions = [(group["name"], one["version"]) for group in installed for one in group["versions"]]
-    return set(itertools.chain(*await asyncio.gather(*(_resources(client, *one) for one in versions))))
 
+    async def resources(group: str, version: str) -> list[Served]:
+        document = await client.document(f"/apis/{group}/{version}", answers.SERVED)
+        every = document.get("resources") or ()
+        return [(group, version, one["name"]) for one in every if "/" not in one["name"]]
 
-async def _resources(client: Client, group: str, version: str) -> list[Served]:
-    document = await client.document(f"/apis/{group}/{version}", answers.SERVED)
-    return [
-        (group, version, one["name"]) for one in document.get("resources") or () if "/" not in one["name"]
-    ]
+    return set(itertools.chain(*await asyncio.gather(*(resources(*one) for one in versions))))
 
 
 async def allowed(client: Client, verb: str, group: str, resource: str, namespace: str | None) -> bool:
@@ -146,9 +145,7 @@ def _failed(asked: asyncio.Future[Any] | None) -> bool:
 
 async def session(context: str | None) -> Session:
     """Return the session of a context (None or "": the current one); call it on our own loop."""
-    return _session(shared(context or None, os.environ.get("KUBECONFIG")))
+    return _of_client(shared(context or None, os.environ.get("KUBECONFIG")))
 
 
-@cache
-def _session(client: Client) -> Session:
-    return Session(client)
+_of_client = cache(Session)

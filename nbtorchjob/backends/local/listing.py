@@ -186,21 +186,17 @@ def _does(name: str, now: float) -> _Doing:
         with suppress(*DAMAGED):
             listed.look()
             state = listed.state()
-            doing = _doing(state, now)
+            if state.stopped:
+                text, since = "stopped in the debugger", min(stop.time for stop in state.stopped)
+            elif (hung := hang(state, now)) is not None and not hung.slow:
+                text, since = "hanging", heard(state)
+            else:
+                text, since = "running", state.first_start or state.info.created
+            doing = _Doing(f"{text} for {words.about(now - since)}", stuck=text != "running")
         for gone in [other for other, (_, at, _) in _holders.items() if now - at > _FORGET_S]:
             _holders.pop(gone, None)
         _holders[name] = listed, now, doing
     return doing
-
-
-def _doing(state: JobState, now: float) -> _Doing:
-    if state.stopped:
-        since = min(stop.time for stop in state.stopped)
-        return _Doing(f"stopped in the debugger for {words.about(now - since)}", stuck=True)
-    hung = hang(state, now)
-    stuck = hung is not None and not hung.slow
-    since = heard(state) if stuck else state.first_start or state.info.created
-    return _Doing(f"{'hanging' if stuck else 'running'} for {words.about(now - since)}", stuck)
 
 
 _FORGET_S = 60.0
@@ -325,7 +321,14 @@ class Listed:
                 if state.ended is not None and not keep:
                     self._read = self._state = None
                     return state
-                self._read, self._state = self.mark, _kept(state) if state.ended is not None else state
+                if state.ended is not None:
+                    info = state.info
+                    spec = {
+                        sys.intern(key): _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()
+                    }
+                    labels = _one(marshal.dumps(dict(info.sources), _ALIKE))
+                    state = _compact(replace(state, info=_compact(replace(info, sources=labels, spec=spec))))
+                self._read, self._state = self.mark, state
             return self._state
 
     def expired(self, now: float) -> bool:
@@ -357,7 +360,12 @@ class Listed:
             wrote = max(map(_written, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
             return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
-        return replace(state, series=_last(state), variables={}, uses=NumberedMapping())
+        # Of each metric the newest value, which a list shows, without the course that they took
+        spoken, series = state.spoken, NumberedMapping[Series]()
+        if spoken.points:
+            newest = replace(spoken.points[-1], metrics=spoken.newest)
+            series = NumberedMapping([(state.info.speaker, Series(spoken.round, (newest,)))])
+        return replace(state, series=series, variables={}, uses=NumberedMapping())
 
 
 class _Begun:
@@ -390,27 +398,10 @@ class _Begun:
         return self.known
 
 
-def _last(state: JobState) -> NumberedMapping[Series]:
-    """Return the newest value of each metric, which a list shows, without the course that they took."""
-    series = state.spoken
-    if not series.points:
-        return NumberedMapping()
-    newest = replace(series.points[-1], metrics=series.newest)
-    return NumberedMapping([(state.info.speaker, Series(series.round, (newest,)))])
-
-
 @cache
 def _blank() -> JobState:
     """Return the state of any job of which nothing is known: to copy it takes a tenth of making one."""
     return JobState(JobInfo(""))
-
-
-def _kept(state: JobState) -> JobState:
-    """Return the same state in as little memory as thousands of them should take."""
-    info = state.info
-    spec = {sys.intern(key): _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()}
-    labels = _one(marshal.dumps(dict(info.sources), _ALIKE))
-    return _compact(replace(state, info=_compact(replace(info, sources=labels, spec=spec))))
 
 
 # Most mappings of most jobs are empty, and most texts are another job's, too.

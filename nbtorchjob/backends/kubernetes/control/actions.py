@@ -85,17 +85,18 @@ class _Log:
 
     async def save_rest(self) -> None:
         """Cache what comes until the pod has ended or is gone, or its log can't be had any more."""
+
+        async def ended() -> follow.Life:
+            pod = None
+            with suppress(NotFoundError):
+                pod = await self._job.session.client.get(Target(PODS, self._job.scope.namespace, self._name))
+            same = pod is not None and pod["metadata"]["uid"] == self._pod.uid
+            return life(pod if same else None, self._job.kind.container)
+
         with suppress(ClusterError):
-            async with aclosing(follow.follow(*self._place, ended=self._life, seen=self._seen)) as batches:
+            async with aclosing(follow.follow(*self._place, ended=ended, seen=self._seen)) as batches:
                 async for lines in batches:
                     self._cache.add(self._pod, lines)
-
-    async def _life(self) -> follow.Life:
-        pod = None
-        with suppress(NotFoundError):
-            pod = await self._job.session.client.get(Target(PODS, self._job.scope.namespace, self._name))
-        same = pod is not None and pod["metadata"]["uid"] == self._pod.uid
-        return life(pod if same else None, self._job.kind.container)
 
 
 async def bring_home(job: JobRef, *, whole: bool) -> None:

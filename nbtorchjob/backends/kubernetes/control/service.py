@@ -262,20 +262,20 @@ class Background:
     """A service on the background loop, until it is stopped."""
 
     def __init__(self, service: Service, listen: str = "") -> None:
-        self._listen = listen
-        self._server = loop.run(service.listen(listen)) if listen else None
+        server = loop.run(service.listen(listen)) if listen else None
         self._over = threading.Event()
-        self._running = loop.start(self._run(service))
 
-    async def _run(self, service: Service) -> None:
-        try:
-            await service.run()
-        finally:
-            if self._server is not None:
-                self._server.close()
-                with suppress(OSError):
-                    os.unlink(self._listen)
-            self._over.set()
+        async def run() -> None:
+            try:
+                await service.run()
+            finally:
+                if server is not None:
+                    server.close()
+                    with suppress(OSError):
+                        os.unlink(listen)
+                self._over.set()
+
+        self._running = loop.start(run())
 
     def stop(self) -> None:
         """Give back what it holds."""

@@ -118,7 +118,15 @@ class Tender:
         """Look after them until it is cancelled. Raises ``ClusterError``."""
         kinds = await self._session.kinds()
         self._unlisted = {PODS, *(kind.api for kind in kinds)}
-        watches = [self._watch(PODS, partial(self._pod, kinds)), *map(self._watch_kind, kinds)]
+
+        async def watch(kind: Kind) -> None:
+            try:
+                await self._watch(kind.api, partial(self._object, kind))
+            except ForbiddenError as exc:  # many users may list one kind of job, and no other
+                LOG.warning("%s: no %s is looked after: %s", self._scope, kind.api.kind, exc)
+                self._heard(kind.api)
+
+        watches = [self._watch(PODS, partial(self._pod, kinds)), *map(watch, kinds)]
         tasks = [asyncio.ensure_future(work) for work in (*watches, self._look_after())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -129,13 +137,6 @@ class Tender:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-
-    async def _watch_kind(self, kind: Kind) -> None:
-        try:
-            await self._watch(kind.api, partial(self._object, kind))
-        except ForbiddenError as exc:  # many users may list one kind of job, and no other
-            LOG.warning("%s: no %s is looked after: %s", self._scope, kind.api.kind, exc)
-            self._heard(kind.api)
 
     async def _watch(self, api: Api, take: Callable[[_Name, Change], None]) -> None:
         reflector = self._session.reflector(self._scope.namespace)
@@ -247,15 +248,20 @@ class Tender:
 
     def _begin_due(self) -> None:
         """Have the runs started whose turn has come: once it is known of all where they stand."""
+
+        async def begin(job: JobRef, kept: _Kept) -> None:
+            if await actions.begin(job):
+                why = f"at most {job.info.at_once} of {job.info.group} are under way"
+                actions.log_deed(job.info, "started a run", why)
+            kept.begun = True
+
         while self._moved and not self._unlisted:
             group = self._groups[name := self._moved.pop()]
             for key in group.due:
                 kept = self._jobs[key]
                 if kept.visit is None and (attempts := kept.attempts):
                     job = JobRef(self._session, self._scope, kept.kind, attempts[-1], ())
-                    kept.visit = asyncio.ensure_future(
-                        self._guarded(key, kept, partial(self._begin, job, kept))
-                    )
+                    kept.visit = asyncio.ensure_future(self._guarded(key, kept, partial(begin, job, kept)))
             if not group.left:
                 del self._groups[name]
 
@@ -273,12 +279,6 @@ class Tender:
         if again is None:
             self._changed.add(key)
         self._woken.set()
-
-    async def _begin(self, job: JobRef, kept: _Kept) -> None:
-        if await actions.begin(job):
-            why = f"at most {job.info.at_once} of {job.info.group} are under way"
-            actions.log_deed(job.info, "started a run", why)
-        kept.begun = True
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:
         gone = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]

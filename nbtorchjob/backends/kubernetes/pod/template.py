@@ -392,10 +392,9 @@ def _value(key: str, old: Any, new: Any) -> Any:
 
 Replica: TypeAlias = Master | Worker
 
-# What a host reserves for itself (torchx 0.7: reserved_millicpu, reserved_memmb): a request for all that
-# a machine has would fit on none.
-_RESERVED_CORES = 0.1
-_RESERVED_BYTES = 1024e6
+# What a host reserves for itself (torchx 0.7: reserved_millicpu, reserved_memmb), with the unit of the rest:
+# a request for all that a machine has would fit on none.
+_HOSTS_OWN = {"cpu": (0.1, 1e-3, "m"), "memory": (1024e6, 1e6, "M")}
 
 
 def replicas(spec: JobSpec) -> tuple[Replica, ...]:
@@ -417,10 +416,16 @@ def resources(cluster: Cluster, replica: Replica) -> dict[str, dict[str, str]]:
         limits = {**{name: text for name, text in named.items() if text}, **cluster.device, **cluster.limit}
     else:
         limits = dict(replica.limits)
-    if replica.requests is None:
-        requests = {**limits, **({} if cluster.full_requests else _reduced(limits)), **cluster.request}
-    else:
+    if replica.requests is not None:
         requests = dict(replica.requests)
+    else:
+        requests = dict(limits)
+        for name, (own, unit, suffix) in _HOSTS_OWN.items():
+            if name in limits and not cluster.full_requests:
+                limit = amount(limits[name])
+                # Never below half: TorchX drops a request that isn't above 0, and the API takes the limit.
+                requests[name] = f"{max(1, int(max(limit - own, limit / 2) / unit + 1e-6))}{suffix}"
+        requests |= cluster.request
     for name in limits.keys() & requests.keys():
         if amount(requests[name]) > amount(limits[name]):
             raise SpecError("request", f"{name}={requests[name]}", f"at most its limit of {limits[name]}")
@@ -440,17 +445,3 @@ def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     if "memory" in limits:
         return f"{int(amount(limits['memory'])) // 2 // 2**20}Mi"
     return f"{launch.nproc_per_node}Gi"
-
-
-def _reduced(limits: Mapping[str, str]) -> dict[str, str]:
-    reduced = {}
-    if "cpu" in limits:
-        reduced["cpu"] = f"{_less(amount(limits['cpu']), _RESERVED_CORES, 1e-3)}m"
-    if "memory" in limits:
-        reduced["memory"] = f"{_less(amount(limits['memory']), _RESERVED_BYTES, 1e6)}M"
-    return reduced
-
-
-def _less(limit: float, reserved: float, unit: float) -> int:
-    # Never below half: TorchX drops a request that isn't above 0, and the API then takes the limit.
-    return max(1, int(max(limit - reserved, limit / 2) / unit + 1e-6))

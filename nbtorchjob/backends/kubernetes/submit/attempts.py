@@ -232,20 +232,22 @@ class SecretKeeper(SwapKeeper):
                 f"{words.size(package.SECRET_BYTES)}; a job with --checkpoints keeps them there"
             )
         outdated = {_key(other): None for other in self._sizes if other > number}
-        loop.run(self._write({_key(number): base64.b64encode(payload).decode(), **outdated}))
+        data = {_key(number): base64.b64encode(payload).decode(), **outdated}
 
-    async def _write(self, data: Mapping[str, str | None]) -> None:
-        client, patch = self._job.session.client, {"data": data}
-        try:
-            await client.patch(self._target, patch)
-        except NotFoundError:
-            root = self._job.root
-            secret = package.swaps(self._name, labelling.shared(root), reference(root))
-            secret["data"] = {key: text for key, text in data.items() if text is not None}
+        async def write() -> None:
+            client, patch = self._job.session.client, {"data": data}
             try:
-                await client.create(SECRETS, self._target.namespace, secret)
-            except AlreadyExistsError:  # whoever makes the next swap was here first
                 await client.patch(self._target, patch)
+            except NotFoundError:
+                root = self._job.root
+                secret = package.swaps(self._name, labelling.shared(root), reference(root))
+                secret["data"] = {key: text for key, text in data.items() if text is not None}
+                try:
+                    await client.create(SECRETS, self._target.namespace, secret)
+                except AlreadyExistsError:  # whoever makes the next swap was here first
+                    await client.patch(self._target, patch)
+
+        loop.run(write())
 
 
 async def swap_keeper(job: JobRef) -> SecretKeeper | None:

@@ -181,15 +181,19 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         for name in [name for name in waiting if name in going or _over(name)]:
             (folder / "waiting" / name).unlink(missing_ok=True)
             del waiting[name]
-        new = [*_behind(new, waiting.values())]
+        # Behind all that wait: the clock may have been set back since those came.
+        latest, fresh = max((place.at for place in waiting.values()), default=-math.inf), []
+        for place in new:
+            latest = max(place.at, math.nextafter(latest, math.inf))
+            fresh.append(replace(place, at=latest))
         taken = map(_taken, going.values())
-        starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *new], taken)]
+        starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *fresh], taken)]
         for entry in starts:
             _write(folder / "running", entry)
             if entry.name in waiting:
                 (folder / "waiting" / entry.name).unlink(missing_ok=True)
         begun = {start.name for start in starts}
-        for entry in new:
+        for entry in fresh:
             if entry.name not in begun:
                 _write(folder / "waiting", entry)
     return starts
@@ -209,14 +213,6 @@ def _goes_on(entry: Place) -> bool | None:
             return b'"Closed"' not in file.read().rstrip().rpartition(b"\n")[2]
     except _DAMAGED:
         return False
-
-
-def _behind(new: Iterable[Place], waiting: Iterable[Place]) -> Iterator[Place]:
-    """Yield new places, each behind all that wait: the clock may have been set back since those came."""
-    latest = max((place.at for place in waiting), default=-math.inf)
-    for place in new:
-        latest = max(place.at, math.nextafter(latest, math.inf))
-        yield replace(place, at=latest)
 
 
 def leave(name: str) -> bool:
