@@ -39,7 +39,7 @@ from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
 from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
-from nbtorchjob.backends.kubernetes.submit import attempts, export, retry
+from nbtorchjob.backends.kubernetes.submit import again, attempts
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
 from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
@@ -120,11 +120,11 @@ class KubernetesBackend(Backend):
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Send what the job's Secrets hold once more, as a new job beside it."""
 
-        async def again(job: JobRef) -> list[JobInfo]:
-            return [_known(await retry.retry(job, resume=resume))]
+        async def send(job: JobRef) -> list[JobInfo]:
+            return [_known(await again.retry(job, resume=resume))]
 
         try:
-            (sent,) = _sent(_act(name, again))
+            (sent,) = _sent(_act(name, send))
         except JobNotFoundError:
             raise package.gone(find.gone(name)[0].name) from None
         return sent
@@ -349,23 +349,23 @@ class KubernetesBackend(Backend):
 
         async def show() -> str:
             here = await session(spec.cluster.context)
-            return await export.dry_run(here, Submitter(here, packed, spec, info))
+            return await again.dry_run(here, Submitter(here, packed, spec, info))
 
         return loop.run(show())
 
     def export(self, name: str, folder: Path) -> list[Path]:
         """Write the job's manifests, payload and source."""
-        export.check_empty(folder)
+        again.check_empty(folder)
 
         async def read() -> tuple[list[dict[str, Any]], JobInfo]:
             job = await find.find(name)
-            return await export.manifests(job), await job.whole_info()
+            return await again.manifests(job), await job.whole_info()
 
-        return export.write(*loop.run(read()), folder)
+        return again.write(*loop.run(read()), folder)
 
     def manifests(self, name: str) -> str:
         """Return the job's manifests, without its Secrets."""
-        return loop.run(_act(name, export.shown))
+        return loop.run(_act(name, again.shown))
 
     def tend(
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""

@@ -118,7 +118,7 @@ class LocalBackend(Backend):
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
         # Late: only who starts a job needs the pool.
-        from nbtorchjob.backends.local.launch import environment, pool_client
+        from nbtorchjob.backends.local.launch import pool_client
 
         self._has_torch()
         with pool_client.refused():
@@ -126,7 +126,7 @@ class LocalBackend(Backend):
 
         def fill(new: JobDirectory) -> None:
             key = secrets.token_bytes(32)
-            new.prepare(key, environment.of_this_process(spec.secrets()))
+            new.prepare(key, pool_client.of_this_process(spec.secrets()))
             _pack(new, call, spec, key)
 
         if spec.name is None:
@@ -144,13 +144,13 @@ class LocalBackend(Backend):
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
-        from nbtorchjob.backends.local.launch import environment, pool_client  # late, as above
+        from nbtorchjob.backends.local.launch import pool_client  # late, as above
         from nbtorchjob.runtime.rank.given import signed
 
         self._has_torch()
         with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), environment.of_this_process(spec.secrets())
+        key, asked = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
         sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
 
@@ -559,14 +559,14 @@ class LocalBackend(Backend):
 
     def _sweep(self) -> None:
         """Make room for a new job."""
-        from nbtorchjob.backends.local.launch import environment  # late, as above
+        from nbtorchjob.backends.local.launch import pool_client  # late, as above
 
         self._unexpired()
         for path, age in _remains():
             if age >= _LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
 
-        environment.thin_out()
+        pool_client.thin_out()
 
 
 def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:

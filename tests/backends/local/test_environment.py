@@ -13,7 +13,7 @@ import pytest
 import nbtorchjob
 from nbtorchjob import JobSpec, api
 from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.launch import pool_client
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of
 from tests.environment.installed import install
@@ -60,10 +60,10 @@ def test_a_file_that_no_job_has_is_removed_in_time(tmp_path, monkeypatch):
     path = directory.environments_dir() / name
 
     os.utime(path, (0, 0))
-    environment.thin_out()
+    pool_client.thin_out()
     assert path.exists()
     job.delete()
-    environment.thin_out()
+    pool_client.thin_out()
     assert not path.exists()
 
 

@@ -16,7 +16,7 @@ import pytest
 from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import environment
+from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.machine import folders
 from nbtorchjob.state import Origin
 from tests.backends.local.real import folder_of, supervisor
@@ -190,7 +190,7 @@ def test_what_the_site_has_limited_since_is_refused(alone, tmp_path):
 
 def test_what_only_this_user_may_read_is_private(folder):
     new = JobDirectory(folder)
-    asked = environment.of_this_process({}) | {"env": {"TOKEN": "secret"}}
+    asked = pool_client.of_this_process({}) | {"env": {"TOKEN": "secret"}}
     new.prepare(b"key", asked)
 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}

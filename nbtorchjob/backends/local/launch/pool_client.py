@@ -1,27 +1,103 @@
-"""A job's way from its folder to a pool: of this process, or of the Python that submitted it first."""
+"""A job's way from its folder to a pool: of this process, or of the Python that submitted it first.
+
+What a job takes of the process that submits it is written down in the job's folder, for whoever starts the
+job, and may hold what is secret there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.launch import environment, pool, queue
+from nbtorchjob.backends.local.launch import pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
-from nbtorchjob.errors import NBTorchJobError, SubmitError
+from nbtorchjob.environment import here
+from nbtorchjob.errors import NBTorchJobError, NotOwnError, SubmitError
 from nbtorchjob.machine import processes
+from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.start import compilers
 from nbtorchjob.state import JobInfo
 
 _START_S = 60.0  # twice what a pool may take to start
+# Of the kernel, and wrong for a rank.
+_KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
+
+
+def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Return interpreter, environment, paths and limits of this process, as plain data.
+
+    ``secrets`` are laid over the environment: variables whose values are in no record.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
+    if "inline" in env.get("MPLBACKEND", ""):
+        del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
+    # The one way to read it without setting it, which other threads would notice.
+    status = Path("/proc/self/status").read_text()
+    return {
+        "python": sys.executable,
+        "env": {**env, **secrets},
+        "cwd": str(working()),
+        "path": [entry for entry in sys.path if entry],
+        "umask": int(status.partition("Umask:")[2].split()[0], 8),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "limits": processes.of_this_process(),
+    }
+
+
+_made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
+_UNUSED_S = 24 * 3600.0  # so long no job had it
+
+
+def put_down(job: JobDirectory) -> None:
+    """Link the file into the job's folder; where the disk won't have that, the job goes without."""
+    # The file's name and content, made once for all that say the same
+    environment, origins = here.environment(), here.origins()
+    if not _made or _made[0][:2] != (environment, origins):
+        described = {
+            "event": "EnvironmentTold",
+            "node": 0,
+            "python": environment.python,
+            "platform": environment.platform,
+            "distributions": dict(environment.distributions),
+            "origins": origins,
+        }
+        data = json.dumps(described, sort_keys=True).encode()
+        _made[:] = [(environment, origins, hashlib.sha256(data).hexdigest()[:16], data)]
+    digest, data = _made[0][2:]
+    with suppress(OSError, NotOwnError):
+        shared = directory.environments_dir() / digest
+        try:
+            os.link(shared, job.environment)
+        except FileExistsError:  # handed over once before
+            return
+        except FileNotFoundError:  # the first
+            job.environment.write_bytes(data)
+            with suppress(FileExistsError):
+                os.link(job.environment, shared)
+        except OSError:  # file systems without links, or with no more of them
+            job.environment.write_bytes(data)
+
+
+def thin_out() -> None:
+    """Let go of the files that no job has any more."""
+    with suppress(OSError, NotOwnError):  # another process does the same
+        for path in directory.environments_dir().iterdir():
+            status = path.stat()
+            if status.st_nlink == 1 and time.time() - status.st_mtime > _UNUSED_S:
+                path.unlink()
 
 
 def begin(
@@ -58,7 +134,7 @@ def refused() -> Iterator[None]:
 def start_here(*jobs: JobDirectory) -> None:
     """Have jobs started by this Python's pool, each when its turn comes. Raises ``SubmitError``."""
     for job in jobs:
-        environment.put_down(job)
+        put_down(job)
     new = [queue.place(job) for job in jobs]
     mine = {place.name for place in new}
     _start(queue.take(new), mine)
