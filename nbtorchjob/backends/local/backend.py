@@ -462,7 +462,16 @@ class LocalBackend(Backend):
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
         """Read the rank's log files with what stands beside them."""
         job = self._job(name)
-        return [_chunks(job, rank) for rank in ranks]
+
+        def written(rank: int) -> Iterator[LogChunk]:
+            from nbtorchjob.backends.local.jobdir.follow import LogFile  # late: lists read no logs
+
+            for start in _starts(job, rank):
+                log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
+                while (chunk := log.read(ended=True)) is not None:
+                    yield chunk
+
+        return [written(rank) for rank in ranks]
 
     def ask(
         self,
@@ -573,15 +582,6 @@ def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
     """Return the rounds that a rank was in."""
     starts = [e for e in EventFile(job).read(reports=False) if isinstance(e, WorkersStarted)]
     return sorted((e for e in starts if rank in e.ranks), key=lambda e: e.round)
-
-
-def _chunks(job: JobDirectory, rank: int) -> Iterator[LogChunk]:
-    from nbtorchjob.backends.local.jobdir.follow import LogFile  # late: lists read no logs
-
-    for start in _starts(job, rank):
-        log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
-        while (chunk := log.read(ended=True)) is not None:
-            yield chunk
 
 
 def _remains() -> Iterator[tuple[Path, float]]:

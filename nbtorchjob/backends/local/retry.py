@@ -60,23 +60,25 @@ def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:
         raise SubmitError(
             f"the payload of {old.path.name} is no longer kept, only the newest ones are: run its cell again"
         ) from exc
+
+    def no_part(folder: str, names: list[str]) -> list[str]:
+        """Return what is no part of a checkpoint: files on their way, pipes, sockets."""
+        modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+        kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+        return [
+            name for name, mode in modes.items() if is_partial(name) or not any(is_(mode) for is_ in kinds)
+        ]
+
     if resume:
         # Not shared: each job removes, and writes over, its own.
         shutil.copytree(
-            old.checkpoints, new.checkpoints, symlinks=True, ignore=_on_their_way, copy_function=_cloned
+            old.checkpoints, new.checkpoints, symlinks=True, ignore=no_part, copy_function=_cloned
         )
         _redirect_links(os.path.realpath(old.checkpoints), os.path.realpath(new.checkpoints))
     with suppress(OSError):
         os.link(old.checkout, new.checkout)
     # Of those that are saved the oldest go first, and the two share a file.
     os.utime(new.payload)
-
-
-def _on_their_way(folder: str, names: list[str]) -> list[str]:
-    """Return what is no part of a checkpoint: files on their way, pipes, sockets."""
-    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
-    kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
-    return [name for name, mode in modes.items() if is_partial(name) or not any(is_(mode) for is_ in kinds)]
 
 
 def _redirect_links(old: str, new: str) -> None:

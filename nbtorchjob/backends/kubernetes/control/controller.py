@@ -198,8 +198,19 @@ class JobController:
 
     def _lost(self, state: JobState) -> bool:
         """Whether an attempt has failed that its operator would go on with."""
-        lost, numbered = losses(state), self._info.retry_owner == US
-        final = [run for run in lost if numbered or _final(run)]
+        numbered = self._info.retry_owner == US
+        # Of an operator's attempts the runs that ended as another try would, without being told to.
+        final = [
+            run
+            for run in losses(state)
+            if numbered
+            or (
+                (end := run.exit) is not None
+                and end.code != 0
+                and not run.ended_on_demand(end)
+                and budget(Failure(failure.of_end(end), end.time)) is None
+            )
+        ]
         if not final:
             return False
         view = newest(state)
@@ -217,7 +228,15 @@ class JobController:
         if not lost:
             return False
         waited = self._waited(f"loss of {','.join(sorted(run.pod for run in lost))}", attempt)
-        return any(_says_why(run) for run in lost) or waited > TOLD_WITHIN_S
+        for run in lost:
+            if run.disruption is not None:
+                # A suspension deletes pods, too, and may be told of later than they are.
+                told = run.disruption.reason != ev.DELETED
+            else:
+                told = run.exit is None or run.exit.code not in _TELLING or failure.tells(run.exit)
+            if told:
+                return True
+        return waited > TOLD_WITHIN_S
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
         # What failed first may be known only when all nodes have ended and their logs are read.
@@ -306,24 +325,6 @@ def halted(state: JobState) -> bool:
 
 def _stopped(state: JobState) -> bool:
     return state.verdict is not None and state.verdict.reason in _OURS
-
-
-def _final(run: Life) -> bool:
-    """Whether a run ended as another try would, without being told to."""
-    exit_ = run.exit
-    if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
-        return False
-    return budget(Failure(failure.of_end(exit_), exit_.time)) is None
-
-
-def _says_why(run: Life) -> bool:
-    """Whether it is known without its log how a run ended."""
-    if run.disruption is not None:
-        # A suspension deletes pods, too, and may be told of later than they are.
-        return run.disruption.reason != ev.DELETED
-    if run.exit is None:
-        return True
-    return run.exit.code not in _TELLING or failure.tells(run.exit)
 
 
 def _reason_since(state: JobState, reason: str) -> float | None:

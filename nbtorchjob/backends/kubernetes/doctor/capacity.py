@@ -152,19 +152,19 @@ def matches(pod: Manifest, host: Manifest) -> bool:
         return False
     affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms")
+    if terms is None:
+        return True
     fields = {"metadata.name": host["metadata"]["name"]}
-    return terms is None or any(_term(term, labels, fields) for term in terms)
-
-
-def _term(term: Manifest, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
-    wanted = [(expression, labels) for expression in term.get("matchExpressions") or ()]
-    wanted += [(expression, fields) for expression in term.get("matchFields") or ()]
-    return bool(wanted) and all(
+    for term in terms:
+        wanted = [(expression, labels) for expression in term.get("matchExpressions") or ()]
+        wanted += [(expression, fields) for expression in term.get("matchFields") or ()]
         # What the server will refuse anyway rules out no host.
-        expression.get("operator") not in _OPERATORS
-        or _OPERATORS[expression["operator"]](has.get(expression.get("key")), expression.get("values") or ())
-        for expression, has in wanted
-    )
+        known = [(of, has) for of, has in wanted if of.get("operator") in _OPERATORS]
+        if wanted and all(
+            _OPERATORS[of["operator"]](has.get(of.get("key")), of.get("values") or ()) for of, has in known
+        ):
+            return True
+    return False
 
 
 def _whole(text: str | None = None) -> float:
