@@ -169,8 +169,9 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     if runs:
         said = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
         raise JobNotFoundError(said)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[-3:]
-    others = f"did you mean {', '.join(near)}?" if near else "there are no jobs."
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    newest = f"the newest are {', '.join(known[-3:])}." if known else "there are no jobs."
+    others = f"did you mean {', '.join(near)}?" if near else newest
     if name in known:  # and not where the settings say
         others = "another namespace has one: use NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")

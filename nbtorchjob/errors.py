@@ -251,9 +251,16 @@ class JobEndedError(NBTorchJobError):
 
 
 class AskError(NBTorchJobError):
-    """A node can't be reached, or refuses the request. ``said`` is whether the node itself refused."""
+    """A node can't be reached, or refuses the request.
 
-    said = False
+    ``said`` is whether the node itself refused, ``absent`` whether it is not there now: it is still starting,
+    or has ended, and another one may take its place.
+    """
+
+    def __init__(self, trouble: str, *, said: bool = False, absent: bool = False) -> None:
+        super().__init__(trouble)
+        self.said = said
+        self.absent = absent
 
 
 class SwapError(NBTorchJobError):

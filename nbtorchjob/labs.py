@@ -20,7 +20,7 @@ from nbtorchjob import capture
 from nbtorchjob.backends import resending, turns_of
 from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
 from nbtorchjob.backends.resending import Behind, Kept, Taken
-from nbtorchjob.backends.talk import MOST, STARTING
+from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import RankNames, cells, identity, origin
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import here, images
@@ -500,7 +500,7 @@ class Lab:
                 if question["base"] is not None and _anew(exc):
                     problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
-                if STARTING in str(exc) and not said and time.monotonic() > began + _QUIET_S:
+                if exc.absent and not said and time.monotonic() > began + _QUIET_S:
                     said = True
                     say(f"Waiting for {self.name}, which is restarting")
                 left += _comes(exc, began)
@@ -662,8 +662,8 @@ def _anew(exc: AskError) -> bool:
 
 
 def _comes(exc: AskError, began: float) -> bool:
-    """Whether the node that was asked has no ranks yet, or is about to start again."""
-    return _anew(exc) or (STARTING in str(exc) and time.monotonic() < began + _BEGINS_S)
+    """Whether the node that was asked has no ranks yet, or another one may be about to take its place."""
+    return _anew(exc) or (exc.absent and time.monotonic() < began + _BEGINS_S)
 
 
 def _began(state: JobState) -> float:

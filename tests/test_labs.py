@@ -63,10 +63,11 @@ def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypa
     assert (answer.seen, said) == (1, ["Waiting for bench, which is submitted"])
 
 
-def test_a_node_that_is_starting_again_before_its_end_was_told_is_waited_for(monkeypatch):
+@pytest.mark.parametrize("trouble", [STARTING, "it has ended"])
+def test_a_node_whose_place_another_one_takes_is_waited_for(monkeypatch, trouble):
     monkeypatch.setattr(labs, "_GONE_S", 0.0)
     lab = Told(FIRST)
-    refusals = repeat(AskError(STARTING), 2 * labs._TRIES)
+    refusals = repeat(AskError(trouble, absent=True), 2 * labs._TRIES)
     asked: list[Mapping[str, Any]] = []
 
     class Nodes:

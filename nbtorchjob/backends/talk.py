@@ -90,9 +90,7 @@ class Talk:
         while (record := self._conversation.taken()) is None:
             if self._conversation.over:
                 if trouble := self._conversation.answer.trouble:
-                    error = AskError(trouble)
-                    error.said = self._conversation.said
-                    raise error
+                    raise AskError(trouble, said=self._conversation.said, absent=trouble == STARTING)
                 return None
             self._hear(until)
         return record

@@ -505,7 +505,7 @@ class LocalBackend(Backend):
             state = _standing(job)
             _, answers = asking.asked(state, [node])
             why = answers[0].trouble if answers else sockets.trouble(exc, state.nodes[node])
-            raise AskError(why) from None
+            raise AskError(why, absent=bool(answers) or why == asking.STARTING) from None
         return Talk(talk, line, timeout)
 
     def key(self, name: str) -> bytes:

@@ -143,5 +143,6 @@ def test_who_talks_to_a_node_is_told_why_it_can_not(acted):
         assert talk.hear(LIMIT) == {"node": 0}
         assert talk.hear(LIMIT) is None
     for node, why in ((1, "it is still starting"), (7, "the job has no such node")):
-        with pytest.raises(AskError, match=why):
+        with pytest.raises(AskError, match=why) as refused:
             here.talk(job.name, node, {"question": "who"})
+        assert refused.value.absent

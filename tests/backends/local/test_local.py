@@ -520,6 +520,8 @@ def test_attach_names_what_is_near():
 
     with pytest.raises(JobNotFoundError, match="did you mean near-miss"):
         nbtorchjob.attach("near-mist")
+    with pytest.raises(JobNotFoundError, match=r"the newest are .*near-miss"):
+        nbtorchjob.attach("0")
 
 
 def orphan(name, stop):

@@ -322,7 +322,7 @@ async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
     state = briefly(job, pods.values())
     _, answers = asked(state, [node])
     if answers:
-        raise AskError(answers[0].trouble)
+        raise AskError(answers[0].trouble, absent=True)
     line = PodLine(job, pods[state.nodes[node].life.pod])
     return questions.node_key(await job.key(), job.info.run, node), line
 

@@ -99,11 +99,13 @@ def test_a_conversation_goes_on_both_ways_and_its_end_is_noticed(stage):
 
     with (
         here.talk(job.name, 0, {"question": "other"}, LIMIT) as talk,
-        pytest.raises(AskError, match="it knows no question 'other'"),
+        pytest.raises(AskError, match="it knows no question 'other'") as refused,
     ):
         talk.hear(LIMIT)
-    with pytest.raises(AskError, match="the job has no such node"):
+    assert (refused.value.said, refused.value.absent) == (True, False)
+    with pytest.raises(AskError, match="the job has no such node") as refused:
         here.talk(job.name, 7, {"question": "who"})
+    assert (refused.value.said, refused.value.absent) == (False, True)
 
 
 def test_a_node_that_does_not_answer_holds_nobody_up(stage):
