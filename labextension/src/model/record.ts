@@ -1,4 +1,4 @@
-/** The server's records of jobs. Made from its schema (`nbtorchjob/frontends/server/routes/shapes.py`) by a test. */
+/** The server's records of jobs. Made from its schema (`nbtorchjob/frontends/server/routes/__init__.py`) by a test. */
 
 export type Phase = 'SUBMITTED' | 'PENDING' | 'RUNNING' | 'SUCCEEDED' | 'FAILED' | 'CANCELLED';
 

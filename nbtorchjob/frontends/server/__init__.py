@@ -20,7 +20,7 @@ and unpickles nothing. Below the server's base URL, with ``<id>`` a percent-enco
     GET     nbtorchjob/api/options                  JSON Schema of a profile: every option
     GET     nbtorchjob/api/profiles?path=           the profiles that a notebook there finds
     POST    nbtorchjob/api/doctor?profile=&path=    whether everything that such a job needs is there
-    GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``routes.ROUTES``
+    GET     nbtorchjob/api/openapi.json             all of this for programs: made from ``app.ROUTES``
 
 An error is JSON, ``{"message": …, "reason": …}``, with a message of one line that says what to do: 400 for a
 malformed id, number or path, 403 for a stranger, 404 for a job that doesn't exist, 409 for what can't be done

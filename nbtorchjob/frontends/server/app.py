@@ -35,8 +35,7 @@ from nbtorchjob.backends import ROWS, resending, tended
 from nbtorchjob.backends.base import Tending
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api, Lanes, installed
-from nbtorchjob.frontends.server.routes import jobs, logs, settings
-from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
+from nbtorchjob.frontends.server.routes import PARAMETERS, SHAPES, jobs, logs, ref, settings
 from nbtorchjob.frontends.server.watch import Watch
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import PLACES

@@ -19,7 +19,7 @@ from nbtorchjob import JobSpec, api
 from nbtorchjob.commands.table import CHANGES
 from nbtorchjob.frontends.server import app
 from nbtorchjob.frontends.server.app import ROUTES
-from nbtorchjob.frontends.server.routes.shapes import PARAMETERS, SHAPES, ref
+from nbtorchjob.frontends.server.routes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frontends.server.watch import Changes, History
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev

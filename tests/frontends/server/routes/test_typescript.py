@@ -5,10 +5,10 @@ from pathlib import Path
 
 from labextension import typescript
 from nbtorchjob.commands.table import CHANGES, OFFERS
-from nbtorchjob.frontends.server.routes.shapes import SHAPES
+from nbtorchjob.frontends.server.routes import SHAPES
 
 PAGE = Path(__file__).parents[4] / "labextension/src"
-SHAPED = "nbtorchjob/frontends/server/routes/shapes.py"
+SHAPED = "nbtorchjob/frontends/server/routes/__init__.py"
 RECORD = f"The server's records of jobs. Made from its schema (`{SHAPED}`) by a test."
 TABLE = "What can be done to a job. Made from the table of verbs (`nbtorchjob/commands/table.py`) by a test."
 NAMES = (
