@@ -75,12 +75,6 @@ class NBTorchJobError(Exception):
         return [safe(f"{name}: {self}")]
 
 
-def _minimal() -> bool:
-    """Whether errors are to be drawn in a line each: ``%xmode Minimal``."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"
-
-
 class LineError(NBTorchJobError):
     """A command line or magic can't be parsed."""
 
@@ -300,8 +294,10 @@ class JobFailedError(NBTorchJobError):
     def _render_traceback_(self) -> list[str]:
         super()._render_traceback_()
         lines = safe(str(self)).split("\n")
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        minimal = getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"  # %xmode's
         # In one part: some modes of IPython's put nothing between two (9.18).
-        return [": ".join(lines[:2]) if self.drawn or _minimal() else "\n".join(lines)]
+        return [": ".join(lines[:2]) if self.drawn or minimal else "\n".join(lines)]
 
 
 # Of these none is made: IPython draws the frames of a SyntaxError, a generator makes another error of a

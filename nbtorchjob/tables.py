@@ -104,12 +104,10 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    # polars would turn values of several types into texts, or drop some (2.1).
-    mixed = {name: polars.Object for name, values in columns.items() if _is_mixed(values)}
+    mixed = {}
+    for name, values in columns.items():
+        # polars would turn values of several types into texts, or drop some (2.1).
+        types = {type(value) for value in values if value is not None}
+        if len(types) > 1 and not types <= {int, float}:
+            mixed[name] = polars.Object
     return polars.DataFrame(columns, schema_overrides=mixed, strict=False)
-
-
-def _is_mixed(values: Sequence[Any]) -> bool:
-    """Whether values are of several types; numbers count as one, and None as any."""
-    types = {type(value) for value in values if value is not None}
-    return len(types) > 1 and not types <= {int, float}

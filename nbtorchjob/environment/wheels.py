@@ -190,29 +190,24 @@ def _read(path: Path) -> Wheel:
     if path.stat().st_size > MOST_BYTES:
         size = words.size(path.stat().st_size)
         raise SpecError("package", str(path), f"at most {words.size(MOST_BYTES)} (it is {size})")
-    _check_python(path)
+    from packaging import tags  # late, as above
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    with suppress(InvalidWheelFilename):  # the installer says what it thinks of that
+        made = parse_wheel_filename(path.name)[3]
+        # Nodes run this Python, on Linux.
+        fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
+        if not any(
+            (file.interpreter, file.abi) in fits and ("linux" in file.platform or file.platform == "any")
+            for file in made
+        ):
+            ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
+            wheels = ", ".join(map(str, made))
+            raise SpecError("package", str(path), f"a wheel for {ours} (it is for {wheels})")
     read = Wheel(path.name, path.read_bytes())
     if not zipfile.is_zipfile(io.BytesIO(read.data)):
         raise SpecError("package", str(path), "a wheel (it is no zip archive)")
     return read
-
-
-def _check_python(path: Path) -> None:
-    """Raise ``SpecError`` for a wheel that no node can install: they run this Python, on Linux."""
-    from packaging import tags
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
-    try:
-        made = parse_wheel_filename(path.name)[3]
-    except InvalidWheelFilename:  # the installer says what it thinks of that
-        return
-    fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
-    if not any(
-        (file.interpreter, file.abi) in fits and ("linux" in file.platform or file.platform == "any")
-        for file in made
-    ):
-        ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
-        raise SpecError("package", str(path), f"a wheel for {ours} (it is for {', '.join(map(str, made))})")
 
 
 _ELF = b"\x7fELF"

@@ -11,7 +11,9 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
+from pathlib import Path
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.frozen import FrozenDataclass
@@ -48,6 +50,12 @@ SMALL = f"{PLAIN};font-size:12px;{DIM}"
 _PRE = f"margin:0;flex-shrink:0;background:transparent;white-space:pre-wrap;overflow-wrap:break-word;{MONO}"
 _CELL = "text-align:left"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]{1,40}")
+
+
+@cache
+def asset(module: str, name: str) -> str:
+    """Return the text of a file that lies beside a module's own: a script, a style."""
+    return Path(module).with_name(name).read_text(encoding="utf-8").strip()
 
 
 def tag(name: str, body: str, style: str = "", *, cls: str = "") -> str:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import nbtorchjob
@@ -167,9 +168,11 @@ def server() -> Server[Any]:
         code, out, err = await _answer(params.name, params.arguments or {})
         texts = [text for text in (out, err) if text] if code not in _REFUSED else [err or out]
         content: list[Any] = [types.TextContent(type="text", text=text) for text in texts]
-        return types.CallToolResult(
-            content=content, structured_content=_document(out), is_error=code in _REFUSED
-        )
+        document = None
+        with suppress(ValueError):  # a log, or several documents
+            document = json.loads(out)
+        structured = document if isinstance(document, dict) else None
+        return types.CallToolResult(content=content, structured_content=structured, is_error=code in _REFUSED)
 
     return Server(
         "nbtorchjob",
@@ -200,15 +203,6 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         await process.wait()
         raise
     return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
-
-
-def _document(out: str) -> dict[str, Any] | None:
-    """Return the one JSON object that was written; None for a log, or several documents."""
-    try:
-        document = json.loads(out)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def serve() -> None:

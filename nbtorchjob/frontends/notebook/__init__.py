@@ -60,8 +60,15 @@ class Extension:
 
             self._matcher = matcher
         shell.Completer.custom_matchers.append(self._matcher)
+
+        def mimebundle(job: Any, **_options: Any) -> dict[str, str]:
+            from nbtorchjob.commands.table import OFFERS
+            from nbtorchjob.ui.card import view
+
+            return view.following(job.state, OFFERS)
+
         formatter = shell.display_formatter.mimebundle_formatter
-        formatter.for_type_by_name("nbtorchjob.job", "Job", _mimebundle)
+        formatter.for_type_by_name("nbtorchjob.job", "Job", mimebundle)
 
     def take_back(self) -> None:
         """Leave no trace in the shell."""
@@ -108,10 +115,3 @@ def _matcher(context: Any) -> Any:
 # IPython's second matcher API: a plain function would be taken for the first, which gets only the text.
 _matcher.matcher_api_version = 2  # type: ignore[attr-defined]
 _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]
-
-
-def _mimebundle(job: Any, **_options: Any) -> dict[str, str]:
-    from nbtorchjob.commands.table import OFFERS
-    from nbtorchjob.ui.card import view
-
-    return view.following(job.state, OFFERS)

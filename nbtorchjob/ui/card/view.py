@@ -30,6 +30,7 @@ from nbtorchjob.text.hints import hint
 from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.sending import Output
+from nbtorchjob.ui.elements import asset
 from nbtorchjob.ui.record import Offers
 
 _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
@@ -45,12 +46,9 @@ def script(info: JobInfo, offers: Offers) -> str:
     attributes = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
     # A name that contains </script> would end the script.
     arguments = json.dumps(attributes).replace("<", "\\u003c")
-    return f"<script>({_source()})(document.currentScript.parentElement, {arguments})</script>"
-
-
-@lru_cache(maxsize=1)
-def _source() -> str:
-    return Path(__file__).with_name("live.js").read_text(encoding="utf-8").strip()
+    return (
+        f"<script>({asset(__file__, 'live.js')})(document.currentScript.parentElement, {arguments})</script>"
+    )
 
 
 @lru_cache(maxsize=1)

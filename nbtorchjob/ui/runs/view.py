@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 from nbtorchjob.errors import JobFailedError
@@ -19,6 +17,7 @@ from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui import runs as render
 from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.card.view import Stops, held_up
+from nbtorchjob.ui.elements import asset
 
 PERIOD_S = 0.5
 CANCEL_WITHIN_S = 5.0
@@ -99,15 +98,10 @@ class Terminal(Silent):
 def mimebundle(name: str, states: Sequence[JobState], *, live: bool = False) -> dict[str, str]:
     """Return a group as HTML and as text, for IPython."""
     now = time.time()
-    html = render.html(name, states, now, live=live) + _script()
-    return {"text/html": html, "text/plain": safe(render.text(name, states, now))}
-
-
-@lru_cache(maxsize=1)
-def _script() -> str:
-    """Return what lets a reader sort the table; where scripts don't run it stays as it is."""
-    source = Path(__file__).with_name("sorting.js").read_text(encoding="utf-8").strip()
-    return f"<script>({source})(document.currentScript.parentElement)</script>"
+    # It lets a reader sort the table; where scripts don't run it stays as it is.
+    script = f"<script>({asset(__file__, 'sorting.js')})(document.currentScript.parentElement)</script>"
+    html = render.html(name, states, now, live=live)
+    return {"text/html": html + script, "text/plain": safe(render.text(name, states, now))}
 
 
 def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> None:
