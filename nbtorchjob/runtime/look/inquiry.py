@@ -15,6 +15,7 @@ import struct
 import termios
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Dict, Optional, Sequence
 
@@ -125,7 +126,17 @@ class Inquiry:
         self._kept: Dict[int, Dict[str, Any]] = {}  # by rank
         self._lines: Dict[int, _Line] = {}  # by process id
         self._path = os.path.join(folder, sampler.SOCKET)
-        self._listener = _listen(folder)
+        self._listener: Optional[socket.socket] = socket.socket(socket.AF_UNIX)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)  # an attempt's that was killed
+            outside.within(folder, sampler.SOCKET, self._listener.bind)
+            os.chmod(self._path, 0o600)
+            self._listener.listen(_BACKLOG)
+            self._listener.setblocking(False)
+        except OSError:  # a file system without sockets: ranks are only looked at from outside
+            self._listener.close()
+            self._listener = None
 
     def enter(self, pids: Dict[int, int]) -> None:
         """Ask these processes from now on; they are by rank."""
@@ -244,24 +255,6 @@ class Inquiry:
                 poll.register(fd, select.POLLIN)
             for fd, _ in poll.poll(1000 * max(0.001, min([until, *pauses]) - now)):
                 left[fd].hear()
-
-
-def _listen(folder: str) -> Optional[socket.socket]:
-    """Return a socket that ranks can connect to; None where the file system has none."""
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        try:
-            os.unlink(os.path.join(folder, sampler.SOCKET))  # an attempt's that was killed
-        except FileNotFoundError:
-            pass
-        outside.within(folder, sampler.SOCKET, listener.bind)
-        os.chmod(os.path.join(folder, sampler.SOCKET), 0o600)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        return None
-    listener.setblocking(False)
-    return listener
 
 
 def _answer_of(

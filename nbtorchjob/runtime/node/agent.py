@@ -15,7 +15,7 @@ ranks anew where a restart is left; SUCCEEDED waits for the other nodes. The loo
 
     what is seen                               leads to
     -----------------------------------------  ---------------------------------------------------------------
-    another node has ended the job             ``PeersEnded``, unless ranks save meanwhile (``_save_on``)
+    another node has ended the job             ``PeersEnded``, unless ranks save meanwhile
     ranks leave, on some node (``_leave``)     nothing else, until they have left: then this node ends with
                                                ``LEFT``, if it was told to end. Or until their time is over:
                                                then it ends as SIGTERM ends it
@@ -321,7 +321,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             try:
                 self._peers.check()
             except PeersEnded as exc:
-                if not self._save_on or exc.code != exits.INFRASTRUCTURE_ERROR:
+                departure = self._departure
+                saves = departure is not None and departure.agreed and departure.under_way and not self._gone
+                if not saves or exc.code != exits.INFRASTRUCTURE_ERROR:
                     raise
             # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
             codes = self._ended()
@@ -380,12 +382,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _end_swaps(self) -> None:
         if self.swaps is not None:
             self.swaps.leave("its ranks have ended")
-
-    @property
-    def _save_on(self) -> bool:
-        """Whether ranks of this node save, as far as is known."""
-        departure = self._departure
-        return departure is not None and departure.agreed and departure.under_way and not self._gone
 
     def _leave(self, codes: Dict[int, int]) -> bool:
         """Whether ranks leave, so that nothing else counts; end this node once it has to, and they have."""

@@ -21,11 +21,12 @@ import importlib
 import os
 import re
 import sys
+import traceback
 import types
 import zlib
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
@@ -111,7 +112,8 @@ class Change:
             names = (name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES))
             self._brought = set(_modules(names).values()).intersection(sys.modules) - imported
         _refuse_imported(edited)
-        running = {frame.f_code for frame in _frames()}
+        stacks = map(traceback.walk_stack, sys._current_frames().values())
+        running = {frame.f_code for stack in stacks for frame, _ in stack}
         for name, new in self._new.items():
             if name in self.words["sets"]:
                 self.hows[name] = _how(before[name], new, running) if name in before else ADDED
@@ -326,14 +328,6 @@ def _refuse_imported(edited: Dict[str, str]) -> None:
         if module in sys.modules:
             text = "%s has changed since the ranks imported it: define in the cell what is to be new"
             raise CannotSwapError(text % file)
-
-
-def _frames() -> Iterator[types.FrameType]:
-    for top in sys._current_frames().values():
-        frame: Optional[types.FrameType] = top
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
 
 
 def _is_mine(cls: Any) -> bool:
