@@ -40,7 +40,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET
-from nbtorchjob.runtime.rank import given
+from nbtorchjob.runtime.store.payload import GIVEN, signed_given
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.events import TurnTaken
@@ -340,7 +340,7 @@ class Lab:
         """
 
         def pack(file: BinaryIO, key: bytes) -> int:
-            env = {given.GIVEN: given.signed(variant, key)} if variant else {}
+            env = {GIVEN: signed_given(variant, key)} if variant else {}
             return archive.write(file, call, spec, key, env=env, sweep=json.dumps({**run}) if run else "")
 
         policy = spec.launch.run_policy

@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install import environment as runtime
-from nbtorchjob.runtime.install import needed
 
 _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made of an older archive
 _ORIGIN = "direct_url.json"  # of what wasn't taken by its name (PEP 610)
@@ -142,7 +141,7 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
-    module_and_origin = needed.find(module)
+    module_and_origin = runtime.find(module)
     if module_and_origin is None or not os.path.isabs(module_and_origin[1]):
         return None
     (name, origin), there = module_and_origin, folders()

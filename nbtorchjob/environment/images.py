@@ -24,8 +24,8 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, record, state_dir
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.install import environment, needed
-from nbtorchjob.runtime.install.needed import compatible
+from nbtorchjob.runtime.install import environment
+from nbtorchjob.runtime.install.environment import compatible
 from nbtorchjob.spec.validation import built
 from nbtorchjob.state.events import EnvironmentTold
 from nbtorchjob.text import words
@@ -158,7 +158,9 @@ class Comparison(FrozenDataclass):
             if row.need.distribution != "torch"
         ]
         parts = [
-            f"{verb} {needed.listed(names)}" for verb, names in (("lacks", lacks), ("has", has)) if names
+            f"{verb} {environment.in_words(names)}"
+            for verb, names in (("lacks", lacks), ("has", has))
+            if names
         ]
         return " and ".join(parts)
 
@@ -201,9 +203,9 @@ class Comparison(FrozenDataclass):
             or (row.need.surely and self.there is not None and not self.there.may_have(row.need.module))
         ]
         if lacking:
-            return needed.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
+            return environment.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
         if strict and (line := self.line):
-            mend = needed.mend([row.need.mend for row in self._of(DIFFERS)])
+            mend = environment.mend([row.need.mend for row in self._of(DIFFERS)])
             return f"{image} {line}, and --strict is given: {add} {mend}, or use an image that has the same"
         return ""
 

@@ -286,8 +286,6 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         return frozenset(program.PARTS)
     wants = {
         "environment": spec.remote or bool(call.wanted),
-        "needs": spec.remote and _needs(call, spec),
-        "strict": spec.remote and spec.strict,
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "nodes": spec.launch.max_nodes > 1,
@@ -295,7 +293,6 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "trainer status": spec.remote and (_may_use_ours(call) or spec.lab),
         "training": _may_use_ours(call) or spec.lab,
         "ship": call.shipped,
-        "runs": call.given,
         "process": call.lays or spec.lab,
         "settings": spec.carry_settings and settings.changed(),
         "swaps": may_swap(call, spec),

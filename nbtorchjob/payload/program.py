@@ -28,36 +28,26 @@ _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
 _LOOKS_BACK = 32768  # bytes, of deflate
 
+_SWAPS = (
+    "api/frameworks.py",
+    *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
+    *("node/kept.py", "node/swaps.py"),
+)
 # What a program that travels has only where a job needs it: 80 to 120 kB go to each pod and into its Secret.
 PARTS = {
     "environment": ("install/environment.py",),
-    "needs": ("install/needed.py",),
-    "strict": ("install/needed.py",),
-    "packages": ("install/needed.py", "install/packages.py"),
+    "packages": ("install/packages.py",),
     "stock": ("install/stock.py",),
     "mirror": ("api/mirror.py",),
     "nodes": tuple(f"rendezvous/{name}.py" for name in ("peers", "rendezvous", "ring", "signed")),
     "trainer status": ("api/trainerstatus.py",),
     "training": tuple(f"api/{name}.py" for name in ("dcp", "sampler", "training")),
     "ship": ("install/shipped.py",),
-    "runs": ("rank/given.py",),
     "process": ("rank/carried.py",),
     "settings": ("rank/settings.py",),
-    "swaps": (
-        "api/frameworks.py",
-        *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
-        *("node/kept.py", "node/receiving.py", "node/swaps.py"),
-    ),
-    "lab": ("install/needed.py", "rank/names.py", "rank/settings.py", "node/receiving.py", "lab/"),
-    "pool": (
-        "install/needed.py",
-        "install/shipped.py",
-        "rank/names.py",
-        "rank/settings.py",
-        "node/receiving.py",
-        "lab/",
-        "pool/",
-    ),
+    "swaps": _SWAPS,
+    "lab": (*_SWAPS, "rank/settings.py", "lab/"),
+    "pool": (*_SWAPS, "rank/settings.py", "install/shipped.py", "lab/", "pool/"),
     "values": ("objects/codenames.py", "objects/pickler.py", "cloudpickle/"),
     "debugger": ("debug/",),
     "data": ("data/",),

@@ -11,7 +11,7 @@ from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.capture.modules import Imports, needs
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import DIFFERS, PINNED, Asked
-from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
@@ -49,7 +49,7 @@ def told(name="image"):
 def refused(found):
     """Whether a node refuses to run what needs that."""
     try:
-        needed.check_modules([vars(each) | {"mend": each.mend} for each in found if each.surely])
+        environment.check_modules([vars(each) | {"mend": each.mend} for each in found if each.surely])
     except PayloadError as exc:
         (each,) = found
         told = (
@@ -128,11 +128,13 @@ def test_of_many_that_are_lacking_some_are_named():
         {"module": f"m{n}", "distribution": f"d{n}", "version": "1", "mend": f"-p {n}"} for n in range(9)
     ]
 
-    assert needed.refusal("it", found) == (
+    assert environment.refusal("it", found) == (
         "it lacks d0 1, d1 1, d2 1, d3 1, d4 1 and 4 others, which the call imports: "
         "add --package like-here, or use an image that has them"
     )
-    assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in needed.refusal("it", found[:6])
+    assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in environment.refusal(
+        "it", found[:6]
+    )
 
 
 def test_of_many_that_differ_strict_proposes_one_option(standing):
@@ -155,8 +157,8 @@ def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked
     with pytest.raises(
         PayloadError, match=r"this image has mine 2\.0 and lacks mine 1\.2\.0, .* mine==1\.2\.0"
     ):
-        needed.check_versions(asked, str(tmp_path / "packages"))
-    needed.check_versions(asked, str(there))
+        environment.check_versions(asked, str(tmp_path / "packages"))
+    environment.check_versions(asked, str(there))
 
 
 def test_what_a_job_sets_for_python_makes_another_case():

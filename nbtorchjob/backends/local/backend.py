@@ -145,14 +145,14 @@ class LocalBackend(Backend):
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""
         from nbtorchjob.backends.local.launch import pool_client  # late, as above
-        from nbtorchjob.runtime.rank.given import signed
+        from nbtorchjob.runtime.store.payload import signed_given
 
         self._has_torch()
         with pool_client.refused():
             self._sweep()
         key, asked = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
         made: list[JobDirectory] = []
-        sent = [replace(info, variant=signed(base64.b64decode(info.variant), key)) for info in infos]
+        sent = [replace(info, variant=signed_given(base64.b64decode(info.variant), key)) for info in infos]
 
         def fill(new: JobDirectory) -> None:
             new.prepare(key, asked)

@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 from urllib.parse import quote
 
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.install import environment, needed
+from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
 
 WHEELS = "wheels/"  # members of the payload
@@ -85,7 +85,9 @@ def provide(
         needs = payload.header.get("needs") or ()
         wanted = dict(
             payload.header["packages"],
-            broken=sorted({need["distribution"] for need in needs if needed.find(need["module"]) is None}),
+            broken=sorted(
+                {need["distribution"] for need in needs if environment.find(need["module"]) is None}
+            ),
         )
         began = time.monotonic()
         emit("Installing", node=node)
@@ -201,7 +203,7 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
     own = ["%s==%s" % item for item in there.items() if of_torch(item[0])]
     with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
         file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
-    what = needed.listed([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
+    what = environment.in_words([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
     try:
         tool = _tool(wanted, work)(what, work)
         asked = [*wheels, *wanted["requirements"]]
@@ -372,7 +374,10 @@ class _Pip(_Installer):
             if wheel.group(3).startswith(version)
         ]
         if tags:
-            yield "%s has no wheels for this node, but for %s" % (name, needed.listed([*dict.fromkeys(tags)]))
+            yield "%s has no wheels for this node, but for %s" % (
+                name,
+                environment.in_words([*dict.fromkeys(tags)]),
+            )
         if "conflicting dependencies" not in said:
             reasons = [(match.group(1) or match.group(2)) for match in map(_IN_LOG, lines) if match]
             yield from (line.replace(" - skipping", "")[:_LONGEST] for line in reasons[-1:])

@@ -72,12 +72,12 @@ from typing import (
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit, tear
 from nbtorchjob.runtime.facts.errors import from_exception
-from nbtorchjob.runtime.install import needed
+from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET, TEXT, turns
 from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
-from nbtorchjob.runtime.node.receiving import HEAR_S, received, room_for
+from nbtorchjob.runtime.node.kept import HEAR_S, received, room_for
 from nbtorchjob.runtime.objects.wire import derived, sign
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
@@ -229,7 +229,7 @@ class Lab:
     def _lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
         """Say which modules aren't here: what a cell has installed no fact tells of."""
         importlib.invalidate_caches()
-        yield {"lacks": [module for module in asked["of"] if needed.find(module) is None]}
+        yield {"lacks": [module for module in asked["of"] if environment.find(module) is None]}
 
     def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
         """Take a turn, whose payload is what is said next.

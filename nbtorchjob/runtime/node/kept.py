@@ -1,4 +1,6 @@
-"""The swaps that stay, as a node keeps them for later attempts: payloads by number, in the node's folder.
+"""The payloads that a node takes in while its ranks run: a lab's turns, and swaps.
+
+Swaps that stay it keeps for later attempts: payloads by number, in the node's folder.
 
 Where that goes with the node's pod, they are kept beside the job's checkpoints, too; a job without a place
 for these has them in a Secret, where whoever swaps writes them. Others may write there, so what comes from
@@ -12,15 +14,51 @@ import importlib.util
 import os
 import shutil
 import stat
-from contextlib import suppress
-from typing import Any, Callable, Iterable, List, Optional
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.points import KEPT
+from nbtorchjob.runtime.ask.answering import Question, Refused
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import swapped, swapping
-from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload
+from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
+
+HEAR_S = 60.0  # for the next piece of a payload to come
+
+
+def received(asked: Question, path: str, key: bytes) -> Payload:
+    """Write a payload to ``path`` as it comes, and check it; raises ``Refused``."""
+    left = int(asked["size"])
+    with room_for(path), open(path, "xb") as file:
+        while left > 0:
+            said = asked.hear(HEAR_S)
+            if not isinstance(said, bytes):
+                raise Refused("the payload didn't arrive: nothing came for %d s" % HEAR_S)
+            left -= len(said)
+            file.write(said)
+    try:
+        payload = Payload(path)
+        payload.verify(key)
+    except PayloadError as exc:
+        raise Refused(str(exc)) from exc
+    if left:
+        raise Refused("the payload is damaged: it is too long")
+    return payload
+
+
+@contextmanager
+def room_for(path: str) -> Iterator[None]:
+    """Refuse what a disk has no room for."""
+    try:
+        yield
+    except OSError as exc:
+        if shortage.number_of(exc) not in shortage.FULL:
+            raise
+        exc.filename = exc.filename or path
+        raise Refused("%s: %s" % (exc.strerror, shortage.limit_met(exc))) from exc
 
 
 class Kept:

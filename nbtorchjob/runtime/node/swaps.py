@@ -53,8 +53,7 @@ from nbtorchjob.runtime.api.points import (
 )
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts.emit import emit
-from nbtorchjob.runtime.node.kept import Kept, lay, remove
-from nbtorchjob.runtime.node.receiving import received
+from nbtorchjob.runtime.node.kept import Kept, lay, received, remove
 from nbtorchjob.runtime.objects.wire import derived, sealed
 from nbtorchjob.runtime.rank import swapped
 from nbtorchjob.runtime.rank.swapping import (

@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterable, List
 from nbtorchjob.runtime.api.points import KEPT_AT
 from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.rank import call
-from nbtorchjob.runtime.store.payload import Payload
+from nbtorchjob.runtime.store.payload import Payload, lay_given
 
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
 _DOES = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)
@@ -60,9 +60,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     payload.show_sources()
     packed = rebuilt.loads(payload.call(), payload.buffers())
     if payload.header.get("given"):
-        from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
-
-        given.lay(packed, None)
+        lay_given(packed, None)
     space = call.namespace_of(packed)
     # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)

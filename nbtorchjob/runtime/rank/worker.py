@@ -27,7 +27,7 @@ from nbtorchjob.runtime.objects import rebuilt, sources, wire
 from nbtorchjob.runtime.rank import call, fresh, spawned, streams
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store import store
-from nbtorchjob.runtime.store.payload import Payload
+from nbtorchjob.runtime.store.payload import Payload, lay_given
 
 
 class Rank(NamedTuple):
@@ -124,11 +124,9 @@ def call_once(rank: Rank) -> None:
         payload = begin(rank)
         content = rebuilt.loads(payload.call(), payload.buffers())
         if rank.header.get("given"):
-            from nbtorchjob.runtime.rank import given  # late: it travels only where it is needed
-
-            given.lay(content, rank.key)
+            lay_given(content, rank.key)
         if rank.header["settings"]:
-            from nbtorchjob.runtime.rank import settings  # late, as above
+            from nbtorchjob.runtime.rank import settings  # late: it travels only where it is needed
 
             settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)

@@ -168,7 +168,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     make, enter, act = NodeAgent, worker.run_rank, worker.call_once
     if payload.header["lab"]:
         if payload.header["lab"]["fresh"]:
-            from nbtorchjob.runtime.pool.keeper import keeper  # it travels with pools alone
+            from nbtorchjob.runtime.pool.pool import keeper  # it travels with pools alone
         else:
             from nbtorchjob.runtime.lab.keeper import keeper  # and this with both
         make, enter, act = keeper(payload, key or b"", folder, modules, node)
@@ -237,12 +237,9 @@ def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
         installed = os.path.join(folder, "packages")
         with environment.telling(node, installed, payload.header["images"]):
             _install(payload, node, folder, key)
-        if needs or payload.header["strict"]:
-            from nbtorchjob.runtime.install import needed
-
-            needed.check_modules(needs)
-            if payload.header["strict"]:
-                needed.check_versions(needs, installed)
+        environment.check_modules(needs)
+        if payload.header["strict"]:
+            environment.check_versions(needs, installed)
     if data:
         from nbtorchjob.runtime.data import provide
 

@@ -7,10 +7,15 @@ is both the program and the memory that ranks map. Buffers lie outside the archi
 can't read the zip64 form that archives above 2 GiB need (CPython 3.11). The signature is of all bytes
 of the archive, the program's and its directory's too; the header in it has the digests of buffers
 that leave this machine.
+
+All runs of a group have one payload. What each is *given*, a few names with their values, comes in its node's
+environment: pickled, and signed with the job's key. It is laid over what the payload calls.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import json
@@ -32,6 +37,7 @@ SOURCES = "sources.json"
 CODE = "code.json"  # see ``sources.py``; only where a node may have another Python
 FILES = "files/"
 SWAPS = "swaps/"  # payloads of swaps that the job begins with, by number from 1
+GIVEN = "NBTORCHJOB_GIVEN"  # in the environment
 SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
 
 # What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.
@@ -149,3 +155,31 @@ class Payload:
             raise PayloadError("the payload can't be checked: %s" % exc) from exc
         if not good:
             raise PayloadError("the payload's signature doesn't match this job's key")
+
+
+def signed_given(pickled: bytes, key: bytes) -> str:
+    """Return what a node is told of a run: a pickle of names and values, signed, as text."""
+    return base64.b64encode(sign(pickled, key) + pickled).decode()
+
+
+def lay_given(call: Dict[str, Any], key: Optional[bytes]) -> None:
+    """Give a call what this run is given: a function as arguments, a cell as variables.
+
+    Without a ``key`` it isn't checked: a process that a rank starts has it of that rank, which has done so.
+    """
+    from nbtorchjob.runtime.objects import rebuilt  # late: a node's first process imports this for nothing
+
+    text = os.environ.get(GIVEN, "")
+    try:
+        data = base64.b64decode(text, validate=True)
+        mark, pickled = data[:MARK], data[MARK:]
+        good = key is None or hmac.compare_digest(sign(pickled, key), mark)
+    except (binascii.Error, WireError) as exc:
+        raise PayloadError("what this run is given can't be read: %s" % exc) from exc
+    if not good or not pickled:
+        raise PayloadError("what this run is given isn't signed with this job's key")
+    values: Dict[str, Any] = rebuilt.loads(pickled, [])["given"]
+    if "function" in call:
+        call["kwargs"].update(values)
+    else:
+        call["names"][:0] = values.items()

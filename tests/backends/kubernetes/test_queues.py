@@ -36,9 +36,9 @@ KINDS_OF = {kind: collection(CLUSTER_KINDS[kind].api) for kind in QUEUED}
 ENDS = "begin()\nwait('go')\nvalue(1)"
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
 TAKES = """
-from nbtorchjob.runtime.rank import given
+from nbtorchjob.runtime.store.payload import lay_given
 call = {"names": []}
-given.lay(call, KEY)
+lay_given(call, KEY)
 lr = call["names"][0][1]
 begin()
 wait(f"go-{lr}")

@@ -17,9 +17,9 @@ from tests.patience import LIMIT
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
 # As a rank takes it, which checks that it is signed with the job's key.
 TAKES = """
-from nbtorchjob.runtime.rank import given
+from nbtorchjob.runtime.store.payload import lay_given
 call = {"names": []}
-given.lay(call, KEY)
+lay_given(call, KEY)
 lr = call["names"][0][1]
 """
 

@@ -20,7 +20,7 @@ from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts import injected
-from nbtorchjob.runtime.rank.given import GIVEN
+from nbtorchjob.runtime.store.payload import GIVEN
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.cluster.grammars import Mount, User, amount, toleration
 from nbtorchjob.spec.config import CLAIMS, Elastic, Master, Worker, where

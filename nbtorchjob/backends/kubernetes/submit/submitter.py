@@ -45,7 +45,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.rank.given import signed
+from nbtorchjob.runtime.store.payload import signed_given
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.attempts import first_on_demand
@@ -124,7 +124,11 @@ class Submitter:
         self._anew = anew
         self._given = None if anew else spec.name  # the one name that it may have, if there is one
         # One that is sent again has it signed, with the same key.
-        own = info.variant if anew or not info.variant else signed(base64.b64decode(info.variant), packed.key)
+        own = (
+            info.variant
+            if anew or not info.variant
+            else signed_given(base64.b64decode(info.variant), packed.key)
+        )
         self._info = replace(info, call=packed.digest, variant=own)
         self._drafted = name
         self._count = 0  # of the names that were tried and are taken

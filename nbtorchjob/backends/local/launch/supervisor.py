@@ -36,9 +36,8 @@ from nbtorchjob.runtime.facts.death import die_with_parent
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import fresh
-from nbtorchjob.runtime.rank.given import GIVEN
 from nbtorchjob.runtime.rendezvous import groups
-from nbtorchjob.runtime.store.payload import Payload, PayloadError
+from nbtorchjob.runtime.store.payload import GIVEN, Payload, PayloadError
 from nbtorchjob.state import US, JobInfo, JobState, Phase, apply, factlines
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.failure import AGENT_KILLED
