@@ -163,6 +163,16 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
     Raises ``SpecError``, ``ResultError``, ``AskError`` and ``JobEndedError``, also while it is read.
     """
     path = checked(path)
+
+    def streamed(file: RunFile) -> Iterator[bytes]:
+        reader = Reader(backend, state.info.address, file.node)
+        try:
+            for part in reader.read(file.path, 0, 0, ""):
+                if isinstance(part, bytes):
+                    yield part
+        finally:
+            reader.close()
+
     if state.phase.terminal:
         for kept in _home(backend, state, path):
             if kept.file.path == path and node in (None, kept.file.node):
@@ -170,18 +180,8 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
     else:
         for file in listed(backend, state, path, None if node is None else [node]).files:
             if file.path == path:
-                return Content(file, _streamed(backend, state, file))
+                return Content(file, streamed(file))
     raise ResultError(f"{state.info.name} has no file {path!r} now")
-
-
-def _streamed(backend: Backend, state: JobState, file: RunFile) -> Iterator[bytes]:
-    reader = Reader(backend, state.info.address, file.node)
-    try:
-        for part in reader.read(file.path, 0, 0, ""):
-            if isinstance(part, bytes):
-                yield part
-    finally:
-        reader.close()
 
 
 class _Kept(FrozenDataclass):

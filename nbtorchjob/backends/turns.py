@@ -383,9 +383,17 @@ class TurnBackend(Backend):
         self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
     ) -> AsyncGenerator[Event, None]:
         listener = sent.taken.since.listener if sent is not None else None
-        if listener is not None and not since and listener.take():
-            return _heard(listener, view)
-        return self.inner.follow(parsed(name)[0], since=since, turn=view)
+        if listener is None or since or not listener.take():
+            return self.inner.follow(parsed(name)[0], since=since, turn=view)
+
+        async def heard() -> AsyncGenerator[Event, None]:
+            async with aclosing(listener.heard()) as events:
+                async for event in events:
+                    yield event
+                    if view.over:  # whoever takes it has the view take it first
+                        return
+
+        return heard()
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of what is known of its lab."""
@@ -527,14 +535,6 @@ def _why(lab: JobState) -> str:
     queued = lifetime.waits(lab)
     what = queued[0].partition(": ")[2] if queued else "getting its pods"
     return f"its pool {lab.info.name} is {what}"
-
-
-async def _heard(listener: Listener, view: View) -> AsyncGenerator[Event, None]:
-    async with aclosing(listener.heard()) as events:
-        async for event in events:
-            yield event
-            if view.over:  # whoever takes it has the view take it first
-                return
 
 
 def parsed(address: str) -> tuple[str, str]:

@@ -261,29 +261,26 @@ class Attempt:
                 return
             if pid == 0:
                 return
-            node = self._nodes.get(pid)
-            if node is not None:
-                node.ended = True
-                node.code = os.waitstatus_to_exitcode(status)
-                self._ended(node, node.code)
-
-    def _ended(self, node: _Node, code: int) -> None:
-        if code >= 0:
-            how: dict[str, Any] = {"code": code}
-        elif self.due is not None:  # it may well have been us
-            how = {"signal": -code}
-        else:
-            how = {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
-        self._job.emit("NodeExited", node=node.index, pod=self._pod, **how)
-        if code == exits.OK:
-            return
-        _kill_group(node.pid)  # its ranks would hold on to connections that others wait on
-        enough = len(self.live) >= self._info.nodes[0]
-        if (code < 0 or code in _ENDED_BY_SOMEBODY) and enough and self.due is None:
-            for other in self.live:
-                _send(other.pid, PEER_LOST)
-        elif self.due is None:
-            self._stop_at = time.monotonic() + _OTHERS_GRACE_S
+            node, code = self._nodes.get(pid), os.waitstatus_to_exitcode(status)
+            if node is None:
+                continue
+            node.ended, node.code = True, code
+            if code >= 0:
+                how: dict[str, Any] = {"code": code}
+            elif self.due is not None:  # it may well have been us
+                how = {"signal": -code}
+            else:
+                how = {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
+            self._job.emit("NodeExited", node=node.index, pod=self._pod, **how)
+            if code == exits.OK:
+                continue
+            _kill_group(node.pid)  # its ranks would hold on to connections that others wait on
+            enough = len(self.live) >= self._info.nodes[0]
+            if (code < 0 or code in _ENDED_BY_SOMEBODY) and enough and self.due is None:
+                for other in self.live:
+                    _send(other.pid, PEER_LOST)
+            elif self.due is None:
+                self._stop_at = time.monotonic() + _OTHERS_GRACE_S
 
     def act(self) -> None:
         """Stop or kill what is left, where it is time to."""
