@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
@@ -212,10 +212,6 @@ class JobInfo(FrozenDataclass):
         return address(self.cluster.get("context", ""), self.cluster.get("namespace", ""), self.name)
 
 
-# What a record's fields are laid over: a list reads thousands, and to make one takes 9 µs.
-_BLANK = JobInfo("")
-
-
 def address(context: str, namespace: str, name: str) -> str:
     """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
     return "/".join(part for part in (context, namespace, name) if part)
@@ -258,7 +254,7 @@ def read(
                     raise ValueError(f"its {field_name} is {number!r:.40}")
         if not known["name"].isprintable():
             raise ValueError(f"its name is {known['name']!r:.40}")
-        info = replace(_BLANK, **known)
+        info = replace(_blank(), **known)
         info.retry  # noqa: B018  # what is concluded of a job asks for its budgets
         return info
     except UNREADABLE as exc:
@@ -271,3 +267,12 @@ def why(exc: Exception) -> str:
         return f"{exc} is missing"
     said = exc.strerror if isinstance(exc, OSError) else str(exc)
     return " ".join(f"{said or type(exc).__name__}".split())
+
+
+@cache
+def _blank() -> JobInfo:
+    """Return what a record's fields are laid over: a list reads thousands, and to make one takes 9 µs.
+
+    To make the first takes more than a millisecond (``frozen``), which a command that reads none is to save.
+    """
+    return JobInfo("")
