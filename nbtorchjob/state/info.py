@@ -13,11 +13,11 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, fields
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
-from nbtorchjob.frozen import FrozenDataclass, replace
+from nbtorchjob.frozen import FrozenDataclass, cached_property, replace
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import cached_property
 
+from nbtorchjob.frozen import cached_property
 from nbtorchjob.state import attempts as trying
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import Attempt, Next, Spent

@@ -6,10 +6,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
-from functools import cached_property
 from typing import TypeAlias
 
-from nbtorchjob.frozen import FrozenDataclass, NumberedMapping
+from nbtorchjob.frozen import FrozenDataclass, NumberedMapping, cached_property
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.info import JobInfo

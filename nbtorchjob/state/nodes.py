@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from functools import cached_property
 
-from nbtorchjob.frozen import FrozenDataclass, replace
+from nbtorchjob.frozen import FrozenDataclass, cached_property, replace
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import events as ev
 

@@ -6,11 +6,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, cached_property
 from nbtorchjob.state import events as ev
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, cached_property
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import (
     BEGINS,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, cached_property
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample
 from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
