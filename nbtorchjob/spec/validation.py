@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
@@ -222,6 +222,7 @@ def _folded(text: str) -> str:
 
 
 T = TypeVar("T")
+Check: TypeAlias = Callable[[Any], bool]
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
@@ -236,24 +237,24 @@ def checked(type_: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``TypeError`` for a field whose value has another type.
     """
-    hints = _exactly(type_)
+    hints = _checks(type_)
     known = {}
     for name, value in values.items():
         if name in hints:
-            hint, exact = hints[name]
-            if type(value) not in exact and not fits(value, hint):
+            exact, check = hints[name]
+            if type(value) not in exact and not check(value):
                 raise TypeError(f"its {name} is of type {type(value).__name__}")
             known[name] = value
     return known
 
 
 @cache
-def _exactly(type_: type) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return each field's hint, and of the types that it allows those whose values need no closer look.
+def _checks(type_: type) -> dict[str, tuple[frozenset[type], Check]]:
+    """Return for each field the types whose values need no closer look, and what looks at the others.
 
     Nearly all values have one of these, and a list of jobs checks a hundred values of each.
     """
-    return {name: (hint, _exact(hint)) for name, hint in _hints(type_).items()}
+    return {name: (_exact(hint), fits(hint)) for name, hint in _hints(type_).items()}
 
 
 @cache
@@ -288,26 +289,38 @@ def _is_built(hint: Any) -> bool:
 _MAPPINGS = (dict, Mapping)  # most are dicts: an abstract class takes ten times as long to tell
 
 
-def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of the type of a hint."""
-    if hint is Any or type(value) is hint:
-        return True
+@cache
+def fits(hint: Any) -> Check:
+    """Return what says whether a value is of the type of a hint."""
     origin, inner = _apart(hint)
+    if hint is Any:
+        return lambda value: True
     if origin in (Union, types.UnionType):
-        return any(fits(value, item) for item in inner)
-    kind = (int, float) if hint is float else _MAPPINGS if origin is Mapping else origin or hint
-    if not isinstance(value, kind):
-        return False
-    if isinstance(value, tuple) and inner:
-        parts = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        return len(parts) == len(value) and all(map(fits, value, parts))
-    if isinstance(value, _MAPPINGS) and inner:
-        return _all_fit(value, inner[0]) and _all_fit(value.values(), inner[1])
-    return True
+        checks = [*map(fits, inner)]
+        return lambda value: any(check(value) for check in checks)
+    if origin is tuple and inner[1:] == (...,):
+        every = _every(inner[0])
+        return lambda value: isinstance(value, tuple) and every(value)
+    if origin is tuple:
+        parts = [*map(fits, inner)]
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(parts)
+            and all(check(item) for check, item in zip(parts, value, strict=True))
+        )
+    if origin is Mapping:
+        keys, values = map(_every, inner)
+        return lambda value: isinstance(value, _MAPPINGS) and keys(value) and values(value.values())
+    kind = (int, float) if hint is float else origin or hint
+    return lambda value: isinstance(value, kind)
 
 
-def _all_fit(values: Collection[object], hint: Any) -> bool:
-    return hint is Any or {*map(type, values)} <= _exact(hint) or all(fits(value, hint) for value in values)
+def _every(hint: Any) -> Callable[[Collection[Any]], bool]:
+    """Return what says whether all of many values are of the type of a hint."""
+    exact, check = _exact(hint), fits(hint)
+    if hint is Any:
+        return lambda values: True
+    return lambda values: exact.issuperset(map(type, values)) or all(map(check, values))
 
 
 def brief(spec: Any) -> str:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT
@@ -124,27 +125,42 @@ def from_json(record: dict[str, Any]) -> Event:
 
     That is also raised for numbers that make no sense, such as a time that is no finite number.
     """
-    fields = dict(record)
-    type_ = _TYPES[fields.pop("event")]
-    if "error" in fields:
+    values = dict(record)
+    type_ = _TYPES[values.pop("event")]
+    if "error" in values:
         # Without a time of its own it is another one each time it is read.
-        fields["error"] = _sane_error(Error.from_json({"time": fields["time"], **fields["error"]}))
-    for name in [name for name in fields if name in _SEQUENCES]:
-        part, items = _SEQUENCES[name], fields[name]
-        fields[name] = tuple(items if part is None else (_sane_parts(built(part, item)) for item in items))
-    if "stage" in fields:
-        fields["stage"] = Stage(fields["stage"])
-    known = checked(type_, fields)
-    for name, value in known.items():
-        bound = _BOUNDS.get(name)
+        values["error"] = _sane_error(Error.from_json({"time": values["time"], **values["error"]}))
+    sequences, ranges = _bounded(type_)
+    for name, part in sequences:
+        if name in values:
+            items = values[name]
+            values[name] = tuple(
+                items if part is None else (_sane_parts(built(part, item)) for item in items)
+            )
+    if "stage" in values:
+        values["stage"] = Stage(values["stage"])
+    known = checked(type_, values)
+    for name, least, most in ranges:
+        value: Any = known.get(name)
         # Most are numbers: to look at those here takes half the time, and a wide job tells 100,000.
-        if bound and not (type(value) in (int, float) and bound.least <= value <= bound.most):
+        if not (type(value) in (int, float) and least <= value <= most):
             sane(name, value)
     for name in _NEEDED.get(type_, ()):
         if name in known and not known[name]:
             raise ValueError(f"its {name} is empty")
     event: Event = type_(**known)
     return event
+
+
+@cache
+def _bounded(type_: type) -> tuple[list[tuple[str, type | None]], list[tuple[str, float, float]]]:
+    """Return the fields of a kind of fact that are sequences, and those whose numbers have bounds."""
+    names = [item.name for item in fields(type_)]
+    bounds = [(name, _BOUNDS[name]) for name in names if name in _BOUNDS]
+    return (
+        [(name, _SEQUENCES[name]) for name in names if name in _SEQUENCES],
+        [(name, bound.least, bound.most) for name, bound in bounds],
+    )
 
 
 def believed(record: Any, line: bytes = b"") -> Event | None:

@@ -249,8 +249,10 @@ def read(
         known = checked(JobInfo, values)
         for field_name, most in _MOST.items():
             value = known.get(field_name)
+            if value is None or (type(value) is not tuple and 0 <= value <= most):
+                continue
             for number in value if isinstance(value, tuple) else (value,):
-                if number is not None and not 0 <= number <= most:  # nor is NaN
+                if not 0 <= number <= most:  # nor is NaN
                     raise ValueError(f"its {field_name} is {number!r:.40}")
         if not known["name"].isprintable():
             raise ValueError(f"its name is {known['name']!r:.40}")

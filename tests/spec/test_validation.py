@@ -39,7 +39,7 @@ class Group:
     ],
 )
 def test_a_value_fits_its_hint_or_does_not(value, hint, good):
-    assert fits(value, hint) is good
+    assert fits(hint)(value) is good
 
 
 def test_what_a_later_version_adds_is_dropped():
