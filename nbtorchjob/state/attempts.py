@@ -254,8 +254,14 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     before it. Ends of one round are one loss; a node that ended twice in it was lost twice, unless its peers
     of the first time had still to end when it came.
     """
+    ended_badly = [
+        unit for unit in units if unit.life.ended_badly and not _taken_by_us(known, unit.node, unit.life)
+    ]
     in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
+    if not ended_badly:  # as of most jobs
+        in_order[0].units, in_order[0].rounds = units, {*rounds}
+        return in_order
     taken = 0  # of the rounds, which losses come in the order of
     first: dict[int, float] = {}  # when each round began
     for worker in (worker for node in known.nodes.values() for worker in node.workers):
@@ -270,9 +276,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
             rounds_of_restarts.setdefault(unit.life.restarts, set()).update(unit.rounds)
     by_round: dict[int, list[_Loss]] = {}
     # Of those that were born in one second the first to end came first.
-    for unit in sorted(units, key=lambda unit: (unit.life.since, unit.life.end)):
-        if not unit.life.ended_badly or _taken_by_us(known, unit.node, unit.life):
-            continue
+    for unit in sorted(ended_badly, key=lambda unit: (unit.life.since, unit.life.end)):
         before = bisect_right(starts, unit.life.since)
         rounds_taken = rounds_of_restarts.get(unit.life.restarts, set())
         round_number = max(unit.rounds or rounds_taken or newest[max(0, before - 1) : before], default=-1)

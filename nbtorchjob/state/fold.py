@@ -31,6 +31,7 @@ from nbtorchjob.state.series import MAX_POINTS, Point, Series, Use, points_each
 K = TypeVar("K")
 V = TypeVar("V")
 Kept = TypeVar("Kept", Series, LogTail)
+_Fields: TypeAlias = dict[str, Any]  # of a frozen dataclass, some of which change
 
 _OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)
 # Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
@@ -75,6 +76,8 @@ def merged(
 
     Of more than ``most`` the last stay.
     """
+    if not known:
+        return (new,)
     at = bisect_left(known, slot(new), key=slot)
     if at == len(known) or slot(known[at]) != slot(new):
         return (*known[:at], new, *known[at:])[-most:]
@@ -108,25 +111,25 @@ def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
     )
 
 
-def _node(state: JobState, event: Any, change: Callable[[Node], Node]) -> JobState:
-    node = state.nodes.get(event.node, Node(event.node))
-    return replace(state, nodes=bounded(state.nodes, event.node, change(node)))
+def _node(state: JobState, event: Any, change: Callable[[Node], _Fields]) -> JobState:
+    node = state.nodes.get(event.node) or Node(event.node)
+    return replace(state, nodes=bounded(state.nodes, event.node, replace(node, **change(node))))
 
 
-def _life(state: JobState, event: Any, change: Callable[[Life], Life]) -> JobState:
-    def changed(node: Node) -> Node:
-        life = node.lives.get(event.pod, Life(event.pod))
-        life = replace(change(life), since=min(life.since, event.time))
-        return replace(node, lives=bounded(node.lives, event.pod, life, _MOST_TIMES))
+def _life(state: JobState, event: Any, change: Callable[[Life], _Fields]) -> JobState:
+    def changed(node: Node) -> _Fields:
+        life = node.lives.get(event.pod) or Life(event.pod)
+        life = replace(life, **change(life), since=min(life.since, event.time))
+        return {"lives": bounded(node.lives, event.pod, life, _MOST_TIMES)}
 
     return _node(state, event, changed)
 
 
 @_of(ev.NodeStarted)
 def _node_started(state: JobState, event: ev.NodeStarted) -> JobState:
-    def add(life: Life) -> Life:
+    def add(life: Life) -> _Fields:
         starts = merged(life.starts, event, lambda e: e.run, lambda e: e.time)
-        return replace(life, starts=starts, attempt=max(life.attempt, event.attempt))
+        return {"starts": starts, "attempt": max(life.attempt, event.attempt)}
 
     return _life(state, event, add)
 
@@ -137,8 +140,8 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
         # The kubelet adds the pod's reason a second or two after the container's code.
         return failure.tells(event), event.code is not None, len(event.text), event.time
 
-    def add(life: Life) -> Life:
-        return replace(life, exits=merged(life.exits, event, lambda e: e.run, worth))
+    def add(life: Life) -> _Fields:
+        return {"exits": merged(life.exits, event, lambda e: e.run, worth)}
 
     return _life(state, event, add)
 
@@ -146,17 +149,17 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
 @_of(ev.NodeDisrupted)
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
     # A deletion follows a disruption's condition, and says less.
-    def add(life: Life) -> Life:
+    def add(life: Life) -> _Fields:
         known = [event] if life.disruption is None else [event, life.disruption]
-        return replace(life, disruption=min(known, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e))))
+        return {"disruption": min(known, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e)))}
 
     return _life(state, event, add)
 
 
 @_of(ev.NodeGone)
 def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
-    def add(life: Life) -> Life:
-        return replace(life, gone=event.time if life.gone is None else min(life.gone, event.time))
+    def add(life: Life) -> _Fields:
+        return {"gone": event.time if life.gone is None else min(life.gone, event.time)}
 
     return _life(state, event, add)
 
@@ -169,13 +172,13 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
         newest = _newest_wait([*same, event], lambda w: (w.reason,))
         return replace(state, waits=merged(others, newest, lambda w: w.reason, lambda w: w.time))
 
-    def add(life: Life) -> Life:
+    def add(life: Life) -> _Fields:
         known = [event] if life.wait is None else [life.wait, event]
         wait = _newest_wait(known, lambda w: (w.stage, w.run))
         attempt, restarts = max(life.attempt, event.attempt), life.restarts
         if event.restarts is not None:
             restarts = max(event.restarts, restarts or 0)
-        return replace(life, wait=wait, attempt=attempt, restarts=restarts)
+        return {"wait": wait, "attempt": attempt, "restarts": restarts}
 
     return _life(state, event, add)
 
@@ -200,9 +203,8 @@ def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     if state.base(event.round) != event.round:
         return state  # that a lab's ranks begin a turn starts none of them
 
-    def add(node: Node) -> Node:
-        workers = merged(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))
-        return replace(node, workers=workers)
+    def add(node: Node) -> _Fields:
+        return {"workers": merged(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))}
 
     return _node(state, event, add)
 
@@ -281,7 +283,7 @@ def _reported(state: JobState, event: ev.Reported) -> JobState:
 
 @_of(ev.Used)
 def _used(state: JobState, event: ev.Used) -> JobState:
-    use = state.uses.get(event.node, Use(event)).add(event)
+    use = (state.uses.get(event.node) or Use(event)).add(event)
     return replace(state, uses=bounded(state.uses, event.node, use, _MOST_SAMPLES))
 
 

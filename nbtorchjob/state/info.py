@@ -214,7 +214,7 @@ class JobInfo(FrozenDataclass):
 
 def address(context: str, namespace: str, name: str) -> str:
     """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
-    return "/".join(part for part in (context, namespace, name) if part)
+    return "/".join(filter(None, (context, namespace, name)))
 
 
 def run_at(created: float) -> str:

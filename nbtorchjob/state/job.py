@@ -172,8 +172,16 @@ class JobState(Known):
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
         """The job's attempts, the newest last; empty before it has a node."""
-        failure = self._own_end or self.failure
-        return trying.attempts(self, failure) if self.nodes or self.paid or failure else ()
+        return trying.attempts(self, self._own_end or self.failure) if self._tried else ()
+
+    @property
+    def attempt_count(self) -> int:
+        """How many attempts there are: all that a list says of them."""
+        return len(trying.parts(self)) if self._tried else 0
+
+    @property
+    def _tried(self) -> bool:
+        return bool(self.nodes or self.paid or self._own_end or self.failure)
 
     @property
     def budgets(self) -> tuple[Spent, ...]:

@@ -108,7 +108,7 @@ class Known(FrozenDataclass):
     def spoken(self) -> Series:
         """What the rank that stands for all reported, or where it reported nothing its operator was told."""
         if self.info.speaker in self.series or self.info.turn:
-            return self.series.get(self.info.speaker, Series())
+            return self.series.get(self.info.speaker) or Series()
         points = [Point(n, status.time, status.metrics) for n, status in enumerate(self.trainer_told)]
         return Series(0, tuple(points)) if points else Series()
 

@@ -131,6 +131,8 @@ class Node(FrozenDataclass):
     @cached_property
     def aged(self) -> tuple[Life, ...]:
         """Its lives, the newest last."""
+        if len(self.lives) == 1:  # as of most nodes of most jobs
+            return tuple(self.lives.values())
         joined = {worker.pod: worker.time for worker in reversed(self.workers)}
 
         # A pod that is recreated may have been born in the same second as the one before. One that never

@@ -220,19 +220,22 @@ def latest(series: Series) -> dict[str, float]:
 @remembered
 def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     values = latest(series)
-    unit, total = unit_of(series), None
     for counted, names in TOTALS.items():
         most = next((values[name] for name in names if name in values), math.nan)
         if counted in values and math.isfinite(values[counted]) and 0 < most < math.inf:
             unit, total = counted, most
             break
+    else:
+        unit, total = unit_of(series), None
     reached = done(series, unit, from_zero)
     if reached is None or not math.isfinite(reached):
         return None
-    recent = series.points[-RECENT:]
-    every = pace(counts(recent, REPORT))
-    # Of epochs of many reports each the newest few may be of one.
-    seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
+    every = seconds = None
+    if len(series.points) > 1:  # of an ended job a list keeps one
+        recent = series.points[-RECENT:]
+        every = pace(counts(recent, REPORT))
+        # Of epochs of many reports each the newest few may be of one.
+        seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
     many = min(max(reached, 0.0), reached if total is None else total)
     return Progress(unit, many, total, seconds, every, series.points[-1].time)
 

@@ -64,7 +64,7 @@ def record(state: JobState, now: float) -> Record:
         "elapsed": state.elapsed(now),
         "nodes": {"asked": list(info.nodes), "now": len(state.members)},
         "nproc_per_node": info.nproc_per_node,
-        "attempts": len(state.attempts),
+        "attempts": state.attempt_count,
         "restarts": {"used": state.restarts, "limit": info.max_restarts},
         "budgets": {
             budget.budget.value: {
@@ -190,8 +190,8 @@ def _lab(state: JobState) -> dict[str, Any] | None:
 
 
 def _artifacts(state: JobState) -> int | None:
-    if state.info.cluster and not state.artifacts:
-        return None  # logs may have told of some
+    if not state.artifacts:
+        return None if state.info.cluster else 0  # of a cluster's logs may have told of some
     last = max((number for number, _ in state.artifacts), default=1)
     return sum(sent.files for (number, _), sent in state.artifacts.items() if number == last)
 
