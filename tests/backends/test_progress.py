@@ -1,6 +1,7 @@
 """Of what a job's ranks tell all the time a list keeps a few lines."""
 
 import json
+import math
 import random
 from functools import reduce
 from itertools import pairwise
@@ -49,7 +50,7 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
         reported(2, loss=8),
         b'{"event": "Reported", "rank": 0, "half',
         reported(3, round_=1, loss=7),
-        reported(4, loss=6),
+        reported(4, loss=math.nan),
         reported(5, loss=5),
     ]
     telling.sift([reported(0, step=0), *lines])

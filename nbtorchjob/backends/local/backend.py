@@ -198,10 +198,13 @@ class LocalBackend(Backend):
         for job in self._listing.look(directory.jobs_dir()):
             name = job.name
             if naming.is_run(name, given) and not job.folder.cancel.exists():
-                with self._listing.leaving_out(name):
+                try:
                     state = job.state()
-                    if given in (name, state.info.spec.get("name")) and not state.phase.terminal:
-                        yield state
+                except DAMAGED as exc:
+                    self._listing.leave_out(name, exc)
+                    continue
+                if given in (name, state.info.spec.get("name")) and not state.phase.terminal:
+                    yield state
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Hand what the job ran to the pool once more, in a folder of its own."""
@@ -236,8 +239,10 @@ class LocalBackend(Backend):
         """Read what is new of every job; the state folder is this user's alone."""
         states = []
         for job in self._unexpired():
-            with self._listing.leaving_out(job.name):
+            try:
                 states.append(job.state())
+            except DAMAGED as exc:
+                self._listing.leave_out(job.name, exc)
         listing.tidy([state.info.name for state in states if state.phase.terminal])
         return sorted(states, key=lambda s: s.info.created)
 
@@ -258,18 +263,21 @@ class LocalBackend(Backend):
 
         for job in self._unexpired(without=known):
             name = job.name
-            with self._listing.leaving_out(name):
+            try:
                 # Not kept: Python's collector would look at thousands of states again and again.
                 state = job.state(keep=False)
-                summary = made_of(state, make, now)
-                if summary is None:
-                    continue
-                # One whose supervisor isn't seen from here may be alive on another machine with this folder.
-                if not job.closed or job.mark is None:
-                    going.append(summary)
-                else:
-                    ended[name] = listing.Line(job.mark, job.changed + job.ttl, listing.alike(summary))
-                    over.append(name)
+            except DAMAGED as exc:
+                self._listing.leave_out(name, exc)
+                continue
+            summary = made_of(state, make, now)
+            if summary is None:
+                continue
+            # One whose supervisor isn't seen from here may be alive on another machine with this folder.
+            if not job.closed or job.mark is None:
+                going.append(summary)
+            else:
+                ended[name] = listing.Line(job.mark, job.changed + job.ttl, listing.alike(summary))
+                over.append(name)
         kept.keep(ended)
         listing.tidy(over)
         return [*(line.summary for line in ended.values()), *going]

@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, reduce
 from itertools import islice
 from pathlib import Path
@@ -50,7 +50,8 @@ Mark: TypeAlias = (
 )
 
 _MOST = 10_000  # jobs: another process reads the folders of more than that itself
-_FEW, _PIECE = 1000, 256  # jobs that don't share what is alike, and that are parsed at once
+_PIECE = 256  # jobs that are written and parsed at once
+_FEW = 4  # pieces whose jobs don't share what is alike
 _MOST_FILES = 4  # of other code, as of another environment's version, and of other functions
 
 
@@ -85,8 +86,10 @@ class Summaries:
         alike = sum(self._written.get(name) is line for name, line in first.items())
         if len(first) + len(self._written) - 2 * alike <= len(first) // 100:
             return
-        # A job a line: to read all at once would take three times the memory that is kept of it.
-        text = "\n".join(json.dumps(item, separators=(",", ":")) for item in first.items()).encode()
+        # Some jobs a line: to read all at once would take three times the memory that is kept of it.
+        items = [*first.items()]
+        pieces = (items[at : at + _PIECE] for at in range(0, len(items), _PIECE))
+        text = "\n".join(json.dumps(piece, separators=(",", ":")) for piece in pieces).encode()
         partial = self._path.with_name(f".{os.getpid()}.{token_hex(4)}")
         with suppress(OSError, NotOwnError):  # a full disk, maybe: then the next process makes them again
             own(self._path.parent)
@@ -105,12 +108,11 @@ class Summaries:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             checksum, _, text = record(self._path).partition(b"\n")
             if int(checksum) == zlib.crc32(text):
-                lines, kept = text.splitlines(), dict[str, Line]()
-                for begin in range(0, len(lines), _PIECE):
-                    rows = json.loads(b"[%b]" % b",".join(lines[begin : begin + _PIECE]))
-                    for name, (mark, until, summary) in rows:
+                pieces, kept = text.splitlines(), dict[str, Line]()
+                for piece in pieces:
+                    for name, (mark, until, summary) in json.loads(piece):
                         # Of few jobs, as a command lists them, that would take longer than it is worth.
-                        summary = alike(summary) if len(lines) > _FEW else summary
+                        summary = alike(summary) if len(pieces) > _FEW else summary
                         kept[name] = Line(tuple(mark), until, summary)
                 return kept
         return {}
@@ -249,19 +251,13 @@ class Listing:
         self._known: dict[str, Listed] = {}
         self._left_out: set[str] = set()
 
-    @contextmanager
-    def leaving_out(self, name: str) -> Iterator[None]:
-        """Go on without a job that can't be read, and say so once, unless it is being deleted."""
-        try:
-            yield
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except DAMAGED as exc:
-            if name not in self._left_out:
-                self._left_out.add(name)
-                import logging  # late: it is seldom needed
+    def leave_out(self, name: str, exc: Exception) -> None:
+        """Say once that a job can't be read, unless it is being deleted."""
+        if not isinstance(exc, FileNotFoundError | NotADirectoryError) and name not in self._left_out:
+            self._left_out.add(name)
+            import logging  # late: it is seldom needed
 
-                logging.getLogger(__name__).warning("%s isn't listed: %s", name, exc)
+            logging.getLogger(__name__).warning("%s isn't listed: %s", name, exc)
 
     def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs whose folders lie in ``folder``, ``without`` some that the caller knows."""
@@ -271,23 +267,29 @@ class Listing:
             for name in os.listdir(folder):
                 if name.startswith(".") or not name.isprintable():
                     continue
-                with self.leaving_out(name):
+                try:
                     stat = os.stat(f"{folder}/{name}/events.jsonl")
                     if without(name, _mark(stat)):
                         continue  # nor is it remembered here
                     job = self._known[name] = known.get(name) or Listed(folder, name)
                     job.seen(stat)
+                except DAMAGED as exc:
+                    self.leave_out(name, exc)
             return [*self._known.values()]
 
 
 class Listed:
     """A job's folder, as it was at the last look."""
 
-    __slots__ = ("_begun", "_home", "_lock", "_read", "_state", "changed", "closed", "mark", "name", "ttl")
+    __slots__ = (
+        *("_begun", "_home", "_lock", "_made", "_read", "_state"),
+        *("changed", "closed", "mark", "name", "ttl"),
+    )
 
     def __init__(self, home: Path, name: str) -> None:
         self._home = home
         self.name = name
+        self._made = self._record()
         self.ttl = self.folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
         self.mark: Mark | None = None  # another one once there is more to read
@@ -340,11 +342,10 @@ class Listed:
         return now - self.changed >= self.ttl
 
     def _look(self) -> JobState:
-        made = _mark(os.stat(f"{self._home}/{self.name}/job.json"))
-        if self._begun is None or self._begun.made != made:  # a job that was deleted may be made again
-            folder = self.folder
-            self.ttl = folder.ttl_s()
-            self._begun = _Begun(made, folder)
+        made = self._record()
+        if self._made != made:  # a job that was deleted may be made again
+            self._made, self._begun, self.ttl = made, None, self.folder.ttl_s()
+        self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
@@ -367,15 +368,18 @@ class Listed:
             series = NumberedMapping([(state.info.speaker, Series(spoken.round, (newest,)))])
         return replace(state, series=series, variables={}, uses=NumberedMapping())
 
+    def _record(self) -> int:
+        """Return what tells it from a later job of its name: a number, as thousands are remembered."""
+        return hash(_mark(os.stat(f"{self._home}/{self.name}/job.json")))
+
 
 class _Begun:
-    """What was read of a job that goes on; ``made`` tells it from a later one of its name."""
+    """What was read of a job that goes on."""
 
     # No dataclass: to make one takes longer than to list a hundred jobs.
-    __slots__ = ("alive", "events", "known", "made", "seen")
+    __slots__ = ("alive", "events", "known", "seen")
 
-    def __init__(self, made: Mark, folder: JobDirectory) -> None:
-        self.made = made
+    def __init__(self, folder: JobDirectory) -> None:
         self.alive = liveness.Liveness(folder)
         self.events = EventFile(folder)
         info = folder.info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 
 from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
@@ -43,6 +43,9 @@ class EventFile:
 
     def lines(self, pieces: int | None = None) -> Iterator[bytes]:
         """Yield the new lines, or those of so many pieces; half a line waits for its end."""
+        return chain.from_iterable(self._pieces(pieces))
+
+    def _pieces(self, pieces: int | None) -> Iterator[list[bytes]]:
         with reading(self._job.path):
             # Lists read thousands, and to open a file object takes three times as long.
             descriptor = plain(f"{self._job.path}/events.jsonl", os.O_RDONLY)
@@ -53,7 +56,7 @@ class EventFile:
                 self._offset += len(data)
                 *lines, rest = (self._rest + data).split(b"\n")
                 self._rest = rest[: LONGEST_FACT + 1]  # what is longer is refused, and takes no memory before
-                yield from lines
+                yield lines
                 if not self.more:
                     break
         finally:
