@@ -97,13 +97,6 @@ def _made() -> asyncio.AbstractEventLoop:
         threading.current_thread().name = "nbtorchjob"
         loop.run_forever()
 
-    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
-    _thread.start_new_thread(serve, ())
-    atexit.register(_end, loop)
-    return loop
-
-
-def _end(loop: asyncio.AbstractEventLoop) -> None:
     async def wind_up() -> None:
         work = asyncio.all_tasks() - {asyncio.current_task()}
         for task in work:
@@ -112,9 +105,15 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
         for close in _closing:
             await close()
 
-    # Else asyncio complains on the user's terminal about every job that is still followed.
-    with suppress(concurrent.futures.TimeoutError):
-        asyncio.run_coroutine_threadsafe(wind_up(), loop).result(_END_S)
+    def end() -> None:
+        # Else asyncio complains on the user's terminal about every job that is still followed.
+        with suppress(concurrent.futures.TimeoutError):
+            asyncio.run_coroutine_threadsafe(wind_up(), loop).result(_END_S)
+
+    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
+    _thread.start_new_thread(serve, ())
+    atexit.register(end)
+    return loop
 
 
 _MODIFIED = 2  # of Linux's inotify

@@ -164,7 +164,7 @@ def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any
 
 
 def _checked(state: JobState, within: object) -> float:
-    """Return how long ranks may take to come to one call, of a job that has ranks; raises errors."""
+    """Return the seconds that ranks have to come to one call; raises where that, or the job, won't do."""
     if not isinstance(within, int | float) or isinstance(within, bool) or not 0 < within <= _MOST_WITHIN_S:
         raise SpecError("within", within, "a number of seconds, at most a day")
     name = state.name

@@ -211,14 +211,14 @@ class Window:
             show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
 
     def _preview_imports(self) -> list[Any]:
-        """Return what shows them, as they are now."""
+        """Look the imports up, and return what shows them."""
         spec = self.verdict.spec
         if spec is not None:
             self._image.value = table(spec, vars(sys.modules["__main__"]))
         return [self._image]
 
     def _preview_manifests(self) -> list[Any]:
-        """Return what shows them, soon as they are now."""
+        """Begin to make the manifests, and return what shows them."""
         spec = self.verdict.spec
         if spec is not None:
             self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)

@@ -140,7 +140,7 @@ class VerbHandler(Api):
 
         def change(backend: Backend, name: str) -> None:
             try:
-                backend.info(name)  # of a job that there isn't, ending it would silently change nothing
+                backend.info(name)  # raises for a missing job, whose end would silently change nothing
             except DamagedError:
                 if verb != "cancel":  # to end a job nothing of its record need be known
                     raise
