@@ -71,7 +71,9 @@ _BY = "by-"  # before the name of a process that follows a job, and of what says
 _SEEN = ".seen"  # behind that of one that has followed it since it was taken
 _MOST_TOLD = 256  # earlier attempts
 _MOST_WHY = 300  # characters of why one of them ended
-_PATIENCE_S = 30.0  # of jobs with those before them, from when their pool is seen to have new ranks
+# Of jobs with those before them, from when their pool is seen to have new ranks; and of who follows one with
+# those who know better what was lost.
+_PATIENCE_S = 30.0
 
 
 class Behind(Exception):
@@ -333,6 +335,7 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
+        self._alone = False  # whether those who know better what was lost have had their time
         self.elsewhere = elsewhere is not None
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
@@ -420,7 +423,9 @@ class Sent:
     @property
     def _is_theirs(self) -> bool:
         """Whether others know better what was lost."""
-        return self.taken.unseen and self._kept is not None and self._kept.seen(self._marks)
+        if self._alone or self._kept is None or not self.taken.unseen:
+            return False
+        return self._kept.seen(self._marks)
 
     def renew(self, lab: Callable[[], JobState]) -> None:
         """Go on with what another process has sent since; ``lab`` returns what is known of the pool."""
@@ -459,6 +464,7 @@ class Sent:
     async def _send(
         self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
     ) -> None:
+        began = time.monotonic()
         try:
             if self._kept is not None and plan.at > time.time():
                 await asyncio.to_thread(self._pause, self._kept, lost, plan)
@@ -470,6 +476,8 @@ class Sent:
                 if self.elsewhere and known.phase.terminal:
                     return
                 if plan.theirs:
+                    # One that is stopped, as by Ctrl-Z, lives, and does nothing
+                    self._alone = time.monotonic() > began + _PATIENCE_S
                     if not self._is_theirs:
                         return
                 elif (

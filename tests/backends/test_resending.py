@@ -402,6 +402,21 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
     assert phases == [Phase.PENDING, Phase.PENDING, Phase.FAILED]
 
 
+def test_those_who_have_seen_a_loss_and_do_nothing_are_waited_for_no_longer(kept, monkeypatch):
+    monkeypatch.setattr(resending, "_PATIENCE_S", 0.0)
+    info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
+    keeps = kept(info)
+    keeps.note({**keeps.record, "round": 6})
+    stopped, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *told: AFTER, keeps), of_pool(WAITED)
+
+    async def follow():
+        return [event async for event in late.follow(info.address)]
+
+    with stopped.followed():
+        heard = asyncio.run(asyncio.wait_for(follow(), LIMIT))
+    assert reduce(apply, heard, JobState(info)).phase is Phase.FAILED
+
+
 FOLLOWS = """
 import os, sys
 from pathlib import Path
