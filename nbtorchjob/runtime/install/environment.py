@@ -156,7 +156,12 @@ def find(module: str) -> Optional[Tuple[str, str]]:
     while spec is not None:
         origin = spec.origin or ""
         mine = spec.submodule_search_locations
-        if not inner or not mine or (origin and not _shares(origin)):
+        shares = not origin
+        if inner and mine and origin:
+            with suppress(OSError), open(origin, "rb") as file:  # not in an archive, nor Python's own
+                text = file.read(4096)
+                shares = any(word in text for word in _SHARES)
+        if not inner or not mine or not shares:
             return name, origin
         below = os.path.join(*name.split("."))
         path = [os.path.join(folder, below) for folder in sys.path] if origin else [*mine]
@@ -164,15 +169,6 @@ def find(module: str) -> Optional[Tuple[str, str]]:
         # By its last name: for a whole one Python would import what lies above it.
         spec = PathFinder.find_spec(inner.pop(0), path)
     return None
-
-
-def _shares(origin: str) -> bool:
-    try:
-        with open(origin, "rb") as file:
-            text = file.read(4096)
-    except OSError:  # in an archive; Python's own
-        return False
-    return any(word in text for word in _SHARES)
 
 
 _leads = re.compile(r"\d+\.\d+(?![\w.]*(?:a|b|rc|dev)\d)").match

@@ -218,7 +218,7 @@ class Lab:
             "end": partial(self._answer, self._ask_to_end),
             "bring": self.bring,
             "turn": self.turn,
-            "lacks": self._lacks,
+            "lacks": self.lacks,
         }
 
     def _answer(
@@ -226,7 +226,7 @@ class Lab:
     ) -> Iterator[Dict[str, Any]]:
         yield self._standing.done(partial(act, asked))
 
-    def _lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
+    def lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
         """Say which modules aren't here: what a cell has installed no fact tells of."""
         importlib.invalidate_caches()
         yield {"lacks": [module for module in asked["of"] if environment.find(module) is None]}

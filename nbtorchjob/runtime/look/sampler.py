@@ -86,7 +86,16 @@ class Sampler:
             return
         self._folder = folder
         self._socket, self._file = node, _file(node.fileno())
-        os.register_at_fork(after_in_child=self._forget)
+
+        def forget() -> None:  # a forked process has nothing of this
+            if self._socket is not None:
+                faulthandler.unregister(SIGNAL)
+                self._close(self._socket)
+                self._socket = None
+                if self._profiler is not None:
+                    self._profiler.forget()
+
+        os.register_at_fork(after_in_child=forget)
         # The user's code may block signals and wait for them: none may come here instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _thread.start_new_thread(self._run, (node,))
@@ -113,15 +122,6 @@ class Sampler:
             self._say(self._socket, {"last": bounded(sample).to_json()})
         except Exception:  # it ends, and its node may be gone
             pass
-
-    def _forget(self) -> None:
-        """Leave a forked process nothing of this."""
-        if self._socket is not None:
-            faulthandler.unregister(SIGNAL)
-            self._close(self._socket)
-            self._socket = None
-            if self._profiler is not None:
-                self._profiler.forget()
 
     def _close(self, node: socket.socket) -> None:
         if self._is_there(node):

@@ -123,14 +123,16 @@ class Pickler(pickle.Pickler):
             if own is not None:
                 return own
         if torch is not None and issubclass(type_, torch.nn.Module) and type_.__name__ == _WRAPPER:
-            return _reduce_wrapper
+            return lambda wrapper: (rebuilt.unwrapped, (wrapper.module, _WRAPPER))
         if issubclass(type_, BaseException):
             return _reduce_exception
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
         if by_name(type_):
             known = importable.sentinels(type_)
-            return functools.partial(_reduce_sentinel, known) if known else _leave
+            if known:
+                return lambda obj: (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
+            return _leave
         if issubclass(type_, enum.Enum):
             return _reduce_member
         if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
@@ -443,10 +445,6 @@ def _reduce_member(member: Any) -> Any:
     return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
 
 
-def _reduce_sentinel(known: Dict[int, Tuple[Any, str]], obj: Any) -> Any:
-    return (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
-
-
 # Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
 _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {}
 
@@ -578,14 +576,7 @@ def _reduce_container(container: Any) -> Any:
     return (made, args, own or None, *items[1:])
 
 
-# Made again it would ask for the ranks' process group.
-_WRAPPER = "DistributedDataParallel"
-
-
-def _reduce_wrapper(wrapper: Any) -> Any:
-    return rebuilt.unwrapped, (wrapper.module, type(wrapper).__name__)
-
-
+_WRAPPER = "DistributedDataParallel"  # made again it would ask for the ranks' process group
 _VARIABLES = tuple(
     getattr(typing, name)
     for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")

@@ -37,12 +37,21 @@ class Names:
     def take(self, payload: Payload) -> Dict[str, Any]:
         """Load a payload's call."""
 
+        def make_function(code: Any, space: Any, cells: Any) -> Any:
+            if type(space) is dict and space.get("__name__") == "__main__":
+                space = self._names
+            return rebuilt.make_function(code, space, cells)
+
+        def fill_function(function: Any, state: Any) -> None:
+            if function.__globals__ is self._names:
+                attributes, own, reads, *rest = state
+                self._lay(reads)
+                state = (attributes, own, {}, *rest)
+            rebuilt.fill_function(function, state)
+
         def load(data: bytes, buffers: Any) -> Any:
             loader = _Loader(io.BytesIO(data), buffers=buffers)
-            loader.instead = {
-                rebuilt.make_function: self._make_function,
-                rebuilt.fill_function: self._fill_function,
-            }
+            loader.instead = {rebuilt.make_function: make_function, rebuilt.fill_function: fill_function}
             return loader.load()
 
         content: Dict[str, Any] = rebuilt.loads(payload.call(), payload.buffers(), load)
@@ -54,18 +63,6 @@ class Names:
             if name in self.push or name not in self._names:
                 self._names[name] = value
                 self.laid = True
-
-    def _make_function(self, code: Any, space: Any, cells: Any) -> Any:
-        if type(space) is dict and space.get("__name__") == "__main__":
-            space = self._names
-        return rebuilt.make_function(code, space, cells)
-
-    def _fill_function(self, function: Any, state: Any) -> None:
-        if function.__globals__ is self._names:
-            attributes, own, reads, *rest = state
-            self._lay(reads)
-            state = (attributes, own, {}, *rest)
-        rebuilt.fill_function(function, state)
 
 
 class _Loader(pickle.Unpickler):
