@@ -93,8 +93,6 @@ _FILTERS = (
     ("always", "numpy.exceptions.RankWarning", "", ""),
     ("always", "scipy.special._sf_error.SpecialFunctionWarning", "", ""),
 )
-
-
 _laid_filters: List[Any] = []  # those that this process got from the notebook
 
 
@@ -107,9 +105,8 @@ class _Filters(_Setting):
             name = "%s.%s" % (category.__module__, category.__qualname__)
             patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
             known = (action, name, *patterns)
-            if (
-                known not in _FILTERS and category.__module__ != "__main__"
-            ):  # a rank has another class of that name
+            # Of a class of the notebook's a rank has another one of that name.
+            if known not in _FILTERS and category.__module__ != "__main__":
                 filters.append((action, name, *patterns, line))
         return filters
 
