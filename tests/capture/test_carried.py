@@ -89,6 +89,17 @@ def test_what_the_notebook_sets_is_so_on_ranks(name, process, ranks):
     assert value == here
 
 
+@pytest.mark.parametrize("name", SET)
+def test_settings_are_read_and_laid_without_a_warning(name, process):
+    home = pytest.importorskip(carried.SETTINGS[name].module)
+    exec(SET[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here = carried.SETTINGS[name].read(home)
+        carried.SETTINGS[name].set(home, here)
+        assert here != carried.SETTINGS[name].default(home)
+
+
 def test_each_setting_is_tried():
     assert SET.keys() == {*carried.SETTINGS, "warnings.filterwarnings"}
 

@@ -10,12 +10,14 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import os
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts import onimport
@@ -127,8 +129,6 @@ class _Filters(_Setting):
 
 
 def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
-    import warnings
-
     action, name, message, module, line = item
     category: Any = getattr(home, name.rpartition(".")[2], None)  # another version may not have it
     if isinstance(category, type):
@@ -252,12 +252,22 @@ class _Rc(_Setting):
 class _Options(_Setting):
     def read(self, there: Any) -> Dict[str, Any]:
         registered = sys.modules["pandas._config.config"]._registered_options
-        options = {name: there.get_option(name) for name in registered}
+        with _unwarned():
+            options = {name: there.get_option(name) for name in registered}
         return {name: value for name, value in options.items() if value != registered[name].defval}
 
     def set(self, there: Any, value: Dict[str, Any]) -> None:
-        for name, option in value.items():
-            there.set_option(name, option)
+        with _unwarned():
+            for name, option in value.items():
+                there.set_option(name, option)
+
+
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    """Leave out what pandas (3.1) says of each deprecated option that is read: nobody chose to read it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 _before: Dict[str, Tuple[str, Any]] = {}  # of what is applied: its module, and what was there
