@@ -177,7 +177,7 @@ def believed(record: Any, line: bytes = b"") -> Event | None:
         return _refused(line, f"{name}: {exc or type(exc).__name__}")
 
 
-_decode = json.JSONDecoder().decode  # ``loads`` looks for the encoding first, which takes a third of its time
+_decode = json.JSONDecoder().raw_decode  # ``loads`` looks for the encoding first, and twice for white space
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
@@ -191,9 +191,11 @@ def read(lines: Iterable[bytes]) -> Iterator[Event]:
             event = _refused(line, f"a line of more than {LONGEST_FACT:,} bytes")
         else:
             try:
-                event = believed(_decode(str(line, "utf-8", "surrogatepass")), line)
+                text = str(line, "utf-8", "surrogatepass").strip()
+                record, end = _decode(text)
             except (ValueError, RecursionError):
                 continue
+            event = believed(record, line) if end == len(text) else None
         if event is not None:
             yield event
 

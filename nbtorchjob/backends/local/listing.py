@@ -321,7 +321,7 @@ class Listed:
             if self._state is None or self._state.ended is None or self._read != self.mark:
                 state = self._look()
                 if state.ended is not None and not keep:
-                    self._read = self._state = None
+                    self._read, self._state = self.mark, None
                     return state
                 if state.ended is not None:
                     info = state.info
@@ -342,8 +342,8 @@ class Listed:
         return now - self.changed >= self.ttl
 
     def _look(self) -> JobState:
-        made = self._record()
-        if self._made != made:  # a job that was deleted may be made again
+        # A job that was deleted may be made again, but hardly since it was listed for the first time.
+        if (self._begun or self._read) and (made := self._record()) != self._made:
             self._made, self._begun, self.ttl = made, None, self.folder.ttl_s()
         self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
