@@ -162,8 +162,8 @@ def type_name(type_: type) -> str:
 
 
 def is_a(exc: BaseException, *types: type) -> bool:
-    """``isinstance``, which would ask the exception for its ``__class__``."""
-    return not set(types).isdisjoint(_mro(type(exc)))
+    """``isinstance``, which would ask the exception for its ``__class__``; a metaclass may refuse ``==``."""
+    return any(base is type_ for base in _mro(type(exc)) for type_ in types)
 
 
 def exit_code(exc: BaseException) -> Any:

@@ -94,6 +94,11 @@ class Refusing(type):
     __getattribute__ = refuse
 
 
+class Incomparable(type):
+    __eq__ = refuse
+    __hash__ = refuse
+
+
 @pytest.mark.parametrize("base", [Exception, OSError, SyntaxError, RuntimeError, SystemExit])
 @pytest.mark.parametrize(
     ("metaclass", "has"),
@@ -104,6 +109,7 @@ class Refusing(type):
         (type, {"__module__": 5}),
         (type, {"__cause__": 3, "__context__": 4, "__traceback__": 5}),
         (Refusing, {}),
+        (Incomparable, {}),
     ],
 )
 def test_an_exception_that_raises_when_it_is_asked_is_still_told(base, metaclass, has):
