@@ -21,7 +21,7 @@ import json
 import os
 import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
@@ -108,10 +108,7 @@ class Mirror:
             due = removed if ended else removed & self._removed
             if complete:
                 for name in due:
-                    with suppress(FileNotFoundError):
-                        if self._fs.ukey(self._there(name)) == known[name]["there"]:
-                            self._fs.rm_file(self._there(name))  # else it is another node's by now
-                    del known[name]
+                    self._remove(name, known)
                 self._removed = removed - due
 
     def _put_all(self, new: List[str], stamps: Dict[str, Any], *, ended: bool) -> Tuple[List[str], bool]:
@@ -200,6 +197,15 @@ class Mirror:
             self._fs.rm_file(target + PARTIAL)
             return False
         return True
+
+    def _remove(self, name: str, known: _Known) -> None:
+        target = self._there(name)
+        try:
+            if self._fs.ukey(target) == known[name]["there"]:  # else it is another node's by now
+                self._fs.rm_file(target)
+        except FileNotFoundError:
+            pass
+        del known[name]
 
     def _here(self, name: str) -> str:
         return os.path.join(self._folder, *name.split("/"))

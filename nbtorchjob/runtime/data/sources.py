@@ -186,32 +186,29 @@ class Store(Source):
 
     def look(self) -> Look:
         """See the base class."""
+        return self.patiently(self._look)
 
-        def attempt() -> Look:
-            url = self._filtered.url
-            with _store_errors(url):
-                core: Any = importlib.import_module("fsspec.core")
-                self._fs, root = core.url_to_fs(url)
-                self._root = root.rstrip("/")
-                self._single = not url.endswith("/") and self._fs.isfile(self._root)
-                if self._single:
-                    infos = {self._root.rpartition("/")[2]: self._fs.info(self._root)}
-                else:
-                    self._fs.ls(
-                        self._root, detail=False
-                    )  # ``find`` takes what can't be had for empty (2026.9)
-                    objects = self._fs.find(self._root, detail=True)
-                    infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
-            files = [File(name, info.get("size")) for name, info in infos.items() if name]
-            kept = self._filtered.kept(files, url)
-            marks = []
-            for name, _ in kept:
-                info = infos[name]
-                mark = next((info[key] for key in _MARKS if info.get(key)), "")
-                marks.append([name, "%s %s" % (info.get("size"), mark)])
-            return Look(hashlib.sha256(json.dumps(marks).encode()).hexdigest(), kept)
-
-        return self.patiently(attempt)
+    def _look(self) -> Look:
+        url = self._filtered.url
+        with _store_errors(url):
+            core: Any = importlib.import_module("fsspec.core")
+            self._fs, root = core.url_to_fs(url)
+            self._root = root.rstrip("/")
+            self._single = not url.endswith("/") and self._fs.isfile(self._root)
+            if self._single:
+                infos = {self._root.rpartition("/")[2]: self._fs.info(self._root)}
+            else:
+                self._fs.ls(self._root, detail=False)  # ``find`` takes what can't be had for empty (2026.9)
+                objects = self._fs.find(self._root, detail=True)
+                infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
+        files = [File(name, info.get("size")) for name, info in infos.items() if name]
+        kept = self._filtered.kept(files, url)
+        marks = []
+        for name, _ in kept:
+            info = infos[name]
+            mark = next((info[key] for key in _MARKS if info.get(key)), "")
+            marks.append([name, "%s %s" % (info.get("size"), mark)])
+        return Look(hashlib.sha256(json.dumps(marks).encode()).hexdigest(), kept)
 
     def fetch(self, file: File, folder: str) -> None:
         """See the base class."""

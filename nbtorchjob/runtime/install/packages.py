@@ -83,12 +83,8 @@ def provide(
     try:
         # A distribution may be there whose module can't be found, as a binary of another Python can't.
         needs = payload.header.get("needs") or ()
-        wanted = dict(
-            payload.header["packages"],
-            broken=sorted(
-                {need["distribution"] for need in needs if environment.find(need["module"]) is None}
-            ),
-        )
+        broken = {need["distribution"] for need in needs if environment.find(need["module"]) is None}
+        wanted = dict(payload.header["packages"], broken=sorted(broken))
         began = time.monotonic()
         emit("Installing", node=node)
         # Write the wheels that came along
@@ -374,10 +370,8 @@ class _Pip(_Installer):
             if wheel.group(3).startswith(version)
         ]
         if tags:
-            yield "%s has no wheels for this node, but for %s" % (
-                name,
-                environment.in_words([*dict.fromkeys(tags)]),
-            )
+            others = environment.in_words([*dict.fromkeys(tags)])
+            yield "%s has no wheels for this node, but for %s" % (name, others)
         if "conflicting dependencies" not in said:
             reasons = [(match.group(1) or match.group(2)) for match in map(_IN_LOG, lines) if match]
             yield from (line.replace(" - skipping", "")[:_LONGEST] for line in reasons[-1:])

@@ -190,17 +190,8 @@ class Lab:
     def leave(self) -> None:
         """Take in that the ranks are about to be ended; nothing is begun after that."""
         self.broken()
-
-        def leave() -> None:
-            self._drop_all()
-            self._base = self._here = None
-            self._standing.enter(-1)
-            if self._relay is not None:
-                self._relay.close()
-                self._relay = None
-
         with suppress(queue.Empty):
-            self._standing.done(leave, _LEAVE_S)
+            self._standing.done(self._leave, _LEAVE_S)
 
     def close(self) -> None:
         """End."""
@@ -328,9 +319,7 @@ class Lab:
         elif base.connect is not None:
             mine = self._node, self._folder
             self._relay = Follower(
-                *(base.connect, base.round, *mine),
-                lambda message: self._standing.post(partial(self._do, base, message)),
-                self.agent.distrust,
+                base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
             )
         if base.first:
             for rank in here:
@@ -353,6 +342,14 @@ class Lab:
             by=turn.by,
             **{name: words[name] for name in _OF_JOBS if words.get(name)},
         )
+
+    def _leave(self) -> None:
+        self._drop_all()
+        self._base = self._here = None
+        self._standing.enter(-1)
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
 
     def _drop_all(self) -> None:
         for turn in (*self._line, *self._running.values()):
@@ -414,6 +411,9 @@ class Lab:
             self._through(node, round_)
 
         self._standing.post(take)
+
+    def _heard_lead(self, base: Base, message: Dict[str, Any]) -> None:
+        self._standing.post(partial(self._do, base, message))
 
     def _do(self, base: Base, message: Dict[str, Any]) -> None:
         if base is not self._base:
@@ -541,17 +541,7 @@ class Lab:
     def _due(self) -> Optional[float]:
         """Do what is due; return in how many seconds to look again."""
         self._tell_all()
-        # Have the agent look after a turn that isn't short. Woken for each it would take time from the ranks,
-        # most often to see nothing.
-        waking = None
-        if self._wake_at is not None and self._here is not None:
-            left = self._wake_at - time.monotonic()
-            if left > 0:
-                waking = left
-            else:
-                self.agent.wake()
-        if waking is None:
-            self._wake_at = None
+        waking = self._wake_agent()
         # End a lab that has been idle for as long as it may
         limit = float(self._settings["idle"] or 0)
         busy = self._running or self._line or self._coming or self._why
@@ -568,6 +558,21 @@ class Lab:
                 idle = None
         waits = [idle, waking, _ROOM_S if self._unwritten else None]
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    def _wake_agent(self) -> Optional[float]:
+        """Have the agent look after a turn that isn't short; return in how many seconds it has to.
+
+        Woken for each it would take time from the ranks, most often to see nothing.
+        """
+        if self._wake_at is None or self._here is None:
+            self._wake_at = None
+            return None
+        left = self._wake_at - time.monotonic()
+        if left > 0:
+            return left
+        self._wake_at = None
+        self.agent.wake()
+        return None
 
     def _let_all_go(self) -> None:
         self._say({"end": True})

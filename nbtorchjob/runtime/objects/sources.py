@@ -180,13 +180,7 @@ class Codes:
             if place is None
             and (not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR))
         ]
-        lacking = sorted(
-            {
-                "%s (line %d of %s)"
-                % (getattr(code, "co_qualname", code.co_name), code.co_firstlineno, code.co_filename)
-                for code in own
-            }
-        )
+        lacking = sorted({_described(code) for code in own})
         return {"python": HERE, "files": files, "places": places, "lacking": lacking}
 
 
@@ -205,6 +199,11 @@ class _Front:
 
     def __reduce__(self) -> Any:
         return begin, (self._text,)
+
+
+def _described(code: types.CodeType) -> str:
+    name = getattr(code, "co_qualname", code.co_name)
+    return "%s (line %d of %s)" % (name, code.co_firstlineno, code.co_filename)
 
 
 def _texts(filename: str) -> Iterator[str]:
