@@ -317,10 +317,10 @@ class LocalBackend(Backend):
     def known(self, name: str) -> JobState:
         """Read what the job's folder gained since this was asked last."""
         job = self._job(name)
-        listed = self._asked.get(name)
-        if listed is None:
-            listed = self._asked[name] = Listed(job.path.parent, name)
         with suppress(*DAMAGED):
+            listed = self._asked.get(name)
+            if listed is None:
+                listed = self._asked[name] = Listed(job.path.parent, name)
             listed.look()
             return listed.state()
         self._asked.pop(name, None)

@@ -177,15 +177,15 @@ class _Doing(NamedTuple):
 
 
 _LOOK_S = 1.0  # between two looks at a job that others wait for
-_holders: dict[str, tuple[Listed, float, _Doing]] = {}
+_holders: dict[str, tuple[Listed | None, float, _Doing]] = {}
 
 
 def _does(name: str, now: float) -> _Doing:
     """Return what a job does, as of a moment ago."""
     listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
-    if listed is None or not 0 <= now - looked < _LOOK_S:
-        listed = listed or Listed(directory.jobs_dir(), name)
+    if not 0 <= now - looked < _LOOK_S:
         with suppress(*DAMAGED):
+            listed = listed or Listed(directory.jobs_dir(), name)
             listed.look()
             state = listed.state()
             if state.stopped:
@@ -362,7 +362,8 @@ class Listed:
             return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
         # Of each metric the newest value, which a list shows, without the course that they took
-        spoken, series = state.spoken, NumberedMapping[Series]()
+        spoken = state.spoken
+        series: NumberedMapping[Series] = NumberedMapping()
         if spoken.points:
             newest = replace(spoken.points[-1], metrics=spoken.newest)
             series = NumberedMapping([(state.info.speaker, Series(spoken.round, (newest,)))])

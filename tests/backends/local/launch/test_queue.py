@@ -17,7 +17,7 @@ import torch.distributed as dist
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
 from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.launch import queue
+from nbtorchjob.backends.local.launch import pool_client, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.machine import processes
 from nbtorchjob.state import Phase
@@ -120,6 +120,18 @@ def one_at_a_time(monkeypatch):
 def until_there(path):
     while not path.exists():
         time.sleep(0.005)
+
+
+def test_a_job_that_waits_for_one_whose_folder_is_gone_is_still_listed(act, here, one_at_a_time, monkeypatch):
+    monkeypatch.setattr(pool_client, "step", lambda: None)
+    first, second = act(), act()
+    (second.folder.path / "supervisor.json").unlink()
+    queue.take([queue.place(first.folder)])
+    queue.take([queue.place(second.folder)])
+    first.remove()
+
+    [state] = here.jobs()
+    assert [wait.text for wait in state.waiting] == [f"waits for {first.name}: running, holds 1 of 1 place"]
 
 
 def stop_in_the_debugger():
