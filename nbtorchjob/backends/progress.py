@@ -36,7 +36,7 @@ _UNSORTED = 4096  # lines: of a job that has ended few are looked at
 # A whole line, as ``report()`` writes it; letters are of NaN and Infinity.
 _plain = re.compile(
     rb'\{"event": "Reported", "time": [\d.e+]+, "rank": (\d+), "round": (\d+), "seq": (\d+), '
-    rb'"metrics": \{(?:"[^"\\]*": [\d.e+NaInfity-]+(?:, )?)*\}\}'
+    rb'"metrics": \{(?:"[^"\\]*(?:\\.[^"\\]*)*": [\d.e+NaInfity-]+(?:, )?)*\}\}'
 ).fullmatch
 
 

@@ -56,6 +56,10 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
     telling.sift([reported(0, step=0), *lines])
     assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
 
+    telling = Telling()
+    telling.sift([reported(seq, **{"Güte": seq, '"quoted"': 1}) for seq in range(1, 5)])
+    assert telling.newest(0) == [reported(4, **{"Güte": 4, '"quoted"': 1})]
+
 
 def test_newest_reports_are_the_same_however_many_lines_came_before():
     def reported(rank, seq, **metrics):
