@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, holding
@@ -198,19 +198,8 @@ class JobController:
 
     def _lost(self, state: JobState) -> bool:
         """Whether an attempt has failed that its operator would go on with."""
-        numbered = self._info.retry_owner == US
-        # Of an operator's attempts the runs that ended as another try would, without being told to.
-        final = [
-            run
-            for run in losses(state)
-            if numbered
-            or (
-                (end := run.exit) is not None
-                and end.code != 0
-                and not run.ended_on_demand(end)
-                and budget(Failure(failure.of_end(end), end.time)) is None
-            )
-        ]
+        lost, numbered = losses(state), self._info.retry_owner == US
+        final = [run for run in lost if numbered or _final(run)]
         if not final:
             return False
         view = newest(state)
@@ -228,15 +217,7 @@ class JobController:
         if not lost:
             return False
         waited = self._waited(f"loss of {','.join(sorted(run.pod for run in lost))}", attempt)
-        for run in lost:
-            if run.disruption is not None:
-                # A suspension deletes pods, too, and may be told of later than they are.
-                told = run.disruption.reason != ev.DELETED
-            else:
-                told = run.exit is None or run.exit.code not in _TELLING or failure.tells(run.exit)
-            if told:
-                return True
-        return waited > TOLD_WITHIN_S
+        return any(_says_why(run) for run in lost) or waited > TOLD_WITHIN_S
 
     def _ready(self, state: JobState, *, reading: bool) -> bool:
         # What failed first may be known only when all nodes have ended and their logs are read.
@@ -253,13 +234,9 @@ class JobController:
 
     async def _halt(self, state: JobState, mark: str, text: str) -> None:
         """End the newest attempt for good."""
-        # The first attempt's object owns the others.
-        first, target = (
-            attempts.target(self._kind, self._scope, self._info, number) for number in (1, state.tries)
-        )
-        remove = partial(self._session.client.delete, first, uid=self._first["metadata"]["uid"])
+        target = attempts.target(self._kind, self._scope, self._info, state.tries)
         try:
-            last = remove if self._removes and mark == labelling.CANCELLED else None
+            last = self._remove if self._removes and mark == labelling.CANCELLED else None
             await holding.halt(
                 self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S, last=last
             )
@@ -274,10 +251,15 @@ class JobController:
                 why = "as the job was cancelled"
             else:
                 reason = text.partition(" ")[2] or STOPPED
-                cause = culprit(newest(state)) if reason == STOPPED else None
-                why = f"{reason}: {cause.reason.line}" if cause is not None else reason
+                first = culprit(newest(state)) if reason == STOPPED else None
+                why = f"{reason}: {first.reason.line}" if first is not None else reason
             actions.log_deed(self._info, "ended an attempt", f"number {state.tries}, {why}")
         self._stopped.add(state.tries)
+
+    async def _remove(self) -> None:
+        """Delete the first attempt's object, to which the others belong."""
+        target = attempts.target(self._kind, self._scope, self._info, 1)
+        await self._session.client.delete(target, uid=self._first["metadata"]["uid"])
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
@@ -325,6 +307,24 @@ def halted(state: JobState) -> bool:
 
 def _stopped(state: JobState) -> bool:
     return state.verdict is not None and state.verdict.reason in _OURS
+
+
+def _final(run: Life) -> bool:
+    """Whether a run ended as another try would, without being told to."""
+    exit_ = run.exit
+    if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
+        return False
+    return budget(Failure(failure.of_end(exit_), exit_.time)) is None
+
+
+def _says_why(run: Life) -> bool:
+    """Whether it is known without its log how a run ended."""
+    if run.disruption is not None:
+        # A suspension deletes pods, too, and may be told of later than they are.
+        return run.disruption.reason != ev.DELETED
+    if run.exit is None:
+        return True
+    return run.exit.code not in _TELLING or failure.tells(run.exit)
 
 
 def _reason_since(state: JobState, reason: str) -> float | None:

@@ -50,7 +50,7 @@ from nbtorchjob.state import events as ev
 from nbtorchjob.text.hints import hint
 
 # Ends a job for good whatever its queue does.
-Last: TypeAlias = Callable[[], Awaitable[object]]
+Last: TypeAlias = Callable[[], Awaitable[None]]
 
 _LOOK_S = 0.1
 _UNSEEN_S = 2.0  # for Kueue to show what it makes of a change, where nobody may read its Workload
@@ -270,19 +270,24 @@ async def _command(
     until = time.monotonic() + within
     while time.monotonic() < until:
         await client.create(commands.api, target.namespace, commands.command(obj, suspended))
-        shows_until = time.monotonic() + _SHOWS_WITHIN_S
-        while time.monotonic() < shows_until:
-            try:
-                facts = kind.facts(await client.get(target))
-            except NotFoundError:  # somebody has deleted it meanwhile
-                if suspended:
-                    return
-                break
-            paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
-            ended = any(isinstance(fact, ev.Verdict) for fact in facts)
-            if (paused or ended) if suspended else not paused:
-                return
-            await asyncio.sleep(_LOOK_S)
+        if await _shows(client, kind, target, suspended=suspended):
+            return
     raise UnheededError(
         f"{target.name}: its pods don't end, and its operator heeds nothing before that; try again"
     )
+
+
+async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool) -> bool:
+    """Whether the job comes to show what a Command asks for."""
+    until = time.monotonic() + _SHOWS_WITHIN_S
+    while time.monotonic() < until:
+        try:
+            facts = kind.facts(await client.get(target))
+        except NotFoundError:
+            return suspended  # somebody has deleted it meanwhile
+        paused = any(isinstance(fact, ev.Suspended) and fact.suspended for fact in facts)
+        ended = any(isinstance(fact, ev.Verdict) for fact in facts)
+        if (paused or ended) if suspended else not paused:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False

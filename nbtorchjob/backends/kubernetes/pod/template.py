@@ -337,17 +337,18 @@ def consistent(template: dict[str, Any], container: str) -> dict[str, Any]:
 
     The API server refuses a container that may not gain privileges but has them (1.36).
     """
-    spec, containers = template["spec"], []
-    for part in template["spec"]["containers"]:
-        context = part.get("securityContext") or {}
-        added = (context.get("capabilities") or {}).get("add") or ()
-        privileges = context.get("privileged") or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & {*added}
-        if part["name"] == container and privileges:
-            rest = {key: value for key, value in context.items() if key != "allowPrivilegeEscalation"}
-            containers.append({**part, "securityContext": rest})
-        else:
-            containers.append(part)
+    spec = template["spec"]
+    containers = [_free(part) if part["name"] == container else part for part in spec["containers"]]
     return {**template, "spec": {**spec, "containers": containers}}
+
+
+def _free(container: Mapping[str, Any]) -> dict[str, Any]:
+    context = container.get("securityContext") or {}
+    added = (context.get("capabilities") or {}).get("add") or ()
+    if not context.get("privileged") and not {"SYS_ADMIN", "CAP_SYS_ADMIN"} & {*added}:
+        return dict(container)
+    rest = {key: value for key, value in context.items() if key != "allowPrivilegeEscalation"}
+    return {**container, "securityContext": rest}
 
 
 _KEYS = {"volumeMounts": "mountPath"}

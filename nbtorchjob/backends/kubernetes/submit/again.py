@@ -155,15 +155,7 @@ async def dry_run(session: Session, sender: Submitter) -> str:
             raise  # there is a server, or there should be
         draft = await sender.draft(blind=True)
         said = f"# not checked by a server: {exc}"
-    shown = [
-        {
-            **secret,
-            "data": {key: f"<{words.size(len(base64.b64decode(text)))}>" for key, text in data.items()},
-        }
-        for secret in draft.secrets
-        for data in (secret["data"],)
-    ]
-    shown += draft.manifests
+    shown = [*map(_sizes, draft.secrets), *draft.manifests]
     return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + said
 
 
@@ -259,6 +251,11 @@ def _private(path: Path, text: str) -> Path:
     path.touch(mode=0o600)  # Secrets are among them
     path.write_text(text)
     return path
+
+
+def _sizes(secret: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {key: f"<{words.size(len(base64.b64decode(value)))}>" for key, value in secret["data"].items()}
+    return {**secret, "data": sizes}
 
 
 def _yaml(obj: Mapping[str, Any]) -> str:
