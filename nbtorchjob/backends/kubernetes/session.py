@@ -51,8 +51,8 @@ async def served(client: Client, groups: Collection[str]) -> set[Served]:
 
     async def resources(group: str, version: str) -> list[Served]:
         document = await client.document(f"/apis/{group}/{version}", answers.SERVED)
-        every = document.get("resources") or ()
-        return [(group, version, one["name"]) for one in every if "/" not in one["name"]]
+        names = [resource["name"] for resource in document.get("resources") or ()]
+        return [(group, version, name) for name in names if "/" not in name]
 
     return set(itertools.chain(*await asyncio.gather(*(resources(*one) for one in versions))))
 

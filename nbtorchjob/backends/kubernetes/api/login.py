@@ -154,12 +154,12 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
         server = str(settings.get("server") or "")
         try:
             parts = urlsplit(server)
-            leads = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:  # a port that is none
-            leads = False
+            is_address = False
         if not server:
             yield "has no server"
-        elif not leads:
+        elif not is_address:
             yield f"has the server {server!r}, which is no address such as https://HOST:6443"
     for name, what in (_OF_CLUSTER if key == "cluster" else _OF_USER).items():
         if inline := settings.get(name + _DATA):
@@ -174,7 +174,7 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
                 content = (folder / os.path.expanduser(str(path))).read_bytes()
             except OSError as error:
                 yield f"has its {what} in {path}, which can't be read ({error.strerror})"
-                return
+                break
             if name != "tokenFile" and _PEM not in content:
                 yield f"has its {what} in {path}, which holds none"
     login = settings.get("exec")

@@ -159,9 +159,10 @@ def matches(pod: Manifest, host: Manifest) -> bool:
         wanted = [(expression, labels) for expression in term.get("matchExpressions") or ()]
         wanted += [(expression, fields) for expression in term.get("matchFields") or ()]
         # What the server will refuse anyway rules out no host.
-        known = [(of, has) for of, has in wanted if of.get("operator") in _OPERATORS]
+        known = [(rule, has) for rule, has in wanted if rule.get("operator") in _OPERATORS]
         if wanted and all(
-            _OPERATORS[of["operator"]](has.get(of.get("key")), of.get("values") or ()) for of, has in known
+            _OPERATORS[rule["operator"]](has.get(rule.get("key")), rule.get("values") or ())
+            for rule, has in known
         ):
             return True
     return False

@@ -62,7 +62,7 @@ _UNUSED_S = 24 * 3600.0  # so long no job had it
 
 
 def put_down(job: JobDirectory) -> None:
-    """Link the file into the job's folder; where the disk won't have that, the job goes without."""
+    """Link what this environment has into the job's folder; without it where the disk won't have that."""
     # The file's name and content, made once for all that say the same
     environment, origins = here.environment(), here.origins()
     if not _made or _made[0][:2] != (environment, origins):
@@ -92,7 +92,7 @@ def put_down(job: JobDirectory) -> None:
 
 
 def thin_out() -> None:
-    """Let go of the files that no job has any more."""
+    """Remove what environments had that no job links to any more."""
     with suppress(OSError, NotOwnError):  # another process does the same
         for path in directory.environments_dir().iterdir():
             status = path.stat()
