@@ -129,7 +129,7 @@ def alike(summary: Any) -> Any:
             value = sys.intern(value)
         elif kind in (dict, list):
             value = _one(marshal.dumps(value, _ALIKE)) if value else _EMPTY[kind]
-        shared[sys.intern(key)] = value
+        shared[key] = value
     return shared
 
 
@@ -321,7 +321,7 @@ class Listed:
             if self._state is None or self._state.ended is None or self._read != self.mark:
                 state = self._look()
                 if state.ended is not None and not keep:
-                    self._read, self._state = self.mark, None
+                    self._read = self._state = None
                     return state
                 if state.ended is not None:
                     info = state.info
@@ -342,8 +342,8 @@ class Listed:
         return now - self.changed >= self.ttl
 
     def _look(self) -> JobState:
-        # A job that was deleted may be made again, but hardly since it was listed for the first time.
-        if (self._begun or self._read) and (made := self._record()) != self._made:
+        made = self._record()
+        if made != self._made:  # a job that was deleted may be made again
             self._made, self._begun, self.ttl = made, None, self.folder.ttl_s()
         self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
