@@ -31,7 +31,8 @@ _LOOKS_BACK = 32768  # bytes, of deflate
 _SWAPS = (
     "api/frameworks.py",
     *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
-    *("node/kept.py", "node/swaps.py"),
+    "node/kept.py",
+    "node/swaps.py",
 )
 # What a program that travels has only where a job needs it: 80 to 120 kB go to each pod and into its Secret.
 PARTS = {
@@ -46,8 +47,15 @@ PARTS = {
     "process": ("rank/carried.py",),
     "settings": ("rank/settings.py",),
     "swaps": _SWAPS,
-    "lab": (*_SWAPS, "rank/settings.py", "lab/"),
-    "pool": (*_SWAPS, "rank/settings.py", "install/shipped.py", "lab/", "pool/"),
+    "lab": (*_SWAPS, "install/environment.py", "rank/settings.py", "lab/"),
+    "pool": (
+        *_SWAPS,
+        "install/environment.py",
+        "install/shipped.py",
+        "rank/settings.py",
+        "lab/",
+        "pool/",
+    ),
     "values": ("objects/codenames.py", "objects/pickler.py", "cloudpickle/"),
     "debugger": ("debug/",),
     "data": ("data/",),
