@@ -335,7 +335,7 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
-        self._alone = False  # whether those who know better what was lost have had their time
+        self._overdue: Taken | None = None  # of whose loss those who know better have had their time to tell
         self.elsewhere = elsewhere is not None
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
@@ -423,7 +423,7 @@ class Sent:
     @property
     def _is_theirs(self) -> bool:
         """Whether others know better what was lost."""
-        if self._alone or self._kept is None or not self.taken.unseen:
+        if self._overdue is self.taken or self._kept is None or not self.taken.unseen:
             return False
         return self._kept.seen(self._marks)
 
@@ -477,7 +477,8 @@ class Sent:
                     return
                 if plan.theirs:
                     # One that is stopped, as by Ctrl-Z, lives, and does nothing
-                    self._alone = time.monotonic() > began + _PATIENCE_S
+                    if time.monotonic() > began + _PATIENCE_S:
+                        self._overdue = lost
                     if not self._is_theirs:
                         return
                 elif (

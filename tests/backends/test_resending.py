@@ -417,6 +417,25 @@ def test_those_who_have_seen_a_loss_and_do_nothing_are_waited_for_no_longer(kept
     assert reduce(apply, heard, JobState(info)).phase is Phase.FAILED
 
 
+def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatch):
+    monkeypatch.setattr(resending, "_PATIENCE_S", 0.0)
+    info = job()
+    keeps = kept(info)
+    stopped = Sent(info, BEFORE, lambda *told: AFTER, keeps)
+    late = Sent(info, BEFORE._replace(unseen=True), lambda *told: AFTER, keeps)
+    lost = [ev.Verdict(150.0, succeeded=False, reason=turns.ANEW, text="lost")]
+
+    with stopped.followed():
+        first = late.plan(lost)
+        assert first is not None
+        asyncio.run(late.go_on(late.taken, first, lost, lambda: LAB))
+        alone = late.plan(lost)
+        keeps.note({**keeps.record, "times": 2, "round": 6})  # as that one sends it, once it goes on
+        late.renew(lambda: LAB)
+        second = late.plan(lost)
+    assert [plan and plan.theirs for plan in (first, alone, second)] == [True, False, True]
+
+
 FOLLOWS = """
 import os, sys
 from pathlib import Path
