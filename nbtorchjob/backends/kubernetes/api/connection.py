@@ -415,17 +415,7 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
             why = "the connection broke off"
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:
-            named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
-            url = login.api.rest_client.proxy or next(iter(named.values()), "")
-            place = next(
-                (name for name, value in named.items() if value == url), "proxy-url of the kubeconfig"
-            )
-            # Without a password that is in it
-            address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
-            raise UnreachableError(
-                f"the proxy {address} ({place}) to the cluster at {login.server} doesn't answer ({why}): "
-                "start or change it"
-            ) from error
+            raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error
@@ -433,6 +423,15 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
 
 # What OpenSSL says of a certificate, by its number (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
+
+
+def _proxy(login: Login) -> str:
+    """Name the proxy to a cluster, without a password in its address, and where it is set."""
+    named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+    url = login.api.rest_client.proxy or next(iter(named.values()), "")
+    where = next((name for name, value in named.items() if value == url), "proxy-url of the kubeconfig")
+    address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
+    return f"the proxy {address} ({where}) to the cluster at {login.server}"
 
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
