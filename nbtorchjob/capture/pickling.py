@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from linecache import cache
 from multiprocessing.process import BaseProcess
@@ -54,6 +55,7 @@ _STAYS = {
     "grad": "its gradient stays here",
     "hooks": "its hooks stay here",
     "cache": "what it has cached stays here",
+    "library": "ranks have their own, without what was set on it here",
 }
 _DISPLAYS = ("IPython.core.display_functions", "IPython.core.display")  # the latter before IPython 7.23
 
@@ -66,7 +68,8 @@ class Seen:
     loaded, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
     in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
-    isn't taken along of objects, as a word of what. ``rank_names`` are names of ``namespace`` that a lab's
+    isn't taken along of objects, as a word of what, and ``held`` where a library holds some of these, by
+    their ``id``. ``rank_names`` are names of ``namespace`` that a lab's
     ranks have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that
     the pickle holds, and ``stops`` is whether one may stop in a debugger.
     """
@@ -81,13 +84,14 @@ class Seen:
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
+    held: dict[int, str] = field(default_factory=dict)
     codes: list[CodeType] = field(default_factory=list)
     code: Codes = field(default_factory=Codes)
     stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
         """Describe what stays, by the names of those of ``objects`` that it belongs to."""
-        names = {id(value): name for name, value in objects.items()}
+        names = {**self.held, **{id(value): name for name, value in objects.items()}}
         stays: dict[tuple[str, str], None] = {}
         for value, what in self.stays:
             stays[names.get(id(value), f"a {type(value).__name__}"), what] = None
@@ -113,26 +117,45 @@ def dump(
     Those in ``rank_names`` stay here, and what is in ``push`` is among them. Raises whatever an object's own
     pickling raises.
     """
-    seen = Seen(namespace, rank_names)
-    seen.names += push.items()
-    buffers: list[memoryview] = []
-    # The list is pickled last, so by then it is complete.
-    whole = {**call, "names": seen.names}
-    data = pickler.dumps(
-        whole,
-        lambda file, out_of_band: Pickler(file, out_of_band, seen),
-        lambda buffer: buffers.append(buffer.raw()),
-    )
-    return Pickled(data, tuple(buffers), seen)
+
+    def pickled(*, by_reference: bool) -> Pickled:
+        seen = Seen(namespace, rank_names)
+        seen.names += push.items()
+        buffers: list[memoryview] = []
+        # The list is pickled last, so by then it is complete.
+        whole = {**call, "names": seen.names}
+        data = pickler.dumps(
+            whole,
+            lambda file, out_of_band: Pickler(file, out_of_band, seen, by_reference=by_reference),
+            lambda buffer: buffers.append(buffer.raw()),
+        )
+        return Pickled(data, tuple(buffers), seen)
+
+    try:
+        return pickled(by_reference=False)
+    except CaptureError:
+        raise
+    except Exception:  # whatever an object's own code raises; looking for what libraries hold takes time
+        return pickled(by_reference=True)
 
 
 class Pickler(pickler.Pickler):
-    """Pickles what a notebook holds, and notes what it comes across."""
+    """Pickles what a notebook holds, and notes what it comes across.
+
+    ``by_reference`` goes what can't be pickled, and is held by the library that it comes from: ``logger`` of
+    loguru, which writes to an open file here.
+    """
 
     def __init__(
-        self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], seen: Seen | None = None
+        self,
+        file: Any,
+        buffer_callback: Callable[[pickle.PickleBuffer], Any],
+        seen: Seen | None = None,
+        *,
+        by_reference: bool = True,
     ) -> None:
         super().__init__(file, buffer_callback)
+        self._by_reference = by_reference
         self.seen = seen if seen is not None else Seen(_EMPTY)
         self.codes = self.seen.code
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
@@ -142,7 +165,19 @@ class Pickler(pickler.Pickler):
             return self._stream
         if issubclass(type_, io.TextIOWrapper):
             return _refuse_file  # cloudpickle would send the file's text instead
-        return super()._reducer(type_)
+        reducer = super()._reducer(type_)
+        held = importable.held(type_) if self._by_reference else {}
+        return partial(self._reduce_held, held, reducer) if held else reducer
+
+    def _reduce_held(
+        self, held: Mapping[int, tuple[Any, str]], reducer: Callable[[Any], Any], obj: Any
+    ) -> Any:
+        if id(obj) not in held or fails(obj, by_reference=False) is None:
+            return reducer(obj)
+        module, name = held[id(obj)]
+        self.seen.stays.append((obj, "library"))
+        self.seen.held[id(obj)] = f"{module.__name__}.{name}"
+        return getattr, (module, name)
 
     def reduce_function(self, function: Any) -> Any:
         """Note the function, and reduce it."""
@@ -374,10 +409,10 @@ class _Nowhere:
         """Forget ``data``."""
 
 
-def fails(value: Any) -> Exception | None:
+def fails(value: Any, *, by_reference: bool = True) -> Exception | None:
     """Return what pickling ``value`` raises."""
     try:
-        Pickler(_Nowhere(), lambda buffer: None).dump(value)
+        Pickler(_Nowhere(), lambda buffer: None, by_reference=by_reference).dump(value)
     except Exception as exc:  # whatever an object's own code raises
         return exc
     return None

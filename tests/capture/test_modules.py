@@ -256,3 +256,41 @@ def test_a_module_made_by_hand_that_cant_travel_is_refused_by_its_name(monkeypat
     monkeypatch.setitem(sys.modules, "handmade_b", made)
     with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.lock is a lock"):
         from_cell("import handmade_b", {"__name__": "__main__"})
+
+
+HOLDS = """
+import threading
+
+class Logger:
+    def __init__(self):
+        self.lock, self.level = threading.Lock(), "INFO"
+
+logger, other = Logger(), None
+"""
+
+
+def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(root, ranks):
+    put(root, {"holds_l.py": HOLDS})
+    import holds_l
+
+    holds_l.logger.level = "DEBUG"
+    space = {"__name__": "__main__", "log": holds_l.logger}
+    call = from_cell("import holds_l\n[log is holds_l.logger, log.level]", space, root=root)
+
+    assert call.notes == ("log: ranks have their own, without what was set on it here",)
+    assert ranks.run(call) == ([True, "INFO"], "", "")
+
+    space["log"] = [holds_l.logger, holds_l.Logger()]
+    with pytest.raises(CaptureError, match=r"log\[1\].lock is a lock"):
+        from_cell("log", space, root=root)
+
+
+def test_what_its_own_module_holds_goes_by_value_where_it_can(root, ranks):
+    put(root, {"holds_m.py": HOLDS.replace("threading.Lock()", "None")})
+    import holds_m
+
+    holds_m.logger.level = "DEBUG"
+    space = {"__name__": "__main__", "log": holds_m.logger}
+    call = from_cell("log.level", space, root=root)
+
+    assert ranks.run(call) == ("DEBUG", "", "")

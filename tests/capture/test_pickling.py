@@ -43,6 +43,22 @@ def test_big_arrays_and_tensors_travel_out_of_band_without_a_copy():
     assert call["small"].tolist() == [0, 1, 2]
 
 
+def test_a_weak_reference_refers_to_what_travels_with_it():
+    class Thing: ...
+
+    def wrapper():
+        return itself()
+
+    thing = Thing()
+    itself = weakref.ref(wrapper)
+    call = back(
+        pickling.dump({"thing": thing, "to": weakref.ref(thing), "gone": weakref.ref(Thing()), "f": wrapper})
+    )
+    assert call["to"]() is call["thing"]
+    assert call["gone"]() is None
+    assert call["f"]() is call["f"]
+
+
 # As that of Triton 3.6, with which `make gpu` runs kernels.
 JIT = """
 import threading

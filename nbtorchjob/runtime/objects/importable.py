@@ -152,6 +152,22 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     }
 
 
+def held(type_: type) -> Dict[int, Tuple[Any, str]]:
+    """Return the objects of a class that its own library holds, by ``id``: where each is.
+
+    That is in the module of the class, or in the package: such as loguru's ``logger``.
+    """
+    names = (str(type_.__module__), str(type_.__module__).partition(".")[0])
+    homes = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules and name not in _MAIN]
+    return {
+        id(value): (module, name)
+        for module in homes
+        if isinstance(route(module), str)
+        for name, value in attributes(module).copy().items()
+        if type(value) is type_
+    }
+
+
 def _stateless(value: Any) -> bool:
     kind: Any = type(value)
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:

@@ -337,6 +337,11 @@ class Pickler(pickle.Pickler):
         """Reduce a weak dictionary."""
         return type(mapping), (), None, None, iter(list(mapping.items()))
 
+    def reduce_reference(self, reference: Any) -> Any:
+        """Reduce a weak reference, together with what it refers to, if that is still there."""
+        referent = reference()
+        return (rebuilt.dead_reference, ()) if referent is None else (weakref.ref, (referent,))
+
     def reduce_proxy(self, proxy: Any) -> Any:
         """Reduce a view of a mapping, together with the mapping."""
         return types.MappingProxyType, (gc.get_referents(proxy)[0],)
@@ -617,6 +622,7 @@ _BY_TYPE: Dict[Any, str] = {
     types.ModuleType: "reduce_module",
     functools.partial: "reduce_partial",
     getattr(functools, "cached_property", None): "reduce_cached_property",
+    weakref.ref: "reduce_reference",
     weakref.WeakKeyDictionary: "reduce_weak",
     weakref.WeakValueDictionary: "reduce_weak",
     types.MappingProxyType: "reduce_proxy",

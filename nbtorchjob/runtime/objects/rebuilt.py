@@ -143,6 +143,11 @@ def fill_function(
         setattr(function, name, value)
 
 
+def dead_reference() -> Any:
+    """Return a weak reference to what is gone."""
+    return weakref.ref(set())
+
+
 def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
     """Make ``lru_cache``'s function around another; its cache is empty."""
     return functools.lru_cache(**parameters)(function)
