@@ -271,8 +271,7 @@ logger, other = Logger(), None
 
 def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(root, ranks):
     put(root, {"holds_l.py": HOLDS})
-    import holds_l
-
+    holds_l = importlib.import_module("holds_l")
     holds_l.logger.level = "DEBUG"
     space = {"__name__": "__main__", "log": holds_l.logger}
     call = from_cell("import holds_l\n[log is holds_l.logger, log.level]", space, root=root)
@@ -287,8 +286,7 @@ def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(
 
 def test_what_its_own_module_holds_goes_by_value_where_it_can(root, ranks):
     put(root, {"holds_m.py": HOLDS.replace("threading.Lock()", "None")})
-    import holds_m
-
+    holds_m = importlib.import_module("holds_m")
     holds_m.logger.level = "DEBUG"
     space = {"__name__": "__main__", "log": holds_m.logger}
     call = from_cell("log.level", space, root=root)
