@@ -181,23 +181,22 @@ class Checkpoints:
         it replaces is removed, too.
         """
         if self._pending is not None and (wait or self._pending[1].done()):
-            self._end(*self._pending)
+            (name, saving), self._pending = self._pending, None
+            failure = saving.exception()
+            if failure is None:
+                self._whole.append(name)
+            elif self._is_first:
+                newest = "there is none yet"
+                if self.newest_step is not None:
+                    newest = "the newest one is of step %d" % self.newest_step
+                free = (
+                    shutil.disk_usage(self._folder).free / 1e9
+                )  # torch.save words a full disk in its own way
+                text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
+                self._report(text % (_step(name), newest, free, _reason(failure)))
+            self._remove_others(name)
         if wait and self._removal is not None:
             self._removal.join()
-
-    def _end(self, name: str, saving: Any) -> None:
-        self._pending = None
-        failure = saving.exception()
-        if failure is None:
-            self._whole.append(name)
-        elif self._is_first:
-            newest = "there is none yet"
-            if self.newest_step is not None:
-                newest = "the newest one is of step %d" % self.newest_step
-            free = shutil.disk_usage(self._folder).free / 1e9  # torch.save words a full disk in its own way
-            text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
-            self._report(text % (_step(name), newest, free, _reason(failure)))
-        self._remove_others(name)
 
     def blank(self, others: Mapping[str, Any]) -> Dict[str, Any]:
         """Return what :meth:`load` loads the states of others into, for :meth:`unpacked`."""
@@ -257,8 +256,9 @@ class Checkpoints:
             # First what makes it whole, as this process may be killed meanwhile.
             with contextlib.suppress(OSError):
                 os.remove(os.path.join(path, _METADATA))
-        self._removal = threading.Thread(target=_remove, args=(paths,), name="nbtorchjob-remove")
-        self._removal.start()
+        if paths:
+            self._removal = threading.Thread(target=_remove, args=(paths,), name="nbtorchjob-remove")
+            self._removal.start()
 
     def _names(self) -> List[str]:
         return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
