@@ -143,15 +143,9 @@ def culprit(known: Known) -> Failure | None:
         first_failure_seen = min(
             (f for f in causes if f.error and not f.error.recoverable), key=_when, default=first
         )
-    told = (
-        Failure(
-            failure.of_agent_error(agent.code, agent.error), agent.time, node=agent.node, error=agent.error
-        )
-        for agent in known.agents
-    )
     return (
         first_failure_seen
-        or next(told, None)
+        or _agent(known)
         or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
         or (quiet and quiet.failure)
         or _stuck(known)
@@ -230,3 +224,11 @@ def _of_exit(event: ev.RankExited, known: Known) -> Failure:
         exit_ = next((exit_ for exit_ in life.exits if exit_.time >= int(event.time)), None)
         reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
+
+
+def _agent(known: Known) -> Failure | None:
+    if not known.agents:
+        return None
+    event = known.agents[0]
+    reason = failure.of_agent_error(event.code, event.error)
+    return Failure(reason, event.time, node=event.node, error=event.error)

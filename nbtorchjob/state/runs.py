@@ -145,13 +145,8 @@ class Judge:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
         reasons = {**self._halved(tracks), **_met(self._early, tracks)}
-        # Somebody is at a rank that is stopped in the debugger.
-        going = [s for s in states if s.phase is Phase.RUNNING and s.cancelled is None and not s.stopped]
-        return {
-            state.info.address: reasons[state.info.address]
-            for state in going
-            if state.info.address in reasons
-        }
+        runs = (state.info.address for state in states if _may_stop(state))
+        return {address: reasons[address] for address in runs if address in reasons}
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
         """Return which metrics it needs that no run has reported; None until one has reported all it does."""
@@ -197,6 +192,11 @@ class Judge:
                     reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
             rung *= early.factor
         return reasons
+
+
+def _may_stop(state: JobState) -> bool:
+    # Somebody is at a rank that is stopped in the debugger.
+    return state.phase is Phase.RUNNING and state.cancelled is None and not state.stopped
 
 
 class _Arrival(NamedTuple):

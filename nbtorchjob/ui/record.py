@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends import ROWS
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.state import JobState, Phase, turns
+from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, facts, usage
@@ -112,21 +112,6 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
         shown = asdict(swap)
         kept = ("number", "time", "by", "names", "point", "call", "diff", "back")
         swaps.append({**{name: shown[name] for name in kept}, "step": swap.metrics.get("step")})
-    history: list[Record] = []
-    for attempt in state.attempts:
-        failure = attempt.failure
-        history.append(
-            {
-                "number": attempt.number,
-                "start": attempt.start,
-                "end": attempt.end,
-                "hosts": list(attempt.hosts),
-                "cause": failure.reason.cause.value if failure else None,
-                "why": failure.reason.line if failure else None,
-                "budget": attempt.budget.value if attempt.budget else None,
-                "lines": list(attempt.lines),
-            }
-        )
     environment: Record | None = None
     if (importable := state.importable) is not None:
         environment = {
@@ -155,7 +140,7 @@ def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Ten
         "spec": dict(state.info.spec),
         "enforced": dict(enforced),
         "tended": asdict(tended) if tended is not None else None,
-        "history": history,
+        "history": [_attempt(attempt) for attempt in state.attempts],
         "told": attempts.lines(state),
         "error": error.to_json() if error else None,
         "swaps": swaps,
@@ -173,6 +158,20 @@ def below(record: Record, roots: Sequence[str]) -> Record:
 def as_of(record: Record, now: float) -> Record:
     """Return an earlier record with what only the clock has changed since."""
     return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
+
+
+def _attempt(attempt: Attempt) -> Record:
+    failure = attempt.failure
+    return {
+        "number": attempt.number,
+        "start": attempt.start,
+        "end": attempt.end,
+        "hosts": list(attempt.hosts),
+        "cause": failure.reason.cause.value if failure else None,
+        "why": failure.reason.line if failure else None,
+        "budget": attempt.budget.value if attempt.budget else None,
+        "lines": list(attempt.lines),
+    }
 
 
 def _lab(state: JobState) -> dict[str, Any] | None:

@@ -19,7 +19,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +35,7 @@ from nbtorchjob.backends.base import Tending
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import BYTES, TEXT, ZIP, Api, Lanes, installed
 from nbtorchjob.frontends.server.routes import PARAMETERS, SHAPES, jobs, logs, ref, settings
-from nbtorchjob.frontends.server.watch import Watch
+from nbtorchjob.frontends.server.watch import Changes, Watch
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import PLACES
 
@@ -321,8 +320,11 @@ class TorchJobApp(ExtensionApp):
             root = os.path.abspath(server.contents_manager.root_dir)
             self.roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
         every = {name: self.clusters_s if PLACES[name].remote else self.here_s for name in ROWS}
-        tell = partial(server.event_logger.emit, schema_id=SCHEMA_ID, data={})
-        self.watch = Watch(self.lanes, every, lambda _: tell(), self.roots)
+
+        def tell(_: Changes) -> None:
+            server.event_logger.emit(schema_id=SCHEMA_ID, data={})
+
+        self.watch = Watch(self.lanes, every, tell, self.roots)
         self.document = document(ROUTES, server.base_url)
         if self.tend:
             self.tenders = Tenders()

@@ -76,9 +76,7 @@ class Cluster:
         "--kind KIND", "the kind of cluster job", choices=KINDS, check=partial(one_of, allowed=KINDS)
     )
     context: str | None = setting(
-        "--context NAME",
-        "the kubeconfig context; the current one by default",
-        check=_word,
+        "--context NAME", "the kubeconfig context; the current one by default", check=_word
     )
     namespace: str | None = setting(
         "--namespace NAME", "the namespace; the context's by default", check=grammars.label
@@ -161,9 +159,7 @@ class Cluster:
         "--checkpoints PATH|URL", "where to save checkpoints: mounted path or URL", check=_location
     )
     data_cache: str | None = setting(
-        "--data-cache PATH",
-        "where nodes keep fetched data: a mounted path",
-        check=_path,
+        "--data-cache PATH", "where nodes keep fetched data: a mounted path", check=_path
     )
     pod_patch: str | None = setting("--pod-patch YAML", "a patch for each pod: YAML or file", check=patch)
     network_policy: bool = setting(

@@ -12,11 +12,12 @@ from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.events import (
     FAILURE,
+    NodeExited,
     RankExited,
     RankFailed,
     RankStops,
 )
-from nbtorchjob.state.failure import Cause, table
+from nbtorchjob.state.failure import Cause, Reason, table
 from nbtorchjob.state.progress import hang, missed, still
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import attempts, lifetime, swaps, usage
@@ -259,11 +260,7 @@ def condition(node: Node, state: JobState) -> str:
     if life.exit is not None and not life.ended_on_demand(life.exit):
         if node.code == 0:
             return "finished"
-        # What its agent had told says more.
-        end = (life.exit.node, life.exit.code, life.exit.pod)
-        agent = next((told for told in state.agents if (told.node, told.code, told.pod) == end), None)
-        why = causes.of_agent_error(agent.code, agent.error) if agent else causes.of_end(life.exit)
-        return clip(why.line, _MAX_GROUP)
+        return clip(_ended(life.exit, state).line, _MAX_GROUP)
     if life.disruption is not None:
         return causes.of_disruption(life.disruption).line
     if life.gone is not None:
@@ -280,6 +277,14 @@ def condition(node: Node, state: JobState) -> str:
         return "fetching data"
     up = sum(other.started is not None and other.ended is None for other in state.nodes.values())
     return "waiting for the other nodes" if up < state.info.nodes[0] else "starting its ranks"
+
+
+def _ended(exit_: NodeExited, state: JobState) -> Reason:
+    """Explain how a node ended, by its agent's error where that is known."""
+    for agent in state.agents:
+        if (agent.node, agent.code, agent.pod) == (exit_.node, exit_.code, exit_.pod):
+            return causes.of_agent_error(agent.code, agent.error)
+    return causes.of_end(exit_)
 
 
 def waiting(state: JobState) -> list[str]:
@@ -370,15 +375,7 @@ _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[K
 
 def cause(failure: Failure, state: JobState) -> str:
     """Describe whose fault it was and where it happened, and what to do about it."""
-    # How the job would be tried again by itself, to whoever hasn't asked for it
-    again, retry = "", state.info.retry
-    if state.info.of_lab and not state.info.in_pool:
-        pass  # a cell isn't: its lab is
-    elif failure.reason.cause is Cause.INFRA:
-        # Without its supervisor, or deleted, a job isn't tried again by anybody.
-        again = "" if retry or state.lost else "--preemptions N retries it automatically."
-    elif failure.error is not None and failure.error.recoverable and not (retry and retry.retries > 0):
-        again = "It asks for a retry: set --retries N."
+    again = _again(failure, state)
     # Whose fault a failure was, where the exception doesn't say it, and on which node it was
     certain = not again
     many = failure.rank is not None and failure.node is not None and len(state.nodes) > 1
@@ -398,6 +395,18 @@ def cause(failure: Failure, state: JobState) -> str:
         hint = table.KNOWN.get(hint, hint)
     words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
+
+
+def _again(failure: Failure, state: JobState) -> str:
+    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
+    if state.info.of_lab and not state.info.in_pool:
+        return ""  # a cell isn't: its lab is
+    if failure.reason.cause is Cause.INFRA:
+        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
+    retried = state.info.retry is not None and state.info.retry.retries > 0
+    asks = failure.error is not None and failure.error.recoverable
+    return "It asks for a retry: set --retries N." if asks and not retried else ""
 
 
 def beside(state: JobState) -> list[str]:

@@ -105,14 +105,7 @@ def html(
     curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
     drawn = ""
     if curves:
-        width, height = _CHARTS[len(curves)]
-        lines = [
-            chart.curves(
-                {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
-            )
-            for name, curve in curves.items()
-        ]
-        charts = [*zip(lines, curves.values(), strict=True)]
+        charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
         read = metrics.html(charts) + metrics.table(curves)
         drawn, room = _fitting(room, read, metrics.plain(charts))
     if folded and drawn:
@@ -292,6 +285,13 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
 
 def _series(state: JobState) -> Series:
     return state.spoken
+
+
+def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
+    width, height = _CHARTS[beside]
+    return chart.curves(
+        {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
+    )
 
 
 def _failure(state: JobState, source: SourceLookup) -> str:
