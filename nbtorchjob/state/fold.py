@@ -414,6 +414,7 @@ _APPLY |= {
     ev.Swapped: _sorted("swaps", lambda e: (e.round, e.id), lambda e: (len(e.metrics), -e.time), _MOST_SWAPS),
     ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
+    # A turn's isn't its lab's: see ``state/turns``.
     ev.RankExited: _only(
         lambda e: not e.stays, _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST)
     ),
