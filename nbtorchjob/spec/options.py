@@ -10,7 +10,7 @@ import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
 from typing import Any, NoReturn
@@ -126,13 +126,12 @@ GROUPS: tuple[tuple[str, tuple[str, ...], type], ...] = (
 )
 
 
-def _default(f: Field[Any]) -> str:
-    said = f.default is not MISSING and f.default is not None and not isinstance(f.default, bool | tuple)
-    return str(f.default) if said else ""
-
-
 TABLE: tuple[Option, ...] = tuple(
-    replace(f.metadata["option"], path=(*home, f.name), default=_default(f))
+    replace(
+        f.metadata["option"],
+        path=(*home, f.name),
+        default="" if f.default in (MISSING, None) or isinstance(f.default, bool | tuple) else str(f.default),
+    )
     for _, home, kind in GROUPS
     for f in fields(kind)
     if "option" in f.metadata

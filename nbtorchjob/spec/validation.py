@@ -308,7 +308,7 @@ def fits(hint: Any) -> Check:
             and len(value) == len(parts)
             and all(check(item) for check, item in zip(parts, value, strict=True))
         )
-    if origin is Mapping:
+    if origin in _MAPPINGS:
         keys, values = map(_every, inner)
         return lambda value: isinstance(value, _MAPPINGS) and keys(value) and values(value.values())
     kind = (int, float) if hint is float else origin or hint

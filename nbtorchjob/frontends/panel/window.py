@@ -220,8 +220,16 @@ class Window:
     def _preview_manifests(self) -> list[Any]:
         """Begin to make the manifests, and return what shows them."""
         spec = self.verdict.spec
+
+        def manifests(spec: JobSpec) -> str:
+            # For an empty cell: what the function takes along is known only when it is sent.
+            try:
+                return submission.dry_run(capture.from_cell("None", {}), spec)
+            except (NBTorchJobError, ImportError) as exc:
+                return f"# {exc}"
+
         if spec is not None:
-            self._dry_run.ask(lambda: _manifests(spec), self.manifests.show)
+            self._dry_run.ask(lambda: manifests(spec), self.manifests.show)
         return [self.manifests.widget]
 
     def _offer(self, choices: Mapping[str, Sequence[Choice]]) -> None:
@@ -242,14 +250,6 @@ def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         return chosen.choices(spec) if isinstance(chosen, Images) else {}
     except (NBTorchJobError, ImportError):  # what the doctor is for
         return {}
-
-
-def _manifests(spec: JobSpec) -> str:
-    # For an empty cell: what the function takes along is known only when it is sent.
-    try:
-        return submission.dry_run(capture.from_cell("None", {}), spec)
-    except (NBTorchJobError, ImportError) as exc:
-        return f"# {exc}"
 
 
 def _status(verdict: form.Verdict) -> str:

@@ -267,14 +267,13 @@ class Watch:
         return self._clock() - self._asked < _INTEREST_S
 
     async def _caught_up(self, name: str) -> None:
-        with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-            patience = self._patience if PLACES[name].remote else None
-            await asyncio.wait_for(self._all_caught_up(name), patience)
+        async def all_of_it() -> None:
+            await self._finding[name].caught_up()
+            those = [watched for scope, watched in self._watched.items() if scope.backend == name]
+            await asyncio.gather(*(watched.poller.caught_up() for watched in those))
 
-    async def _all_caught_up(self, name: str) -> None:
-        await self._finding[name].caught_up()
-        those = [watched for scope, watched in self._watched.items() if scope.backend == name]
-        await asyncio.gather(*(watched.poller.caught_up() for watched in those))
+        with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
+            await asyncio.wait_for(all_of_it(), self._patience if PLACES[name].remote else None)
 
     async def _find(self, name: str) -> None:
         """Start watching new scopes, and stop where this user has no jobs any more."""

@@ -102,13 +102,16 @@ async def begin(
         raise NotFoundError(f"{info.name} is gone, and its name is another job's by now")
     if labelling.cancelled(first) or labelling.cancelled(newest):
         return None
+    secrets, whole = await payload_names(client, scope.namespace, info), package.first_name(info)
+    if whole not in secrets:
+        raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {whole} was deleted")
     spec = info.asked
     carried = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
     sub = Submission(
         spec=spec,
         info=info,
         namespace=scope.namespace,
-        secrets=await _secrets(client, scope, info),
+        secrets=tuple(secrets),
         labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
         annotations={
             **{key: value for key, value in _given(first, "annotations").items() if key in carried},
@@ -199,13 +202,6 @@ def reference(owner: Object) -> dict[str, str]:
 
 def _given(obj: Object, what: str) -> dict[str, str]:
     return dict(obj["metadata"].get(what) or {})
-
-
-async def _secrets(client: Client, scope: Scope, info: JobInfo) -> tuple[str, ...]:
-    present, first = await payload_names(client, scope.namespace, info), package.first_name(info)
-    if first not in present:
-        raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {first} was deleted")
-    return tuple(present)
 
 
 class SecretKeeper(SwapKeeper):
