@@ -21,7 +21,6 @@ from pathlib import Path
 import cloudpickle
 
 from nbtorchjob import Elastic, Job, JobSpec, Leaving, Retry, checkpoint_dir, leaving, submit
-from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.runtime.api.points import Page, begin
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import GRACE_S
@@ -151,7 +150,7 @@ def trials(count: int, chance: random.Random, cluster: "Emulator | None") -> "li
             if cluster is None:
                 found.append(here(notes, told, after))
             else:
-                found.append(there(cluster, [*KINDS][number % len(KINDS)], notes, told, after))
+                found.append(there(cluster, cluster.kinds[number % len(cluster.kinds)], notes, told, after))
     return found
 
 

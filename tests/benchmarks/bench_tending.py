@@ -123,7 +123,7 @@ def deaths(kills: int) -> None:
         job = stage.submit(
             PART.format(attempts=attempts),
             name="mortal",
-            kind="pytorchjob",
+            kind=cluster.kinds[0],
             retry=Retry(retries=attempts, backoff=0),
         )
         tender = [sys.executable, "-c", TENDER, "tend", "--namespace", stage.namespace]

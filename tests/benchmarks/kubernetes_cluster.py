@@ -39,6 +39,7 @@ class Apart:
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,))
         self._process.start()
+        theirs.close()  # or its end would be waited for, not heard of
         self.kubeconfig = Path(self._ours.recv())
         os.environ["KUBECONFIG"] = str(self.kubeconfig)
         return self

@@ -84,10 +84,8 @@ def cluster():
         yield KUBECONFIG
         return
     from tests.backends.kubernetes.cluster import Emulator
-    from tests.backends.kubernetes.cluster.resources import CRDS
 
-    # Without the operators' CRDs there is still the kind that needs none.
-    with Emulator(kinds=KINDS if CRDS.is_dir() else ("indexedjob",)) as emulator:
+    with Emulator() as emulator:
         yield str(emulator.kubeconfig)
 
 

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.controllers.client import ApiError, Client, HttpClient, collection
+from tests.patience import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +175,20 @@ def test_a_server_that_is_stopped_answers_nobody(cluster):
 
         with pytest.raises(ConnectionError):
             stopped.converse(talk)
+
+
+# Where no definitions of operators lie beside the checkout, as in a stranger's clone.
+STRANGER = """
+import pathlib
+is_dir = pathlib.Path.is_dir
+pathlib.Path.is_dir = lambda path: path.name != "crds" and is_dir(path)
+from tests.backends.kubernetes.cluster import Emulator
+with Emulator() as cluster:
+    print(*cluster.kinds)
+"""
+
+
+def test_a_cluster_without_definitions_has_the_kind_that_needs_none():
+    ran = subprocess.run([sys.executable, "-c", STRANGER], capture_output=True, text=True, timeout=LIMIT)
+
+    assert (ran.stdout, ran.returncode) == ("indexedjob\n", 0), ran.stderr

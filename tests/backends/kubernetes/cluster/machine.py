@@ -25,7 +25,7 @@ from tests.backends.kubernetes.cluster.furniture import fill, furnish, namespace
 from tests.backends.kubernetes.cluster.inside import InsideClient
 from tests.backends.kubernetes.cluster.kubelet import Kubelet
 from tests.backends.kubernetes.cluster.logserver import LogEndpoint
-from tests.backends.kubernetes.cluster.resources import GANGS, Object, Resource, served
+from tests.backends.kubernetes.cluster.resources import CRDS, GANGS, OPERATORS, Object, Resource, served
 from tests.backends.kubernetes.cluster.scheduler import Scheduler
 from tests.backends.kubernetes.cluster.server import AS, Server
 from tests.backends.kubernetes.cluster.store import Change, Store
@@ -35,7 +35,8 @@ from tests.backends.kubernetes.cluster.watches import Watches
 
 T = TypeVar("T")
 
-KINDS = tuple(CONTROLLERS)
+# Of the operators', those whose definitions lie beside the checkout: a stranger's clone has none.
+KINDS = tuple(kind for kind in CONTROLLERS if kind not in OPERATORS or CRDS.is_dir())
 WORKLOADS = "EnableWorkloadWithJob"
 
 
