@@ -307,7 +307,8 @@ def test_a_loaders_worker_is_named_that_ends_a_while_after_its_connections():
     with pytest.raises(JobFailedError) as failed:
         run(ENDS_LATE).result(LIMIT)
 
-    assert "EOFError" in str(failed.value)
+    # Which one depends on how far the rank had come when the worker's connections went.
+    assert re.search("EOFError|ConnectionRefusedError", str(failed.value))
     assert "DataLoader worker 0 was ended by SIGKILL" in str(failed.value)
 
 

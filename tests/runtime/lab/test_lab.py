@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -392,8 +393,9 @@ def test_somebody_else_who_writes_where_nodes_meet_ends_a_lab_in_clear_words(wor
         running = lab.take(lab.cell("import time\ntime.sleep(1000)"))["round"]
         lab.until(lambda: len(lab.facts("RankBegan", round=running)) == 2)
         store = torch.distributed.TCPStore("127.0.0.1", lab.port, is_master=False)
-        for word in words:
-            store.set(f"nbtorchjob/lab/{base}/{word.format(running)}", "forged")
+        with suppress(RuntimeError):  # the first words may have ended the lab by now, and its store with it
+            for word in words:
+                store.set(f"nbtorchjob/lab/{base}/{word.format(running)}", "forged")
 
         assert lab.wait(0) != exits.OK
         assert lab.wait(1) != exits.OK
