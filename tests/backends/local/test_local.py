@@ -321,7 +321,7 @@ def test_an_exception_that_raises_when_it_is_asked_is_told_with_its_line(asked):
         asked, "<KeyError while printing the exception>"
     )
     assert error.frames[-1].line == 'raise type("Refusing", (Exception,), {asked: refuse})("the reason")'
-    assert job.logs().splitlines()[0] == "Traceback (most recent call last):"
+    assert until(job.logs).splitlines()[0] == "Traceback (most recent call last):"
 
 
 def test_a_recoverable_error_restarts_within_max_restarts():
