@@ -23,8 +23,8 @@ MAX_MESSAGE = 16_384
 MAX_NOTES = 16
 MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
 
-# An exception is somebody else's object, also its class: what is asked of it runs that one's code, which may
-# raise, and the failure would be lost. So what every exception has is read past its class, from the slots.
+# An exception's class may be a user's, and to ask the exception for anything may run that class's code. If that
+# raised, the failure would be lost. So what every exception has is read from the slots of Python's own types.
 _mro = type.__dict__["__mro__"].__get__
 _name = type.__dict__["__name__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
@@ -173,7 +173,10 @@ def exit_code(exc: BaseException) -> Any:
 
 def behind(exc: BaseException) -> Optional[BaseException]:
     """Return the exception that caused this one, or that was being handled."""
-    return _cause(exc) or (None if _suppress_context(exc) else _context(exc))
+    cause: Optional[BaseException] = _cause(exc)
+    if cause is not None:  # it may have a truth of its own
+        return cause
+    return None if _suppress_context(exc) else _context(exc)
 
 
 def add_notes(exc: BaseException, notes: Sequence[str]) -> None:

@@ -195,7 +195,7 @@ def _ended_workers(workers: List[Any], exc: BaseException, exited: str) -> List[
     What torch raises is often just the end of a connection: to the worker that was to send a file's
     number along with its batch.
     """
-    if isinstance(exc, (EOFError, ConnectionError)):
+    if errors.is_a(exc, EOFError, ConnectionError):
         until = time.monotonic() + _END_S
         closed = connection.wait([worker.sentinel for worker in workers], _END_S)
         for worker in workers:

@@ -36,11 +36,11 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple, cast
 
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
-from nbtorchjob.runtime.facts.errors import from_exception
+from nbtorchjob.runtime.facts.errors import from_exception, is_a
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
 from nbtorchjob.runtime.rank.names import Names
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError, restore
@@ -113,7 +113,7 @@ def _swap(number: int, made: int) -> None:
 
 
 def _described(exc: Exception) -> Dict[str, Any]:
-    lacks = exc.names if isinstance(exc, LackingNamesError) else []
+    lacks: List[str] = cast("LackingNamesError", exc).names if is_a(exc, LackingNamesError) else []
     return {"error": from_exception(exc).to_json(), "lacks": lacks}
 
 

@@ -106,6 +106,8 @@ class Incomparable(type):
         (type, {"__getattribute__": refuse}),
         (type, {"__class__": property(refuse)}),
         (type, {"__notes__": property(refuse)}),
+        (type, {"__bool__": refuse}),
+        (type, {"__len__": lambda self: 0}),
         (type, {"__module__": 5}),
         (type, {"__cause__": 3, "__context__": 4, "__traceback__": 5}),
         (Refusing, {}),
