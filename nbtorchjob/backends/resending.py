@@ -71,8 +71,8 @@ _BY = "by-"  # before the name of a process that follows a job, and of what says
 _SEEN = ".seen"  # behind that of one that has followed it since it was taken
 _MOST_TOLD = 256  # earlier attempts
 _MOST_WHY = 300  # characters of why one of them ended
-# Of jobs with those before them, from when their pool is seen to have new ranks; and of who follows one with
-# those who know better what was lost.
+# How long a job waits for those before it, from when its pool is seen to have new ranks; and how long a
+# process waits for others that know better what was lost.
 _PATIENCE_S = 30.0
 
 
@@ -335,7 +335,7 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
-        self._overdue: Taken | None = None  # of whose loss those who know better have had their time to tell
+        self._overdue: Taken | None = None  # the attempt for whose loss others were waited for long enough
         self.elsewhere = elsewhere is not None
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()

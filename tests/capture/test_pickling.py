@@ -52,7 +52,14 @@ def test_a_weak_reference_refers_to_what_travels_with_it():
     thing = Thing()
     itself = weakref.ref(wrapper)
     call = back(
-        pickling.dump({"thing": thing, "to": weakref.ref(thing), "gone": weakref.ref(Thing()), "f": wrapper})
+        pickling.dump(
+            {
+                "thing": thing,
+                "to": weakref.ref(thing),
+                "gone": weakref.ref(Thing()),
+                "f": wrapper,
+            }
+        )
     )
     assert call["to"]() is call["thing"]
     assert call["gone"]() is None

@@ -35,6 +35,8 @@ class Group:
         ({"a": 1}, Mapping[str, float], True),
         ({"a": "b"}, Mapping[str, float], False),
         ([1], Mapping[str, Any], False),
+        ({"a": 1}, dict[str, int], True),
+        ({"a": "b"}, dict[str, int], False),
         (object(), Any, True),
     ],
 )

@@ -189,9 +189,8 @@ class Checkpoints:
                 newest = "there is none yet"
                 if self.newest_step is not None:
                     newest = "the newest one is of step %d" % self.newest_step
-                free = (
-                    shutil.disk_usage(self._folder).free / 1e9
-                )  # torch.save words a full disk in its own way
+                # torch.save words a full disk in its own way
+                free = shutil.disk_usage(self._folder).free / 1e9
                 text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
                 self._report(text % (_step(name), newest, free, _reason(failure)))
             self._remove_others(name)
@@ -301,7 +300,8 @@ def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
     """Return a state with copies of its tensors in the host's memory, and those of a GPU's by their places.
 
     These lie in page-locked memory, which a GPU fills ten times as fast as other memory. To lock memory takes
-    long, so that of the copies ``locked`` is filled anew. Of a sharded tensor that is this rank's shard.
+    long, so that of the copies ``locked`` is filled anew. Of a sharded tensor, only this rank's shard is
+    copied.
     """
     now: _Locked = {}
     devices = set()

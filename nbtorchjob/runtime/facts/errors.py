@@ -23,8 +23,8 @@ MAX_MESSAGE = 16_384
 MAX_NOTES = 16
 MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
 
-# An exception's class may be a user's, and to ask the exception for anything may run that class's code. If that
-# raised, the failure would be lost. So what every exception has is read from the slots of Python's own types.
+# An exception's class may be a user's, and to ask the exception for anything may run that class's code. If
+# that raised, the failure would be lost. So what each exception has is read from slots of Python itself.
 _mro = type.__dict__["__mro__"].__get__
 _name = type.__dict__["__name__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__

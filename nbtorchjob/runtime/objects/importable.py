@@ -12,7 +12,7 @@ import functools
 import sys
 import sysconfig
 import types
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple, Union
 
 _MAIN = ("__main__", "__mp_main__")
 
@@ -145,10 +145,8 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
         homes = [home]
     return {
         id(value): (module, name)
-        for module in homes
-        for name, value in attributes(module).copy().items()
-        if type(value) is type_ and (_stateless(value) or (name.isupper() and installed(module)))
-        if isinstance(route(module), str)
+        for module, name, value in _held_by(homes, type_)
+        if _stateless(value) or (name.isupper() and installed(module))
     }
 
 
@@ -159,13 +157,15 @@ def held(type_: type) -> Dict[int, Tuple[Any, str]]:
     """
     names = (str(type_.__module__), str(type_.__module__).partition(".")[0])
     homes = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules and name not in _MAIN]
-    return {
-        id(value): (module, name)
-        for module in homes
-        if isinstance(route(module), str)
-        for name, value in attributes(module).copy().items()
-        if type(value) is type_
-    }
+    return {id(value): (module, name) for module, name, value in _held_by(homes, type_)}
+
+
+def _held_by(homes: Iterable[Any], type_: type) -> Iterator[Tuple[Any, str, Any]]:
+    """Yield the objects of a class that importable modules hold, each with its module and its name there."""
+    for module in homes:
+        values = [(name, value) for name, value in attributes(module).copy().items() if type(value) is type_]
+        if values and isinstance(route(module), str):
+            yield from ((module, name, value) for name, value in values)
 
 
 def _stateless(value: Any) -> bool:

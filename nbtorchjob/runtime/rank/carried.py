@@ -264,7 +264,7 @@ class _Options(_Setting):
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """Leave out what pandas (3.1) says of each deprecated option that is read: nobody chose to read it."""
+    """Suppress what pandas (3.1) warns of deprecated options: no user asked to read those."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import cloudpickle
 import pytest
 import torch
+from torch.distributed import fsdp
 
 from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.runtime.api import dcp
@@ -25,6 +26,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
+sharded = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="needs torch 2.6")
 fork = multiprocessing.get_context("fork")
 
 
@@ -125,6 +127,23 @@ def test_a_state_may_change_as_soon_as_save_returns(folder):
 class Pair(NamedTuple):
     first: int
     second: torch.Tensor
+
+
+@sharded
+def test_what_is_made_like_a_shard_is_one_and_takes_its_values():
+    def copied():
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group("gloo")
+        layer = fully_shard(torch.nn.Linear(3, 2))
+        weight = layer.weight.detach()
+        # As a GPU's is copied, which asks for page-locked memory besides.
+        copy = torch.empty_like(weight, device="cpu")
+        copy.copy_(weight, non_blocking=True)
+        return type(copy) is type(weight), torch.equal(copy.to_local(), weight.to_local())
+
+    assert submit(copied).result(LIMIT) == (True, True)
 
 
 def test_equal_states_on_different_gpus_have_the_same_bytes(monkeypatch):
