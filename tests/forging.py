@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.machine.processes import NOBODY
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo

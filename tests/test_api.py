@@ -28,8 +28,8 @@ from nbtorchjob import (
     torchjob,
 )
 from nbtorchjob.backends import naming
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.capture import packages
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import RunRequest

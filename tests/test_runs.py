@@ -17,7 +17,7 @@ from nbtorchjob import (
     SpecError,
     torchjob,
 )
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.

@@ -11,8 +11,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from nbtorchjob import capture, submission
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local.directory import JobDirectory
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobState, factlines
 from nbtorchjob.state import events as ev

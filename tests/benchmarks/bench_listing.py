@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 from nbtorchjob import capture, submission
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.frontends.server.handlers import Lanes
 from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.watch import Watch

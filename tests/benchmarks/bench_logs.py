@@ -21,7 +21,7 @@ from typing import Any
 import IPython.display
 
 import nbtorchjob
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.job import Job
 from nbtorchjob.ui.card import view

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.logs.follow import Life, follow
+from nbtorchjob.backends.kubernetes.cache import JobCache, Pod
+from nbtorchjob.backends.kubernetes.podlog import Life, follow
 from nbtorchjob.machine import processes
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobInfo

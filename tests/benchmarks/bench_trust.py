@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.spec.config import Launch
 from tests.benchmarks.measure import own_state
 from tests.runtime.test_ports import listens, meet, until_met
@@ -22,13 +22,13 @@ FORGED = ("", ""), ("frontends/cli/", "_facts"), ("frontends/server/", "_facts")
 TENDING, QUEUE = "backends/kubernetes/control/test_tending.py", "backends/local/launch/test_queue.py"
 AREAS = {
     "forged facts": tuple(f"{where}test_forged{more}.py" for where, more in FORGED),
-    "frames": ("runtime/store/test_frames.py", "backends/kubernetes/logs/test_cache.py"),
+    "frames": ("runtime/store/test_frames.py", "backends/kubernetes/test_cache.py"),
     "values": (
         *(f"runtime/objects/test_{name}.py" for name in ("codec", "wire")),
         "backends/kubernetes/test_trust.py",
     ),
     "records, files": (
-        "backends/local/jobdir/test_directory.py",
+        "backends/local/test_directory.py",
         "backends/kubernetes/test_damaged_records.py",
     ),
     "requests": tuple(f"frontends/server/test_{name}.py" for name in ("security", "handlers", "requests")),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.facts.emit import append
 from nbtorchjob.runtime.facts.errors import Error, Frame

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from tests.browser import scripted
 
 pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't installed")

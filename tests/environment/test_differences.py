@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.pod.template import asked_images
+from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.capture.modules import Imports, needs
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import DIFFERS, PINNED, Asked

@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from nbtorchjob import Elastic, PyTorch, Worker, submit
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.nodes import Node, pack

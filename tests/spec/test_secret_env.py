@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import magic_line, parse

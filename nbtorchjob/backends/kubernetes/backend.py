@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, SwapKeeper, Tended
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
+from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache
 from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service, tended, tends
@@ -34,13 +35,12 @@ from nbtorchjob.backends.kubernetes.doctor import named
 from nbtorchjob.backends.kubernetes.jobs import find, results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.logs.cache import Fresh, JobCache
 from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
-from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import again, attempts
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
+from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents

@@ -29,10 +29,9 @@ from nbtorchjob.backends.base import (
     made_of,
     no_cluster,
 )
-from nbtorchjob.backends.local import listing, liveness
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local import directory, listing, liveness
+from nbtorchjob.backends.local.directory import JobDirectory, reading
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
 from nbtorchjob.capture import identity
 from nbtorchjob.errors import (
@@ -224,7 +223,7 @@ class LocalBackend(Backend):
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Read the job's folder until the job is closed, lost or deleted."""
-        from nbtorchjob.backends.local.jobdir.follow import Follower  # late: lists read no logs
+        from nbtorchjob.backends.local.follow import Follower  # late: lists read no logs
 
         job = JobDirectory(directory.jobs_dir() / name)
         if turn is None or turn.mark is None:  # else who follows it knows that of its lab
@@ -301,7 +300,7 @@ class LocalBackend(Backend):
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Read them from the job's folder."""
-        from nbtorchjob.backends.local.jobdir.follow import Follower  # late, as above
+        from nbtorchjob.backends.local.follow import Follower  # late, as above
 
         job = self._job(name)
         yield from _beside(job)
@@ -472,7 +471,7 @@ class LocalBackend(Backend):
         job = self._job(name)
 
         def written(rank: int) -> Iterator[LogChunk]:
-            from nbtorchjob.backends.local.jobdir.follow import LogFile  # late: lists read no logs
+            from nbtorchjob.backends.local.follow import LogFile  # late: lists read no logs
 
             for start in _starts(job, rank):
                 log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)

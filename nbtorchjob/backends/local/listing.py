@@ -28,10 +28,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local import directory, liveness
+from nbtorchjob.backends.local.directory import JobDirectory
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.progress import Telling
 from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping, replace

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.machine.processes import NOBODY, Process
 
 _READ_WITHIN_S = 60.0  # by a pool, which may have to be started

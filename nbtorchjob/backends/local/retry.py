@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 
 from nbtorchjob.backends import naming
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.errors import NameTakenError, SubmitError
 from nbtorchjob.machine.folders import plain

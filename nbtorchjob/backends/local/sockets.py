@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 
 from nbtorchjob.backends.base import NodeAnswer
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.talk import OLDER, STARTING, Conversation, silent
 from nbtorchjob.runtime.ask import questions
 from nbtorchjob.state import JobState

@@ -8,12 +8,12 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.kubernetes import lifecycle as pods
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.backends.kubernetes.jobs.ref import of_object
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import reading, workloads
-from nbtorchjob.backends.kubernetes.pod import lifecycle as pods
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.text import facts

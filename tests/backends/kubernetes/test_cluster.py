@@ -24,6 +24,7 @@ import pytest
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.lifecycle import TELLING
 from nbtorchjob.backends.kubernetes.objects.reading import (
     NAMESPACES,
     PODS,
@@ -32,7 +33,6 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     SERVICES,
     Target,
 )
-from nbtorchjob.backends.kubernetes.pod.lifecycle import TELLING
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.capture.shipped import SMALL

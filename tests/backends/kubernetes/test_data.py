@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import Elastic, capture, submission
-from nbtorchjob.backends.kubernetes.pod import template
+from nbtorchjob.backends.kubernetes import template
 from nbtorchjob.spec import config
 from tests.patience import LIMIT
 

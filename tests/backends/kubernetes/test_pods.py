@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.pod.template import patched, resources, shared_memory
+from nbtorchjob.backends.kubernetes.template import patched, resources, shared_memory
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.runtime.store.stream import TIMES
 from nbtorchjob.state import JobInfo

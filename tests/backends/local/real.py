@@ -4,8 +4,8 @@ import os
 import threading
 from pathlib import Path
 
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 

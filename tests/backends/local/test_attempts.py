@@ -31,7 +31,7 @@ from nbtorchjob import (
     checkpoint_dir,
     report,
 )
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.state import Budget, Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import left_behind, seen, supervisor

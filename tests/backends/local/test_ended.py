@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import directory
 from nbtorchjob.ui.record import record
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import JobSpec, api
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.launch import pool_client
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of

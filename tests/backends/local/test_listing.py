@@ -11,10 +11,9 @@ from dataclasses import asdict
 import pytest
 
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.local import liveness
+from nbtorchjob.backends.local import directory, liveness
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress

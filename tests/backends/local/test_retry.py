@@ -14,8 +14,8 @@ import cloudpickle
 import pytest
 
 from nbtorchjob import Elastic, JobCancelledError, JobSpec, SpecError, SubmitError, api, capture, submission
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool_client
 from nbtorchjob.machine import folders
 from nbtorchjob.state import Origin

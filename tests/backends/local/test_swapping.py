@@ -14,7 +14,7 @@ from nbtorchjob import (
     capture,
     submission,
 )
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.swapping import sending
 from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen

@@ -326,7 +326,7 @@ NOT_LISTED_WITH = (
     *("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server", "cloudpickle"),
     *("nbtorchjob.job", "nbtorchjob.capture.call", "nbtorchjob.payload", "nbtorchjob.environment"),
     *("nbtorchjob.backends.kubernetes.backend", "nbtorchjob.backends.local.launch"),
-    *("nbtorchjob.backends.local.jobdir.follow", "nbtorchjob.runtime.facts.described"),
+    *("nbtorchjob.backends.local.follow", "nbtorchjob.runtime.facts.described"),
     *(
         "nbtorchjob.state.text.stacks",
         "nbtorchjob.text.colours",

@@ -7,9 +7,8 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import JobSpec
-from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory, liveness
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import fold

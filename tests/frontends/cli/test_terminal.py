@@ -9,7 +9,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import api
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

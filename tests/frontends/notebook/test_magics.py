@@ -20,7 +20,7 @@ from nbtorchjob import (
     SubmitError,
     api,
 )
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.commands import front, table
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job

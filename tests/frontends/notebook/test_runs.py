@@ -4,7 +4,7 @@ import pytest
 
 from nbtorchjob import CaptureError, JobNotFoundError
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.runs import Runs
 
 pytestmark = pytest.mark.torch

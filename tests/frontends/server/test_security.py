@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 from jupyter_server.auth.authorizer import Authorizer
 
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.frontends.server.app import ROUTES
 from nbtorchjob.state import JobInfo
 from tests.frontends.server.conftest import Server, error

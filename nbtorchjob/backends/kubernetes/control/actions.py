@@ -15,16 +15,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from nbtorchjob.backends.kubernetes import podlog
 from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, life
 from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
-from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod, life
-from nbtorchjob.backends.kubernetes.logs.follow import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import shared, stores
+from nbtorchjob.backends.kubernetes.podlog import Seen
 from nbtorchjob.errors import (
     ApiError,
     ClusterError,
@@ -80,13 +80,13 @@ class _Log:
 
     async def save(self) -> None:
         """Cache what there is."""
-        async for lines in follow.read_all(*self._place, seen=self._seen):
+        async for lines in podlog.read_all(*self._place, seen=self._seen):
             self._cache.add(self._pod, lines)
 
     async def save_rest(self) -> None:
         """Cache what comes until the pod has ended or is gone, or its log can't be had any more."""
 
-        async def ended() -> follow.Life:
+        async def ended() -> podlog.Life:
             pod = None
             with suppress(NotFoundError):
                 pod = await self._job.session.client.get(Target(PODS, self._job.scope.namespace, self._name))
@@ -94,7 +94,7 @@ class _Log:
             return life(pod if same else None, self._job.kind.container)
 
         with suppress(ClusterError):
-            async with aclosing(follow.follow(*self._place, ended=ended, seen=self._seen)) as batches:
+            async with aclosing(podlog.follow(*self._place, ended=ended, seen=self._seen)) as batches:
                 async for lines in batches:
                     self._cache.add(self._pod, lines)
 

@@ -38,20 +38,19 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from nbtorchjob.backends.kubernetes import lifecycle, podlog
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.connection import OpenFilesError, delays
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.selection import Hosts, Troubles, Workloads
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_pod, vanished
-from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod, Reader, cached_logs, life
-from nbtorchjob.backends.kubernetes.logs.follow import Seen
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
-from nbtorchjob.backends.kubernetes.pod import lifecycle
-from nbtorchjob.backends.kubernetes.pod.template import asked_images
+from nbtorchjob.backends.kubernetes.podlog import Seen
+from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
@@ -359,13 +358,13 @@ class Follower:
         container, log = self._kind.container, Pod(node, uid)
         reader = Reader(log, self._cache)
 
-        async def known() -> follow.Life:
+        async def known() -> podlog.Life:
             return life(self._troubles.pod(name, uid), container)
 
         client, namespace, seen = self._session.client, self._scope.namespace, Seen()
         try:
             while True:
-                batches = follow.follow(client, namespace, name, container, ended=known, seen=seen)
+                batches = podlog.follow(client, namespace, name, container, ended=known, seen=seen)
                 try:
                     async with aclosing(batches):
                         async for lines in batches:

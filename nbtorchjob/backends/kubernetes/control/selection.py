@@ -18,13 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from nbtorchjob.backends.base import NodeAnswer
+from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import find, results
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.reading import HOSTS, Target, created
 from nbtorchjob.backends.kubernetes.objects.workloads import Look
-from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.state import JobState, Phase

@@ -17,19 +17,19 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, SYNCED, Change
+from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller
 from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
 from nbtorchjob.backends.kubernetes.kinds import fit
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Api
-from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError

@@ -26,8 +26,8 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     Target,
 )
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
-from nbtorchjob.backends.kubernetes.pod.template import replicas, resources, template
 from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.template import replicas, resources, template
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError
 from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.jobspec import JobSpec

@@ -36,9 +36,9 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     Target,
 )
 from nbtorchjob.backends.kubernetes.payload import stores
-from nbtorchjob.backends.kubernetes.pod.template import asked_images
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.backends.kubernetes.submit import attempts
+from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target, seconds

@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, reduce
 
+from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.kinds.base import Kind
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Target, created
 from nbtorchjob.backends.kubernetes.payload import package
-from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.base import NodeAnswer
+from nbtorchjob.backends.kubernetes import podlog, template
 from nbtorchjob.backends.kubernetes.api.client import Object, Remote
+from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, cached_log, cached_logs
 from nbtorchjob.backends.kubernetes.jobs import find, queueing
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, closed, facts, vanished
-from nbtorchjob.backends.kubernetes.logs import follow
-from nbtorchjob.backends.kubernetes.logs.cache import Fresh, JobCache, Pod, Reader, cached_log, cached_logs
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import stores
-from nbtorchjob.backends.kubernetes.pod import template
 from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, asked, silent
 from nbtorchjob.errors import (
     ApiError,
@@ -133,7 +132,7 @@ async def _logs(
         events += filter(wanted, cached_log(reader, cache.lines(pod)))
         if pod in pods:
             client, namespace = job.session.client, job.scope.namespace
-            async for lines in follow.read_all(client, namespace, pods[pod], job.kind.container):
+            async for lines in podlog.read_all(client, namespace, pods[pod], job.kind.container):
                 events += filter(wanted, reader.events(lines))
     return events
 
@@ -183,7 +182,7 @@ async def of(job: JobRef, sent: Sent) -> Fetched:
         cache.put_key(key)
         in_log = sent.ref.startswith(f"{store.LOG}#")
         if in_log and not await asyncio.to_thread(cache.sent(sent).exists):
-            await log(job, [])  # what was sent in it is cached on the way (``logs/cache.py``)
+            await log(job, [])  # what was sent in it is cached on the way (``cache.py``)
     except ClusterError as exc:
         raise ResultError(f"{_what(sent, job.info)} can't be had: {exc}") from exc
     return await _checked(await job.whole_info(), cache, key, sent)

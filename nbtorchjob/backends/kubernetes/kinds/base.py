@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
+from nbtorchjob.backends.kubernetes.lifecycle import Complaints
 from nbtorchjob.backends.kubernetes.objects.reading import Api, Use
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
-from nbtorchjob.backends.kubernetes.pod.lifecycle import Complaints
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import Event
@@ -142,7 +142,7 @@ class Kind(FrozenDataclass):
     controls: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda owner, obj: (
         owner.get("uid") == obj["metadata"]["uid"]
     )
-    grouped: bool = False  # Kubernetes itself may place all its pods at once (``pod/lifecycle``)
+    grouped: bool = False  # Kubernetes itself may place all its pods at once (``lifecycle``)
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
     def suspends(self, obj: Mapping[str, Any]) -> bool:

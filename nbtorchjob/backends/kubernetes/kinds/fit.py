@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.base import Enforced
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.base import Ability, Kind
-from nbtorchjob.backends.kubernetes.pod.template import RESERVED, replicas, resources
+from nbtorchjob.backends.kubernetes.template import RESERVED, replicas, resources
 from nbtorchjob.errors import Shape, SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec

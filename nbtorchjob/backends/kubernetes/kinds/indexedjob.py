@@ -13,7 +13,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Kind, Submission, Use
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import SERVICES, Object
-from nbtorchjob.backends.kubernetes.pod.template import PORT, replicas, template
+from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import FAILURES, IGNORED
 from nbtorchjob.spec.jobspec import JobSpec

@@ -18,7 +18,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Submission
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object
-from nbtorchjob.backends.kubernetes.pod.template import Replica, replicas, template
+from nbtorchjob.backends.kubernetes.template import Replica, replicas, template
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec

@@ -13,7 +13,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Runtime, Runtimes, Submission
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, SERVICES, Object
-from nbtorchjob.backends.kubernetes.pod.template import replicas, template
+from nbtorchjob.backends.kubernetes.template import replicas, template
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.cluster.grammars import DOMAIN

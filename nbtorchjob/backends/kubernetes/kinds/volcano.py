@@ -26,7 +26,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     Object,
     seconds,
 )
-from nbtorchjob.backends.kubernetes.pod.template import PORT, replicas, template
+from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.jobspec import JobSpec

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbtorchjob.backends.kubernetes import template
 from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
 from nbtorchjob.backends.kubernetes.objects import reading, submission
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
-from nbtorchjob.backends.kubernetes.pod import template
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit.submitter import Draft, Submitter
 from nbtorchjob.errors import (

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbtorchjob import frozen
-from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory, liveness
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import supervisor
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import folders, processes

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.environment import here

@@ -27,9 +27,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nbtorchjob.backends.local import liveness
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
+from nbtorchjob.backends.local import directory, liveness
+from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes

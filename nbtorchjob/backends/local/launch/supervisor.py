@@ -25,9 +25,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nbtorchjob.backends.local.jobdir import directory
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local import directory
+from nbtorchjob.backends.local.directory import JobDirectory
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.machine.processes import Process
 from nbtorchjob.payload import program

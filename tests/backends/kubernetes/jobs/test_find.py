@@ -4,9 +4,9 @@ import json
 import time
 
 from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.jobs.find import reported
-from nbtorchjob.backends.kubernetes.logs.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.logs.follow import Lines
+from nbtorchjob.backends.kubernetes.podlog import Lines
 from nbtorchjob.runtime.facts.samples import RankUse
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobInfo, JobState, apply, factlines

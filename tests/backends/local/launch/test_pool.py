@@ -15,7 +15,7 @@ import torch
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobFailedError, JobSpec, SubmitError
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import program

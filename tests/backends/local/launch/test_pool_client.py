@@ -9,7 +9,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import api
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import processes

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import nbtorchjob
 from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.launch import pool_client, queue
 from nbtorchjob.backends.local.launch.queue import Place
 from nbtorchjob.machine import processes

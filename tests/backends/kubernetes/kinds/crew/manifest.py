@@ -3,7 +3,7 @@
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
-from nbtorchjob.backends.kubernetes.pod.template import PORT, replicas, template
+from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 
 API = Api("crews.example.org", "v1", "crews", "Crew")
 CONTAINER = "hand"

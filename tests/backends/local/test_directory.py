@@ -11,7 +11,7 @@ import pytest
 
 import nbtorchjob
 from nbtorchjob import NBTorchJobError, api
-from nbtorchjob.backends.local.jobdir import directory
+from nbtorchjob.backends.local import directory
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import DamagedError, ResultError
@@ -276,7 +276,7 @@ def test_a_job_without_a_key_has_no_value_that_can_be_checked(act):
 
 def asked(cwd):
     """Ask a new Python in that folder where its pool is; give the last line that it wrote."""
-    ask = "from nbtorchjob.backends.local.jobdir import directory as paths; print(paths.pool_dir())"
+    ask = "from nbtorchjob.backends.local import directory as paths; print(paths.pool_dir())"
     done = subprocess.run([sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, check=False)
     return (done.stderr or done.stdout).splitlines()[-1]
 
@@ -362,7 +362,7 @@ def test_another_version_of_the_code_is_told_apart_where_all_files_have_one_time
         argv = [
             sys.executable,
             "-c",
-            "from nbtorchjob.backends.local.jobdir import directory as d; print(d.code())",
+            "from nbtorchjob.backends.local import directory as d; print(d.code())",
         ]
         return subprocess.check_output(argv, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.pod import lifecycle
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure

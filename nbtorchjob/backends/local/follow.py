@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory
-from nbtorchjob.backends.local.jobdir.eventfile import EventFile
+from nbtorchjob.backends.local.directory import JobDirectory
+from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.logs import TAIL_BYTES

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, cached_logs
 from nbtorchjob.backends.kubernetes.jobs.results import behind
-from nbtorchjob.backends.kubernetes.logs.cache import Fresh, JobCache, Pod, Reader, cached_logs
-from nbtorchjob.backends.kubernetes.logs.follow import Lines
+from nbtorchjob.backends.kubernetes.podlog import Lines
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.store import BY_LOG
 from nbtorchjob.state import JobInfo, factlines

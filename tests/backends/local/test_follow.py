@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.local.jobdir.follow import PIECE_BYTES
+from nbtorchjob.backends.local.follow import PIECE_BYTES
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.logs import TAIL_BYTES
 from tests.backends.full import local_backend

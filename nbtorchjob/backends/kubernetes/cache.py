@@ -19,9 +19,9 @@ from operator import add, itemgetter
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.logs.follow import Life, Lines, Splitter
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import seconds
+from nbtorchjob.backends.kubernetes.podlog import Life, Lines, Splitter
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, plain, record

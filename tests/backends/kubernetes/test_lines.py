@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.backends.kubernetes.logs.follow import Lines, Seen, Splitter, earlier
+from nbtorchjob.backends.kubernetes.podlog import Lines, Seen, Splitter, earlier
 
 
 def stamp(seconds):

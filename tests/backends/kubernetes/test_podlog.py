@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.logs.follow import Life, follow, read_all
+from nbtorchjob.backends.kubernetes.podlog import Life, follow, read_all
 from nbtorchjob.errors import ClusterError
 from tests.backends.kubernetes.scripted import CLEAN, CUT, HANG, SHARED, Reply, Stream, scripted, status
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import chain, count
 
-from nbtorchjob.backends.local.jobdir.directory import JobDirectory, reading
+from nbtorchjob.backends.local.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts.emit import LONGEST_FACT

@@ -1,1 +1,0 @@
-"""Pods' logs: followed over every cut, decoded into events, cached on this machine."""
