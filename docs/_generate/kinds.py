@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 
 from docs._generate.markdown import code, table
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, ours, retry_owner
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster

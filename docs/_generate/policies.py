@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from docs._generate.markdown import table
 from nbtorchjob.backends.base import Enforced
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, enforced, retry_owner
 from nbtorchjob.backends.local.policies import POLICIES
 from nbtorchjob.errors import SpecError

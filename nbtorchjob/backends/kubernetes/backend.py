@@ -32,8 +32,7 @@ from nbtorchjob.backends.kubernetes.control import actions, cleanup
 from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service, tended, tends
 from nbtorchjob.backends.kubernetes.doctor import named
-from nbtorchjob.backends.kubernetes.jobs import find, results
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
+from nbtorchjob.backends.kubernetes.jobs import JobRef, find, results
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.backends.kubernetes.payload.package import Packed, pack

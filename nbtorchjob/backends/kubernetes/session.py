@@ -12,8 +12,7 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes.api import answers, reflector
 from nbtorchjob.backends.kubernetes.api.client import Client, Object, shared
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects.reading import OLDER, REVIEWS, Api
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime

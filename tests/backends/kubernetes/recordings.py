@@ -10,9 +10,8 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes import lifecycle as pods
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
-from nbtorchjob.backends.kubernetes.jobs.ref import of_object
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import of_object
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.objects import reading, workloads
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state import events as ev

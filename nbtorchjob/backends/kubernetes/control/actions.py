@@ -19,8 +19,7 @@ from nbtorchjob.backends.kubernetes import podlog
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, life
 from nbtorchjob.backends.kubernetes.control import holding
-from nbtorchjob.backends.kubernetes.jobs import results
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, concluded, over
+from nbtorchjob.backends.kubernetes.jobs import JobRef, concluded, over, results
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import shared, stores

@@ -12,10 +12,8 @@ from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, controller
 from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
-from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, of_object
-from nbtorchjob.backends.kubernetes.kinds import fit
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import JobRef, find, of_object
+from nbtorchjob.backends.kubernetes.kinds import Kind, fit
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, POLICIES, SECRETS, Target, created

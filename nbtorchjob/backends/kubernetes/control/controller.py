@@ -13,9 +13,8 @@ from functools import reduce
 
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.control import actions, holding
-from nbtorchjob.backends.kubernetes.jobs.ref import abandoned, of_object
-from nbtorchjob.backends.kubernetes.kinds import fit
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import abandoned, of_object
+from nbtorchjob.backends.kubernetes.kinds import Kind, fit
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target

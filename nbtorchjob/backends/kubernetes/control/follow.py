@@ -45,8 +45,7 @@ from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNC
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.control.controller import JobController
 from nbtorchjob.backends.kubernetes.control.selection import Hosts, Troubles, Workloads
-from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, end, of_object, of_pod, vanished
+from nbtorchjob.backends.kubernetes.jobs import JobRef, end, of_object, of_pod, queueing, vanished
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
 from nbtorchjob.backends.kubernetes.podlog import Seen

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.kinds.base import Commands, Kind
+from nbtorchjob.backends.kubernetes.kinds import Commands, Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import WORKLOADS, Target
 from nbtorchjob.backends.kubernetes.session import Session

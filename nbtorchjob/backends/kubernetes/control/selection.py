@@ -21,7 +21,7 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.jobs import find, results
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.reading import HOSTS, Target, created
 from nbtorchjob.backends.kubernetes.objects.workloads import Look

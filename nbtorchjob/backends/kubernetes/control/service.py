@@ -25,7 +25,7 @@ from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.tending import Tender
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
+from nbtorchjob.backends.kubernetes.jobs import JobRef
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import LEASES, Target

@@ -24,9 +24,8 @@ from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller
 from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.follow import Follower
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly
-from nbtorchjob.backends.kubernetes.kinds import fit
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly
+from nbtorchjob.backends.kubernetes.kinds import Kind, fit
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Api

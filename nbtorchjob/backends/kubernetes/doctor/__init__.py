@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.login import log_in
 from nbtorchjob.backends.kubernetes.doctor import capacity, named, server
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec

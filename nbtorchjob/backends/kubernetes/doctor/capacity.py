@@ -14,7 +14,7 @@ from typing import Any
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.objects import reading, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import (
     CLUSTER_QUEUES,

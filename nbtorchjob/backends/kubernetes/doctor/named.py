@@ -20,8 +20,7 @@ from typing import NamedTuple
 from nbtorchjob.backends.base import Choice, Finding
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
 from nbtorchjob.backends.kubernetes.api.login import contexts
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Kind, Queues, Runtimes
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, Queues, Runtimes
 from nbtorchjob.backends.kubernetes.objects.reading import (
     ACCOUNTS,
     CLAIMS,

@@ -16,8 +16,7 @@ from nbtorchjob.backends.base import Finding
 from nbtorchjob.backends.kubernetes import session
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.api.login import Login
-from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, fit
 from nbtorchjob.backends.kubernetes.kinds.fit import Served, enforced, retry_owner
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import (

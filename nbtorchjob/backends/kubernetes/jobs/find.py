@@ -17,9 +17,8 @@ from pathlib import Path
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod
-from nbtorchjob.backends.kubernetes.jobs import queueing
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, concluded
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly, concluded, queueing
+from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target, seconds

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from nbtorchjob.backends.kubernetes.api import answers
 from nbtorchjob.backends.kubernetes.api.client import Object
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef
+from nbtorchjob.backends.kubernetes.jobs import JobRef
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.reading import (
     CLUSTER_QUEUES,

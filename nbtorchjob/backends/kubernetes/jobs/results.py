@@ -20,8 +20,7 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes import podlog, template
 from nbtorchjob.backends.kubernetes.api.client import Object, Remote
 from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, cached_log, cached_logs
-from nbtorchjob.backends.kubernetes.jobs import find, queueing
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, briefly, closed, facts, vanished
+from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly, closed, facts, find, queueing, vanished
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, asked, silent

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.base import Enforced
-from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.kinds.base import Ability, Kind
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Ability, Kind
 from nbtorchjob.backends.kubernetes.template import RESERVED, replicas, resources
 from nbtorchjob.errors import Shape, SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass

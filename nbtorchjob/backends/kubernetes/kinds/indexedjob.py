@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Kind, Submission, Use
+from nbtorchjob.backends.kubernetes.kinds import Api, Kind, Submission, Use
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import SERVICES, Object
 from nbtorchjob.backends.kubernetes.template import PORT, replicas, template

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Submission
+from nbtorchjob.backends.kubernetes.kinds import Api, Complaints, Kind, Submission
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.backends.kubernetes.template import Replica, replicas, template

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Complaints, Kind, Runtime, Runtimes, Submission
+from nbtorchjob.backends.kubernetes.kinds import Api, Complaints, Kind, Runtime, Runtimes, Submission
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, SERVICES, Object
 from nbtorchjob.backends.kubernetes.template import replicas, template

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Commands, Complaints, Kind, Queues, Submission, Use
+from nbtorchjob.backends.kubernetes.kinds import Api, Commands, Complaints, Kind, Queues, Submission, Use
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import (
     COMMANDS,

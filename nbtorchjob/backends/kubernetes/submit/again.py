@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtorchjob.backends.kubernetes import template
-from nbtorchjob.backends.kubernetes.jobs import results
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
+from nbtorchjob.backends.kubernetes.jobs import JobRef, over, results
 from nbtorchjob.backends.kubernetes.objects import reading, submission
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores

@@ -19,8 +19,8 @@ from contextlib import suppress
 
 from nbtorchjob.backends.base import SwapKeeper
 from nbtorchjob.backends.kubernetes.api.client import Client, Object
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, payload_names
-from nbtorchjob.backends.kubernetes.kinds.base import Kind, Runtimes
+from nbtorchjob.backends.kubernetes.jobs import JobRef, payload_names
+from nbtorchjob.backends.kubernetes.kinds import Kind, Runtimes
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS, Api, Target

@@ -15,10 +15,8 @@ from nbtorchjob.backends import naming
 from nbtorchjob.backends.kubernetes import namespaces
 from nbtorchjob.backends.kubernetes.api.client import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache
-from nbtorchjob.backends.kubernetes.jobs import find
-from nbtorchjob.backends.kubernetes.jobs.ref import JobRef, over
-from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
-from nbtorchjob.backends.kubernetes.kinds.base import Kind
+from nbtorchjob.backends.kubernetes.jobs import JobRef, find, over
+from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, fit
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from nbtorchjob.backends.kubernetes.kinds.base import Kind, Use
+from nbtorchjob.backends.kubernetes.kinds import Kind, Use
 from nbtorchjob.backends.kubernetes.objects.reading import Api
 from nbtorchjob.spec.jobspec import JobSpec
 

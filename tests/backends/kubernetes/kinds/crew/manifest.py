@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds.base import Api, Submission
+from nbtorchjob.backends.kubernetes.kinds import Api, Submission
 from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 
 API = Api("crews.example.org", "v1", "crews", "Crew")
