@@ -181,7 +181,7 @@ class Session:
         self.stop = stop
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
-        """Return what the rank says next (``runtime/debug/debugger``); None where it has gone.
+        """Return what the rank says next (``runtime/debug``); None where it has gone.
 
         Raises ``TimeoutError`` where it says nothing for so long, and ``AskError``.
         """

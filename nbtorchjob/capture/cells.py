@@ -3,7 +3,7 @@
 The names come from bytecode, so they are exactly those that the cell will look up when it runs.
 A name counts as read unless the cell has surely set it itself before.
 
-Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug/debugger``).
+Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug``).
 """
 
 from __future__ import annotations

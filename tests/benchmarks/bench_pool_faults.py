@@ -43,7 +43,7 @@ LATEST_S = 4.0  # until the kill, from when the job is being sent
 OVER_S = 120.0  # until a job has to be over, whatever was killed
 NODES = 2
 VICTIMS = ("kernel", "asker", "rank", "node", "pod")
-ASKER = b"ask.main("  # in the command of a process that brings questions into a pod
+ASKER = b"pass_on("  # in the command of a process that brings questions into a pod
 
 # A kernel that sends one job and waits for it, with a state folder of its own.
 KERNEL = """

@@ -106,7 +106,7 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
 
 def close(folder: str) -> None:
     """Let nobody ask any more: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
-    for path in (SOCKET, "debug-*.sock"):  # the latter of ranks that were stopped (``debugger.py``)
+    for path in (SOCKET, "debug-*.sock"):  # the latter of ranks that were stopped (``debug``)
         for socket_path in glob.glob(os.path.join(glob.escape(folder), path)):
             with suppress(OSError):
                 os.unlink(socket_path)

@@ -1,1 +1,528 @@
-"""A rank that stops in the debugger, and the bridge to whoever types there."""
+"""A rank stops where its code says ``breakpoint()``, or where it failed, for somebody to look at it with pdb.
+
+A rank has no keyboard. What pdb says goes out by a socket in the node's folder, as lines of JSON, and what
+is typed comes in by it; the node passes both on (``bridge.py``):
+
+    node   {"by": "…"}                       somebody attaches; or {"release": true}
+    rank   {"out": "…"}                      what pdb says
+           {"prompt": "(Pdb) "}              it waits for a line
+    node   {"line": "p x"}                   or {"complete": "p mod", "begin": 2, "end": 5}
+    rank   {"words": ["model"]}              that
+           {"goes": "steps"}                 it goes on, and may stop again
+           {"left": "…"}                     nobody is attached any more
+
+Who leaves, whatever the reason, leaves the rank stopped. Where nobody attaches for ``wait`` seconds it goes
+on. One that failed is held until it is released.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.debug.patience import Patience
+from nbtorchjob.runtime.facts import injected, onimport
+from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts.errors import HERE, users_traceback
+from nbtorchjob.runtime.facts.samples import HELD
+from nbtorchjob.runtime.look import sampler
+from nbtorchjob.runtime.look.outside import within
+
+BREAKPOINT, FAILURE = "breakpoint", "failure"  # why a rank stops
+CONTINUES, STEPS, RELEASED, NOBODY = "continues", "steps", "released", "nobody"  # how it goes on
+LINE_BYTES = 1 << 19
+_HEARD_S = 2.0  # for who is attached to take in that it is over
+_HEARING_S = 5.0  # for who connects to say what for
+_MOST_HELD = 1 << 16  # characters that pdb said while nobody was attached
+_MOST_WORDS = 200
+# What a rank goes on with after a command: it stops again by itself, and soon.
+_STEPS = ("n", "next", "s", "step", "r", "return", "unt", "until", "j", "jump")
+_OURS = "nbtorchjob.*"
+_DEBUGGERS = ("pdb", "ipdb", "IPython.core.debugger")  # whose ``set_trace`` would read from a keyboard
+
+
+def socket_of(rank: int) -> str:
+    """Return the name of a rank's socket in its node's folder."""
+    return "debug-%d.sock" % rank
+
+
+def mark_of(rank: int) -> str:
+    """Return the name of the file that is in a node's folder for as long as that rank is stopped."""
+    return "stopped-%d" % rank
+
+
+def rank_of(name: str) -> Optional[int]:
+    """Return the rank whose socket is called that; None for another file."""
+    match = re.match(r"debug-(\d+)\.sock$", name)
+    return int(match.group(1)) if match else None
+
+
+class Debugger:
+    """Stops this process, which is ``rank``; its node's folder is ``folder``."""
+
+    def __init__(self, rank: int, folder: str, wait: float, patience: Patience) -> None:
+        self._rank = rank
+        self._pid = os.getpid()
+        self._wait = wait
+        self._patience = patience
+        self._line = _Line(os.path.join(folder, socket_of(rank)))
+        self._mark = os.path.join(folder, mark_of(rank))
+        self.alone = threading.Lock()  # one thread at a time stops
+        self._own = threading.local()  # each thread's pdb
+        self._told = False
+
+    def install(self) -> None:
+        """Have ``breakpoint()`` and ``pdb.set_trace()`` stop here."""
+
+        def on_breakpoint(*args: Any, **kwargs: Any) -> Any:
+            # As Python has it: "0" is never, and it may name somebody else's.
+            if os.environ.get("PYTHONBREAKPOINT"):
+                return sys.__breakpointhook__(*args, **kwargs)
+            return self.stop(sys._getframe(1))
+
+        sys.breakpointhook = on_breakpoint
+        for name in _DEBUGGERS:
+            if name in sys.modules:
+                self._change(sys.modules[name])
+        onimport.change(dict.fromkeys(_DEBUGGERS, self._change))
+
+    def _change(self, module: Any) -> None:
+        def set_trace(*args: Any, **kwargs: Any) -> None:
+            self.stop(sys._getframe(1))
+
+        module.set_trace = set_trace
+
+    def stop(self, frame: Any) -> None:
+        """Stop at the next line of ``frame``."""
+        if os.getpid() != self._pid:
+            sys.stderr.write("nbtorchjob: breakpoint() stops ranks only, not the processes that they start\n")
+            return
+        if not self._wait:
+            return
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
+            frame = frame.f_back
+        if not hasattr(self._own, "pdb"):
+            self._own.pdb = self._made()
+        self._own.pdb.set_trace(frame)
+
+    def _made(self) -> Any:
+        # Peers hear of it first: on half a CPU the import of IPython's takes longer than many a time-out.
+        with self._patience.stopped(self._rank):
+            return _made(self)
+
+    def over(self) -> None:
+        """Stop nowhere any more: the code has returned."""
+        sys.settrace(None)
+        self._line.end("rank %d has returned" % self._rank)
+
+    def hold(self, exc: BaseException) -> None:
+        """Hold this rank in the frame where it failed, until it is released."""
+        sys.settrace(None)
+        with suppress(ValueError):  # in another thread
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        traceback = users_traceback(exc)
+        if traceback is None or os.getpid() != self._pid:
+            return
+        pdb = self._made()
+        pdb.holds = True
+        libraries: List[Tuple[str, int, str]] = []
+        own: List[Tuple[str, int, str]] = []
+        entry: Optional[TracebackType] = traceback
+        while entry is not None:
+            code = entry.tb_frame.f_code
+            libraries.append((code.co_filename, entry.tb_lineno, code.co_name))
+            if not sampler.is_library(code.co_filename):
+                own.append(libraries[-1])
+            entry = entry.tb_next
+        with self.stopped((own or libraries)[-1], FAILURE):
+            while not self._line.released:
+                pdb.reset()
+                pdb.interaction(None, traceback)
+                self._line.leave("rank %d stays held where it failed" % self._rank)
+        self._line.end("rank %d is released" % self._rank)
+
+    @contextmanager
+    def stopped(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
+        """Tell that the rank is stopped, as long as it is."""
+        filename, lineno, function = place
+        fields = {"node": int(os.environ[injected.NODE]), "rank": self._rank, "round": int(os.environ[ROUND])}
+        sys.stderr.write(
+            "nbtorchjob: rank %d stops at %s:%d, in %s\n" % (self._rank, filename, lineno, function)
+        )
+        self._line.listen()  # first: somebody may come as soon as it is told
+        with suppress(OSError):
+            os.close(os.open(self._mark, os.O_CREAT | os.O_WRONLY, 0o600))
+        emit("RankStops", **fields, filename=filename, lineno=lineno, function=function, why=why)
+        if self._patience.installed and not self._told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            self._told = True
+            emit("Notice", text="time-outs of collectives are put off while rank %d is stopped" % self._rank)
+        sampler.held = HELD
+        self._line.how = CONTINUES
+        self._line.until = time.monotonic() + self._wait if why == BREAKPOINT else float("inf")
+        try:
+            with self._patience.stopped(self._rank):
+                yield
+        finally:
+            sampler.held = ""
+            with suppress(OSError):
+                os.unlink(self._mark)
+            if self._line.released:
+                self._line.how = RELEASED
+            emit("RankGoesOn", **fields, how=self._line.how)
+
+    def give_up(self) -> None:
+        """Tell that nobody came."""
+        self._line.how = NOBODY
+        text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
+        emit("Notice", text=text)
+        sys.stderr.write("nbtorchjob: %s\n" % text)
+
+    @property
+    def line(self) -> "_Line":
+        """What leads to who looks."""
+        return self._line
+
+    @property
+    def wait(self) -> float:
+        """For how long somebody may take to come, in seconds."""
+        return self._wait
+
+
+class _Line:
+    """The socket of a stopped rank: who is attached, and what is said."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listener: Optional[socket.socket] = None
+        self._peer: Optional[socket.socket] = None
+        self._came = b""
+        self._said = ""  # what nobody has heard yet
+        self.released = False
+        self.until = 0.0
+        self.how = CONTINUES
+
+    def write(self, text: str) -> None:
+        """Take what pdb says."""
+        self._said += text
+        if len(self._said) > _MOST_HELD:
+            self.say({"out": self._said})
+            self._said = self._said[-_MOST_HELD:] if self._peer is None else ""
+
+    def flush(self) -> None:
+        """Do nothing: it is said with the next prompt."""
+
+    def isatty(self) -> bool:
+        """Say that nobody draws here."""
+        return False
+
+    encoding = "utf-8"
+
+    def ask(self, pdb: Any) -> str:
+        """Return the line that is typed, whoever types it; raise ``TimeoutError`` where nobody came."""
+        text, prompt = self._parted()
+        fresh = bool(text)
+        while True:
+            if self._peer is None:
+                self._await_peer()
+                if self.released:
+                    return ""
+                if not fresh:
+                    pdb.print_stack_entry(pdb.stack[pdb.curindex])
+                    text, _ = self._parted()
+            fresh = False
+            self.say({"out": text})
+            self.say({"prompt": prompt})
+            text = ""
+            said = self._heard()
+            while said is not None and "complete" in said:
+                self.say({"words": _completions(pdb, said)})
+                said = self._heard()
+            if said is not None:
+                return str(said.get("line", ""))
+            if self.released:
+                return ""
+
+    def _await_peer(self) -> None:
+        """Wait for somebody to attach, or a release; raise ``TimeoutError`` where nobody came."""
+        listener = self.listen()
+        while self._peer is None and not self.released:
+            seconds = self.until - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError
+            ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
+            if ready:
+                self._accept(listener)
+
+    def _parted(self) -> Tuple[str, str]:
+        said, self._said = self._said, ""
+        text, new, prompt = said.rpartition("\n")
+        return text + new, prompt
+
+    def say(self, record: Dict[str, Any]) -> None:
+        """Say something to who is attached."""
+        if self._peer is None:
+            return
+        text = record.get("out")
+        begins = range(0, len(text or ""), _MOST_HELD)  # each piece is a line
+        for piece in [record] if text is None else [{"out": text[at : at + _MOST_HELD]} for at in begins]:
+            try:
+                self._peer.sendall(json.dumps(piece).encode() + b"\n", socket.MSG_NOSIGNAL)
+            except OSError:
+                self._hang_up()
+                return
+
+    def leave(self, why: str) -> None:
+        """Have who is attached leave."""
+        self.say({"out": self._parted()[0]})
+        self.say({"left": why})
+        self._hang_up()
+
+    def end(self, why: str) -> None:
+        """Say so to who is attached, who has a moment to hear it: with its last rank a node ends, too."""
+        self.say({"left": why})
+        if self._peer is not None:
+            self._peer.settimeout(_HEARD_S)
+            with suppress(OSError):
+                while self._peer.recv(1 << 12):
+                    pass
+        self._hang_up()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    def _hang_up(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+        self._came = b""
+
+    def listen(self) -> socket.socket:
+        """Have somebody attach from now on."""
+        if self._listener is None:
+            listener = socket.socket(socket.AF_UNIX)
+            with suppress(OSError):
+                os.unlink(self._path)  # of an earlier round
+            folder, name = os.path.split(self._path)
+            os.fchmod(listener.fileno(), 0o600)
+            within(folder, name, listener.bind)
+            listener.listen(8)
+            self._listener = listener
+        return self._listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        peer.settimeout(_HEARING_S)
+        try:
+            data = b""
+            while not data.endswith(b"\n") and len(data) < LINE_BYTES:
+                part = peer.recv(1 << 12)
+                if not part:
+                    break
+                data += part
+            asked = json.loads(data.decode())
+            if asked.get("release"):
+                self.released = self.until == float("inf")
+                peer.sendall(json.dumps({"released": self.released}).encode() + b"\n", socket.MSG_NOSIGNAL)
+                peer.close()
+            elif self._peer is not None:  # its node looks that there is one only
+                peer.close()
+            else:
+                peer.settimeout(None)
+                self._peer = peer
+        except (OSError, ValueError, AttributeError):
+            peer.close()
+
+    def _heard(self) -> Optional[Dict[str, Any]]:
+        """Return what who is attached says; None once they have left, or the rank is released."""
+        while self._peer is not None:
+            line, new, rest = self._came.partition(b"\n")
+            if new:
+                self._came = rest
+                with suppress(ValueError):
+                    said = json.loads(line.decode())
+                    if isinstance(said, dict):
+                        return said
+                continue
+            ready, _, _ = select.select([self.listen(), self._peer], [], [])
+            if self._peer in ready:
+                try:
+                    data = self._peer.recv(1 << 16)
+                except OSError:
+                    data = b""
+                self._came += data
+                if not data or len(self._came) > LINE_BYTES:
+                    self._hang_up()
+                    if self.until != float("inf"):
+                        self.until = time.monotonic() + self.again
+            else:
+                self._accept(self.listen())
+                if self.released:
+                    return None
+        return None
+
+    again = 0.0  # seconds for somebody to come back
+
+
+def _made(debugger: Debugger) -> Any:
+    """Return a debugger: IPython's, where there is one that works here."""
+    try:
+        module = importlib.import_module("IPython.core.debugger")
+        history = importlib.import_module("IPython.core.history")
+        history.HistoryManager.enabled = False  # no file of its own for a rank
+        return _prompt(module.Pdb, debugger)
+    except Exception:
+        return _prompt(importlib.import_module("pdb").Pdb, debugger)
+
+
+def _prompt(base: Any, debugger: Debugger) -> Any:
+    line = debugger.line
+    line.again = debugger.wait
+
+    class Prompt(base):  # type: ignore[misc]
+        holds = False
+
+        def interaction(self, frame: Any, *rest: Any) -> None:
+            if self.holds:
+                super().interaction(frame, *rest)
+                return
+            place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            with debugger.alone, debugger.stopped(place, BREAKPOINT):
+                super().interaction(frame, *rest)
+            line.say({"goes": line.how})
+
+        def user_return(self, frame: Any, value: Any) -> None:
+            super().user_return(frame, value)
+            if frame.f_back is None or frame.f_back.f_code.co_filename.startswith(HERE):
+                self.set_continue()  # the user's code is over: none of what follows is worth a step
+
+        def get_stack(self, *args: Any) -> Any:
+            stack, at = super().get_stack(*args)
+            names = [frame.f_code.co_filename for frame, _ in stack]
+            # Where the user's frames begin, by the files of all of a rank's
+            first = max(
+                (at + 1 for at, name in enumerate(names) if name == HERE + "rank/worker.py"), default=0
+            )
+            while first < len(names) and names[first].startswith(HERE):
+                first += 1
+            first = first if first < len(names) else 0
+            return stack[first:], max(0, at - first)
+
+        def onecmd(self, text: str) -> Any:
+            command = (self.parseline(text)[0] or "") if text.strip() else self.lastcmd.partition(" ")[0]
+            if line.how != NOBODY:
+                line.how = STEPS if command in _STEPS else CONTINUES
+            return super().onecmd(text)
+
+        def do_quit(self, arg: str) -> None:
+            """q(uit): leave the debugger; the rank stays stopped."""
+            line.leave("")
+
+        do_q = do_exit = do_EOF = do_quit
+
+        def do_run(self, arg: str) -> None:
+            """Tell that a rank can't be started again."""
+            self.error("a rank can't be started again from here")
+
+        do_restart = do_run
+
+        def do_interact(self, arg: str) -> Any:
+            """interact: an interpreter with the names of this frame."""
+            held = sys.stdin, sys.stdout
+            sys.stdin, sys.stdout = self.stdin, self.stdout
+            try:
+                return super().do_interact(arg)
+            except SystemExit:  # quit()
+                return None
+            finally:
+                sys.stdin, sys.stdout = held
+
+    made = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
+    made.use_rawinput = False
+    made.report_skipped = False  # IPython's; it would write that to the rank's log
+    made.stdin = _Typed(debugger, made)
+    return made
+
+
+class _Typed:
+    """What pdb reads from."""
+
+    def __init__(self, debugger: Debugger, pdb: Any) -> None:
+        self._debugger = debugger
+        self._pdb = pdb
+        self._late = 0
+
+    def readline(self, size: Any = -1) -> str:
+        """Return the next line; ``continue`` where nobody comes."""
+        line = self._debugger.line
+        try:
+            said = line.ask(self._pdb)
+        except TimeoutError:
+            if not self._late:
+                self._debugger.give_up()
+            self._late += 1
+            # A second time in what doesn't know that word, such as an interpreter of pdb's.
+            return "continue\n" if self._late % 2 else ""
+        self._late = 0
+        return "continue\n" if line.released else said.rstrip("\n") + "\n"
+
+
+_the: List[Debugger] = []
+
+
+def begin(
+    folder: str, wait: float, patient: bool, address: str, fail: Callable[[BaseException], Any]
+) -> None:
+    """Have this rank stop in the debugger; ``patient``, time-outs of collectives are put off meanwhile.
+
+    The other parameters are those of ``Debugger`` and ``Patience``.
+    """
+    patience = Patience(address, fail)
+    if patient:
+        patience.install()
+    _the[:] = [Debugger(int(os.environ["RANK"]), folder, wait, patience)]
+    _the[0].install()
+
+
+def over() -> None:
+    """See ``Debugger.over``."""
+    for debugger in _the:
+        debugger.over()
+
+
+def hold_at(exc: BaseException) -> None:
+    """See ``Debugger.hold``."""
+    for debugger in _the:
+        debugger.hold(exc)
+
+
+def _completions(pdb: Any, said: Dict[str, Any]) -> List[str]:
+    """Return what pdb completes a line to."""
+    try:
+        line, begin, end = str(said["complete"]), int(said["begin"]), int(said["end"])
+        typed = line[begin:end]
+        command = pdb.parseline(line)[0] if begin else None
+        if command is None:
+            names = [
+                *pdb.completenames(typed, line, begin, end),
+                *pdb._complete_expression(typed, line, begin, end),
+            ]
+        else:
+            complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
+            names = complete(typed, line, begin, end)
+        return sorted({str(name) for name in names if str(name).startswith(typed)})[:_MOST_WORDS]
+    except Exception:  # of the user's objects
+        return []

@@ -1,4 +1,4 @@
-"""A node leads who asks to a rank that is stopped in the debugger (``debugger.py`` says what is said there).
+"""A node leads who asks to a rank that is stopped in the debugger (``debug`` says what is said there).
 
 To ``{"question": "debug", "rank": 1, "by": "…"}`` each record is what the rank says, and each message what it
 is told; or a record is ``{"trouble": "…"}``. To ``{"question": "release"}`` the answer is
@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from nbtorchjob.runtime.ask.answering import Handler, Question
-from nbtorchjob.runtime.debug.debugger import LINE_BYTES, rank_of, socket_of
+from nbtorchjob.runtime.debug import LINE_BYTES, rank_of, socket_of
 from nbtorchjob.runtime.look.outside import within
 
 _RELEASED_S = 5.0

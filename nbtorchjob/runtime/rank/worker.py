@@ -152,9 +152,9 @@ def call_once(rank: Rank) -> None:
 def over(rank: Rank) -> None:
     """Stop nowhere any more: the code has returned."""
     if rank.header["debug"]:
-        from nbtorchjob.runtime.debug import debugger  # late, as above
+        from nbtorchjob.runtime import debug  # late, as above
 
-        debugger.over()
+        debug.over()
 
 
 def begin(rank: Rank) -> Payload:
@@ -169,10 +169,10 @@ def begin(rank: Rank) -> Payload:
         os.environ[points.KEPT_AT] = os.path.join(os.path.dirname(rank.folder), points.KEPT)
     stops = rank.header["debug"]
     if stops:
-        from nbtorchjob.runtime.debug import debugger  # late: it travels only where it is needed
+        from nbtorchjob.runtime import debug  # late: it travels only where it is needed
 
         log = os.path.join(rank.folder, "rank-%d.log" % rank.number)
-        debugger.begin(
+        debug.begin(
             os.path.dirname(rank.folder),
             stops["wait"],
             stops["patient"],
@@ -255,9 +255,9 @@ def _fail(
             tell_variables(exc, error, said, rank, round_, **stays)
         held = header["debug"] and header["debug"]["hold"]
         if held and not said and not error.lost_peer:
-            from nbtorchjob.runtime.debug import debugger  # late, as above
+            from nbtorchjob.runtime import debug  # late, as above
 
-            debugger.hold_at(exc)
+            debug.hold_at(exc)
     finally:
         if error.recoverable:
             exit_code = exits.TOLD_RECOVERABLE

@@ -168,7 +168,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     make, enter, act = NodeAgent, worker.run_rank, worker.call_once
     if payload.header["lab"]:
         if payload.header["lab"]["fresh"]:
-            from nbtorchjob.runtime.pool.pool import keeper  # it travels with pools alone
+            from nbtorchjob.runtime.pool import keeper  # it travels with pools alone
         else:
             from nbtorchjob.runtime.lab.keeper import keeper  # and this with both
         make, enter, act = keeper(payload, key or b"", folder, modules, node)

@@ -38,7 +38,6 @@ from nbtorchjob.machine import loop
 from nbtorchjob.payload.program import late
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime.api.artifacts import artifacts_key
-from nbtorchjob.runtime.ask import ask as program
 from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.objects.wire import WireError, value_key
 from nbtorchjob.runtime.store import frames, store
@@ -243,9 +242,9 @@ _AHEAD = 64  # pieces that wait to be heard, of at most 32 KiB from an API serve
 _LOOK_S = 0.02
 _KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
 _ENDS = {
-    program.NO_NODE: STARTING,
-    program.NO_PAYLOAD: STARTING,
-    program.OLDER: OLDER,
+    questions.NO_NODE: STARTING,
+    questions.NO_PAYLOAD: STARTING,
+    questions.OLDER: OLDER,
     # The node has closed its socket, which a killed pod may do before the command in it is killed.
     0: "it was ended meanwhile",
     _KILLED: "it was ended meanwhile",
@@ -305,7 +304,7 @@ async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) ->
 def _leading(job: JobRef, pod: Object, seconds: int) -> AbstractAsyncContextManager[Remote]:
     """Run what leads to the node of a pod, and ends once nothing was said to it for so long."""
     python, payload = template.COMMAND
-    command = [python, "-c", program.PROGRAM, payload, str(seconds)]
+    command = [python, "-c", questions.PROGRAM, payload, str(seconds)]
     target = Target(PODS, job.scope.namespace, pod["metadata"]["name"])
     container = job.kind.container or pod["spec"]["containers"][0]["name"]
     return job.session.client.exec(target, container, command)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtorchjob.backends.kubernetes import jobs
 from nbtorchjob.backends.kubernetes.api import answers, client, connection
 from nbtorchjob.backends.kubernetes.control import selection
-from nbtorchjob.backends.kubernetes.jobs import ref
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope, remember
 from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, PODS
@@ -136,9 +136,9 @@ def test_what_comes_through_the_door_can_be_read(data, name, value):
         if answers.wrong(odd, answers.of(api)):
             continue
         if api == kind.api:
-            ref.of_object(kind, odd)
+            jobs.of_object(kind, odd)
         elif api == PODS:
-            ref.of_pod(kind, odd, kind.node(odd) or 0)
+            jobs.of_pod(kind, odd, kind.node(odd) or 0)
         else:
             told = selection.Troubles(kind, "a")
             told.know(JOB)

@@ -15,7 +15,7 @@ import pytest
 
 from nbtorchjob.backends.talk import Conversation
 from nbtorchjob.payload import program
-from nbtorchjob.runtime.ask import answering, ask, questions
+from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.start import boot
 from tests.backends.kubernetes.nodes import KEY, Node, pack
@@ -57,7 +57,7 @@ def node(temp):
 @contextmanager
 def leading(temp, payload, seconds=1000):
     """Run what leads to the node, in a Python that has no more than its own library."""
-    command = [sys.executable, "-S", "-c", ask.PROGRAM, str(payload), str(seconds)]
+    command = [sys.executable, "-S", "-c", questions.PROGRAM, str(payload), str(seconds)]
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(temp)}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
@@ -129,14 +129,14 @@ def test_both_ends_may_write_at_once(temp, payload):
 
 
 def test_what_is_not_there_is_told_apart(temp, payload, folder):
-    assert code(temp, payload) == ask.NO_NODE
+    assert code(temp, payload) == questions.NO_NODE
     shutil.copy(boot.__file__, payload)
-    assert code(temp, payload) == ask.NO_PAYLOAD
+    assert code(temp, payload) == questions.NO_PAYLOAD
     with zipfile.ZipFile(payload, "w") as older:
         older.writestr("nbtorchjob/__init__.py", "")
         older.writestr("nbtorchjob/runtime/__init__.py", "")
         older.writestr("__main__.py", "raise SystemExit('a second node')")
-    assert code(temp, payload) == ask.OLDER
+    assert code(temp, payload) == questions.OLDER
 
 
 def wait(path):
