@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from nbtorchjob import backends, capture, submission
 from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Images, Leftover, Summary, Tended, who_tends
-from nbtorchjob.capture import origin
+from nbtorchjob.capture import identity
 from nbtorchjob.errors import (
     JobNotFoundError,
     NBTorchJobError,
@@ -68,7 +68,7 @@ def _submit(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], spec: 
     with interrupts.message(interrupts.NOTHING):
         sub = submission.prepare(capture.from_function(fn, args, kwargs, root=working()), plan)
     _warn(sub, stacklevel=4)
-    return submission.send(sub, origin.here(sub.call.sources))
+    return submission.send(sub, identity.origin_here(sub.call.sources))
 
 
 def _warn(sub: submission.Submission, stacklevel: int) -> None:
@@ -332,7 +332,7 @@ def map(
         call = capture.from_function(fn, root=working(), given=rows[0])
         sub = submission.prepare(call, plan)
     _warn(sub, stacklevel=3)
-    return submission.send_runs(sub, rows, origin.here(call.sources), at_once=at_once, early=early)
+    return submission.send_runs(sub, rows, identity.origin_here(call.sources), at_once=at_once, early=early)
 
 
 def group(name: str, *, trust: bool = False) -> Runs[Any]:

@@ -21,7 +21,7 @@ from nbtorchjob.backends import resending, turns_of
 from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
 from nbtorchjob.backends.resending import Behind, Kept, Taken
 from nbtorchjob.backends.talk import MOST
-from nbtorchjob.capture import RankNames, cells, identity, origin
+from nbtorchjob.capture import RankNames, cells, identity
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.here import Environment
@@ -151,7 +151,7 @@ class Lab:
             call = capture.from_function(fn, args, kwargs, root=working(), rank_names=answer.rank_names)
         for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
-        return self.send(call, answer, origin.here(call.sources), ranks=ranks)
+        return self.send(call, answer, identity.origin_here(call.sources), ranks=ranks)
 
     def run_cell(
         self,
@@ -171,7 +171,7 @@ class Lab:
             call = capture.from_cell(text, space, root=working(), rank_names=answer.rank_names)
         for note in self.notes(call, answer):
             warnings.warn(note, stacklevel=2)
-        return self.send(call, answer, origin.here(call.sources), ranks=ranks)
+        return self.send(call, answer, identity.origin_here(call.sources), ranks=ranks)
 
     def pull(self, name: str, ranks: Sequence[int] = ()) -> Any:
         """Return the value of a name that the ranks have: that of rank 0, or of the first of some."""

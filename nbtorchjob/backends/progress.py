@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from nbtorchjob.state.progress import RECENT
 from nbtorchjob.state.series import points_each, stride
 
-# How the line of a ``report()`` begins, as ``runtime/facts/emit.py`` writes it.
+# How the line of a ``report()`` begins, as ``runtime/facts`` writes it.
 REPORTED = b'{"event": "Reported"'
 
 # And of what a node uses.

@@ -1,4 +1,4 @@
-"""What tells two calls apart, and a captured value from another one of its name: digests.
+"""Which call it is: what tells it, and a captured value, from others of its name, who wrote it, and where.
 
 The same cell over the same values has the same fingerprint, and the same value the same digest, in another
 kernel, too. Of a big value samples are looked at, so that this takes no longer than pickling it does; its
@@ -9,12 +9,14 @@ settings are the same as well, and its user.
 from __future__ import annotations
 
 import hashlib
+import linecache
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from getpass import getuser
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtorchjob.runtime.objects import rebuilt
 from nbtorchjob.runtime.rank import settings
@@ -123,6 +125,40 @@ def of_job(call: Call, spec: JobSpec) -> str:
     """Return a digest of what runs, how, and for whom: the same for a cell that is run again unchanged."""
     how = {**spec.to_json(), "name": None, "settings": settings.changed() if spec.carry_settings else {}}
     return hashlib.sha256(f"{of(call)} {how} {user()}".encode()).hexdigest()[:40]
+
+
+def origin_here(sources: Iterable[str]) -> Origin:
+    """Return where a call made now was written; empty outside IPython, which isn't imported for that."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return Origin() if shell is None else origin_in(shell, sources)
+
+
+def origin_in(shell: Any, sources: Iterable[str], named: Mapping[str, str] | None = None) -> Origin:
+    """Return where a call made now was written; ``sources`` are the files of its code, ``named`` some labels.
+
+    JupyterLab sends a cell's id along when it runs it, and Jupyter Server tells its kernels which file
+    they were started for; both are empty elsewhere.
+    """
+    request: Mapping[str, Any] = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    cell = (request.get("metadata") or {}).get("cellId")
+    labels = {name: _label(shell, name) for name in sources} | dict(named or {})
+    return Origin(os.environ.get("JPY_SESSION_NAME", ""), cell if isinstance(cell, str) else "", labels)
+
+
+def _label(shell: Any, filename: str) -> str:
+    """Return what IPython calls the cell of that file name: ``Cell In[3]``; other files keep theirs."""
+    with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
+        if not hasattr(shell.compile, "format_code_name"):
+            # IPython before 8 keeps no list: the newest cell of the file's text is it.
+            text = "".join(linecache.getlines(filename)).rstrip("\n")
+            cells = [cell.rstrip("\n") for cell in shell.history_manager.input_hist_parsed]
+            numbers = [number for number, cell in enumerate(cells) if text and cell == text]
+            return f"Cell In[{numbers[-1]}]" if numbers else filename
+        words = shell.compile.format_code_name(filename)
+        if words is not None:
+            return " ".join(words)
+    return filename
 
 
 def whose(call: Call, written: Origin) -> str:

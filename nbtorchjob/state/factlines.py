@@ -14,7 +14,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.facts.samples import GpuUse, RankSample, RankUse
 from nbtorchjob.spec.validation import built, checked
@@ -121,7 +121,7 @@ _MOST_WHY = 160
 
 
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuild an event from the line a node wrote (``runtime/facts/emit.py``); raises one of ``UNREADABLE``.
+    """Rebuild an event from the line a node wrote (``runtime/facts``); raises one of ``UNREADABLE``.
 
     That is also raised for numbers that make no sense, such as a time that is no finite number.
     """
@@ -183,7 +183,7 @@ _decode = json.JSONDecoder().raw_decode  # ``loads`` looks for the encoding firs
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
     """Yield the events that lines of JSON tell, as :func:`believed` does.
 
-    Half a line, from when a disk was full, says nothing: ``runtime/facts/emit.py`` goes on with a whole one.
+    Half a line, from when a disk was full, says nothing: ``runtime/facts`` goes on with a whole one.
     """
     for line in lines:
         event: Event | None = None

@@ -6,7 +6,7 @@ import time
 import torch
 
 from nbtorchjob import Elastic, JobSpec, submit
-from nbtorchjob.runtime.facts.emit import EVENTS
+from nbtorchjob.runtime.facts import EVENTS
 from nbtorchjob.runtime.node.meter import Meter
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtorchjob.backends.local import directory
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.runtime.facts.emit import append
+from nbtorchjob.runtime.facts import append
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.runtime.store.stream import TIMES

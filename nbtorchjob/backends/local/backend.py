@@ -47,7 +47,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import folders
 from nbtorchjob.machine.folders import record
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.facts.emit import append
+from nbtorchjob.runtime.facts import append
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply

@@ -24,7 +24,7 @@ from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import own, plain, record, state_dir
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.api.points import KEPT
-from nbtorchjob.runtime.facts.emit import append
+from nbtorchjob.runtime.facts import append
 from nbtorchjob.spec.validation import checked
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.factlines import UNREADABLE
@@ -50,7 +50,7 @@ class reading:
             raise DamagedError("local", self._folder.name, self._what, why(exc)) from exc
 
 
-# Given up when the disk is full, so that the job's last events still fit (``runtime/facts/emit.py``).
+# Given up when the disk is full, so that the job's last events still fit (``runtime/facts``).
 BALLAST_BYTES = 65_536
 # A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
 TTL_S = 7 * 24 * 3600.0

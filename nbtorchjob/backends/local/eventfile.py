@@ -1,4 +1,4 @@
-"""The file of a job's facts, one JSON line each, as ``runtime/facts/emit.py`` writes it."""
+"""The file of a job's facts, one JSON line each, as ``runtime/facts`` writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import chain, count
 from nbtorchjob.backends.local.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
 from nbtorchjob.machine.folders import plain
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.state import factlines
 from nbtorchjob.state.events import Event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +14,7 @@ from IPython.display import display
 
 from nbtorchjob import api, capture
 from nbtorchjob.backends import naming
-from nbtorchjob.capture import origin
+from nbtorchjob.capture import identity
 from nbtorchjob.capture.lookup import NOTHING
 from nbtorchjob.commands import front, running, swapping, table, verbs
 from nbtorchjob.commands.front import Answer, Edited, LogRequest, RunRequest
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
 
 
+# As jupyter_client numbers what it sends (8.10): session, process, count; frontends in JavaScript send UUIDs.
+_PYTHONS = re.compile(r".+_\d+_\d+")
 _CELL = "%%torchjob [options] [-- args]"
 _RUNS_CELL = "run the cell on every rank and return rank 0's value; args become its sys.argv"
 
@@ -186,7 +188,7 @@ class TorchJobMagics:
 
     def origin(self, call: capture.Call) -> Origin:
         """Return which notebook and cell it is of."""
-        return origin.of(self.shell, call.sources, {call.filename: self._label})
+        return identity.origin_in(self.shell, call.sources, {call.filename: self._label})
 
     def find(self, name: str) -> Job[Any]:
         """Return the job of that name, of "" this session's last, or one left by the last session."""
@@ -194,7 +196,7 @@ class TorchJobMagics:
             return api.attach(name)
         if newest_here := front.newest():
             return newest_here
-        notebook = origin.of(self.shell, ()).notebook
+        notebook = identity.origin_in(self.shell, ()).notebook
         with verbs.warned() as notes:
             states = api.jobs() if notebook else []
         running = [s.info for s in states if s.info.notebook == notebook and not s.phase.terminal]
@@ -279,8 +281,15 @@ class TorchJobMagics:
 
     @property
     def _page(self) -> bool:
-        """Whether an output can be updated."""
-        return hasattr(self.shell, "kernel") and not origin.in_console(self.shell)
+        """Whether an output can be updated; not in a console: ``jupyter console``, Qt's, Spyder's.
+
+        These are jupyter_client with somebody at the keyboard. What runs notebooks from Python (nbclient) has
+        none.
+        """
+        request: Mapping[str, Any] = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
+        asked, header = request.get("content") or {}, request.get("header") or {}
+        console = asked.get("allow_stdin") and _PYTHONS.fullmatch(str(header.get("msg_id")))
+        return hasattr(self.shell, "kernel") and not console
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Watch nothing: a kernel's output is read for as long as it runs."""

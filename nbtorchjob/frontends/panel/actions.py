@@ -16,7 +16,7 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 
 from nbtorchjob import api, capture, submission
-from nbtorchjob.capture import origin
+from nbtorchjob.capture import identity
 from nbtorchjob.commands import front
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.errors import CaptureError, NBTorchJobError
@@ -101,7 +101,7 @@ class Actions:
             raise CaptureError("the panel runs jobs only in a notebook: use submit(fn, spec=panel.spec)")
         text = self.call.value.strip() or f"{_last_function(shell.user_ns)}()"
         call = capture.from_expression(text, shell.user_ns, root=working())
-        return call, origin.of(shell, call.sources)
+        return call, identity.origin_in(shell, call.sources)
 
     def _reporting_errors(self, work: Callable[[], Any]) -> Any:
         try:

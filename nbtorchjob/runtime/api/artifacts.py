@@ -26,7 +26,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.checkpoints import attempt, unstopped
 from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import FOLDER, STREAM, node_index, run
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store import store

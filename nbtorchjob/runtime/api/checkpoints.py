@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, List, Set
 
 from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import ATTEMPT, FOLDER, STREAM, node_index, run
 from nbtorchjob.runtime.facts.injected import attempt as injected_attempt
 from nbtorchjob.runtime.store.payload import PayloadError

@@ -32,7 +32,7 @@ from torch import distributed
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import checkpoints
-from nbtorchjob.runtime.facts.emit import EVENTS, emit
+from nbtorchjob.runtime.facts import EVENTS, emit
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
 _METADATA = ".metadata"

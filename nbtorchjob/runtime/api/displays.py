@@ -19,8 +19,7 @@ from contextlib import suppress
 from typing import Any, Dict
 
 from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts import onimport
-from nbtorchjob.runtime.facts.emit import EVENTS, emit
+from nbtorchjob.runtime.facts import EVENTS, emit, onimport
 
 MOST = 20  # of a rank in a round
 LONGEST = 1 << 19  # characters of one

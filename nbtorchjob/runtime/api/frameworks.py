@@ -15,8 +15,7 @@ from typing import Any, Callable, Dict
 
 from nbtorchjob.runtime.api.points import Leaving, expect, first_call, leaving, swap_point
 from nbtorchjob.runtime.api.report import report
-from nbtorchjob.runtime.facts import onimport
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, onimport
 
 _CHANGES = onimport.Changes()
 _logs = True  # whether what they log is reported

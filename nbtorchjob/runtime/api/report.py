@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Dict
 
 from nbtorchjob.runtime.api import points
-from nbtorchjob.runtime.facts.emit import EVENTS, emit
+from nbtorchjob.runtime.facts import EVENTS, emit
 
 ROUND = "NBTORCHJOB_ROUND"
 # What counts, and what may be reported beside it to say how many there will be.

@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 from urllib.parse import urlsplit
 
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 
 URL, CA, TOKEN = ("KUBEFLOW_TRAINER_SERVER_" + name for name in ("URL", "CA_CERT", "TOKEN"))
 _EVERY_S = 5.0  # as Kubeflow's own SDK does (0.5): each post is written to the cluster's store

@@ -17,8 +17,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional
 from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import cache, sources
 from nbtorchjob.runtime.data.sources import DataError, File, Look, Source
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.facts.injected import STREAM, run
 
 _AT_ONCE = 8  # files

@@ -33,8 +33,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.debug.patience import Patience
-from nbtorchjob.runtime.facts import injected, onimport
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, injected, onimport
 from nbtorchjob.runtime.facts.errors import HERE, users_traceback
 from nbtorchjob.runtime.facts.samples import HELD
 from nbtorchjob.runtime.look import sampler

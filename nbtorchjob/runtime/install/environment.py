@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.store.payload import PayloadError
 
 _named = re.compile(r"([^-~][^-]*)(?:-([^-]+)(?:-.*)?)?\.(?:dist|egg)-info$").match

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 from urllib.parse import quote
 
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
 

@@ -16,7 +16,7 @@ import stat
 import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import node_index
 from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import CONTENT, SHIPPED, Payload, PayloadError

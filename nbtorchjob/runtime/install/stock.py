@@ -19,7 +19,7 @@ import tarfile
 from contextlib import suppress
 from typing import Any, BinaryIO, Dict, Iterator, List, Optional
 
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store import store
 

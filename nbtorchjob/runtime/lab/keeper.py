@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from nbtorchjob.runtime.ask.answering import Handler
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import local_addr, saving
 from nbtorchjob.runtime.lab.lab import Base, Lab
 from nbtorchjob.runtime.lab.turns import stay

@@ -70,7 +70,7 @@ from typing import (
 )
 
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
-from nbtorchjob.runtime.facts.emit import emit, tear
+from nbtorchjob.runtime.facts import emit, tear
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET, TEXT, turns

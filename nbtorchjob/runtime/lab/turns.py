@@ -33,8 +33,9 @@ from functools import partial
 from types import FrameType
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, Optional, Tuple
 
+from nbtorchjob.runtime import facts
 from nbtorchjob.runtime.api import displays, points, report
-from nbtorchjob.runtime.facts import emit, errors
+from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
 from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
@@ -150,7 +151,7 @@ class _Turns:
     def run(self) -> None:
         call.become_main(self._namespace, os.path.abspath(self._of.path))
         sys.argv = ["cell"]
-        emit.emit("RankBegan", rank=self._rank, round=self._base)
+        facts.emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
             self._of.sampler.note = WAITS
@@ -217,7 +218,7 @@ class _Turns:
         worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()
-        emit.renew()
+        facts.renew()
         if exc is not None and errors.is_a(exc, SystemExit) and errors.exit_code(exc) in (None, 0):
             exc = None  # "that's all": a good end without a value
         if points.first_call() and (exc is None or errors.is_a(exc, points.Leaving)):
@@ -248,7 +249,7 @@ class _Turns:
         content = names.load(payload)
         del payload
         if order["round"] != self._base:
-            emit.emit("RankBegan", rank=self._rank, round=order["round"])
+            facts.emit("RankBegan", rank=self._rank, round=order["round"])
             # Have processes that the code starts with "spawn" know what came along, and what a cell
             # defines.
             path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)

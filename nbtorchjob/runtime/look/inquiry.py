@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Dict, Optional, Sequence
 
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import (
     BEGINS,

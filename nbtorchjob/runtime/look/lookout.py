@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.ask.questions import MODULES
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.facts.samples import ENDED
 from nbtorchjob.runtime.look.inquiry import Inquiry

@@ -63,8 +63,7 @@ from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.ask.answering import Handler
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import ATTEMPT, saving
 from nbtorchjob.runtime.look.lookout import Lookout

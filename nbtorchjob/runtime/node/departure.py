@@ -21,8 +21,7 @@ import time
 from typing import Any, Callable, Optional
 
 from nbtorchjob.runtime.api.points import AT, LEAVE, LEAVING, Agreement, Page
-from nbtorchjob.runtime.facts import exits, injected
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits, injected
 
 _PAUSE_S = 0.02  # between two looks at what other nodes say
 # After that, as a part of that: a node on a cluster is killed after eight ninths of its time (``init.py``).

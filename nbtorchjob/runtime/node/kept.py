@@ -20,8 +20,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.ask.answering import Question, Refused
-from nbtorchjob.runtime.facts import injected
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, injected
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import swapped, swapping
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from itertools import islice, takewhile
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.samples import GpuUse, RankUse
 
 _NAME = "libnvidia-ml.so.1"

@@ -52,7 +52,7 @@ from nbtorchjob.runtime.api.points import (
     merged,
 )
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.node.kept import Kept, lay, received, remove
 from nbtorchjob.runtime.objects.wire import derived, sealed
 from nbtorchjob.runtime.rank import swapped

@@ -56,8 +56,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.ask.answering import Refused
-from nbtorchjob.runtime.facts import exits, injected
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits, injected
 from nbtorchjob.runtime.lab import ANEW
 from nbtorchjob.runtime.lab.keeper import Keeper
 from nbtorchjob.runtime.lab.lab import Base, Lab, _Here, _Turn

@@ -28,9 +28,8 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, NoReturn, Optional
 
 from nbtorchjob.runtime.api import artifacts, checkpoints
-from nbtorchjob.runtime.facts import exits, injected
+from nbtorchjob.runtime.facts import emit, exits, injected
 from nbtorchjob.runtime.facts.death import adopt_orphans, die_with_parent, kill_children
-from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.install import shipped
 from nbtorchjob.runtime.lab import turns
 from nbtorchjob.runtime.rank import worker

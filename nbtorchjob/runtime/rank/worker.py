@@ -16,10 +16,9 @@ from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts import errors, exits, injected
+from nbtorchjob.runtime.facts import emit, errors, exits, injected
 from nbtorchjob.runtime.facts.death import before_abort, die_with_parent
 from nbtorchjob.runtime.facts.described import with_variables
-from nbtorchjob.runtime.facts.emit import emit
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import STREAM
 from nbtorchjob.runtime.look.sampler import Sampler

@@ -63,8 +63,7 @@ import zlib
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.rendezvous.ring import GATHER, LOOK_S, Beats, News, Ring, announce, gather, give
 

@@ -32,8 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits
 from nbtorchjob.runtime.facts.injected import node_index
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded

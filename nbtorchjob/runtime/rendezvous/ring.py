@@ -17,7 +17,7 @@ import zlib
 from datetime import timedelta
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts import LONGEST_FACT
 
 LOOK_S = 0.5  # between two looks where something is awaited
 _BEATS_S = 5.0  # between two beats of a node, at most

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Optional
 
-from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts import EVENTS, emit, exits
 from nbtorchjob.runtime.facts.death import (
     TERMINATION_LOG,
     LastWords,
@@ -24,7 +24,6 @@ from nbtorchjob.runtime.facts.death import (
     die_with_parent,
     kill_children,
 )
-from nbtorchjob.runtime.facts.emit import EVENTS, emit
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.runtime.facts.injected import FOLDER, GRACE, grace, node_index
 from nbtorchjob.runtime.store.stream import Pump

@@ -14,8 +14,7 @@ from typing import Any, Dict, Optional, Type
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.ask import answering, questions
-from nbtorchjob.runtime.facts import exits, injected
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit, exits, injected
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED, STREAM
 from nbtorchjob.runtime.look import recorder

@@ -24,7 +24,7 @@ import json
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-from nbtorchjob.runtime.facts.emit import LONGEST_FACT
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.objects.wire import WireError, sign
 
 LONGEST = 8192  # bytes of text in one line
@@ -121,7 +121,7 @@ def ended(text: bytes, mark: bytes) -> bytes:
 
 
 def fact(line: bytes) -> bytes:
-    """Return the lines for an event, which is a line of JSON in ASCII (``emit.py``)."""
+    """Return the lines for an event, which is a line of JSON in ASCII (``runtime/facts``)."""
     out: List[bytes] = []
     line = line.rstrip()
     for at in range(0, len(line), LONGEST):

@@ -226,7 +226,7 @@ class Pump(threading.Thread):
     def _event(self, line: bytes, out: List[bytes]) -> None:
         try:
             record: Dict[str, Any] = json.loads(line.decode())
-        except (ValueError, RecursionError):  # half a line from when the disk was full (``emit.py``)
+        except (ValueError, RecursionError):  # half a line from when the disk was full (``runtime/facts``)
             return
         try:
             if record["event"] == "WorkersStarted":

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends.kubernetes import jobs
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
-from nbtorchjob.backends.kubernetes.jobs import find, ref
+from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import package
@@ -192,7 +193,7 @@ def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, 
             raise DamagedError("kubernetes", "strange", "fact", "it fits nothing")
         return applied(state, event)
 
-    monkeypatch.setattr(ref, "apply", apply)
+    monkeypatch.setattr(jobs, "apply", apply)
     tending = cluster_backend().tend("the test", [stage.namespace])
     assert tending is not None
     # Nothing on the cluster ends a job that isn't placed in time: no pod of it has a kubelet yet.

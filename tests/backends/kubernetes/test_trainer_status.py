@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 # A node proper, but for its ranks: it reports as one.
 PART = """
 from nbtorchjob.runtime.start import init
-from nbtorchjob.runtime.facts.emit import emit
+from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.api.report import report
 
 def run():

@@ -13,7 +13,7 @@ import pytest
 
 from nbtorchjob.runtime.api import trainerstatus
 from nbtorchjob.runtime.api.trainerstatus import CA, TOKEN, URL, Poster
-from nbtorchjob.runtime.facts.emit import EVENTS
+from nbtorchjob.runtime.facts import EVENTS
 from nbtorchjob.runtime.store.stream import Pump
 from tests.backends.kubernetes.stage import until
 

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from nbtorchjob.runtime import facts
 from nbtorchjob.runtime.api import artifacts, checkpoints
-from nbtorchjob.runtime.facts import emit, injected
+from nbtorchjob.runtime.facts import injected
 from nbtorchjob.state import events as ev
 from tests.backends.kubernetes.stage import until
 
@@ -15,7 +16,7 @@ from tests.backends.kubernetes.stage import until
 @pytest.fixture
 def node(tmp_path, monkeypatch):
     """Return a node's folder; its checkpoints are in the folder ``saved``."""
-    monkeypatch.setenv(emit.EVENTS, str(tmp_path / "events"))
+    monkeypatch.setenv(facts.EVENTS, str(tmp_path / "events"))
     monkeypatch.setenv(injected.FOLDER, str(tmp_path))
     monkeypatch.setenv(checkpoints.CHECKPOINTS, str(tmp_path / "saved"))
     return tmp_path

@@ -18,8 +18,7 @@ from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import provide, sources, web
 from nbtorchjob.runtime.data.sources import DataError, Store
 from nbtorchjob.runtime.data.web import Hub, LibraryHub, Page, Web
-from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.facts.emit import EVENTS
+from nbtorchjob.runtime.facts import EVENTS, exits
 from nbtorchjob.runtime.facts.injected import STREAM
 from tests.patience import LIMIT
 

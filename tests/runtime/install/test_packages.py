@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob.runtime.facts import emit
+from nbtorchjob.runtime import facts
 from nbtorchjob.runtime.install import packages, stock
 from nbtorchjob.runtime.store import store
 from tests.environment.asking import Asking
@@ -263,7 +263,7 @@ def test_a_store_that_keeps_nothing_is_no_reason_to_fail(folder, index, monkeypa
     wheel(index, "nbtj_fresh")
     (folder / "file").touch()
     events = folder / "events.jsonl"
-    monkeypatch.setenv(emit.EVENTS, str(events))
+    monkeypatch.setenv(facts.EVENTS, str(events))
     monkeypatch.setenv(store.STORAGE, str(folder / "file" / "job"))
 
     assert os.path.exists(stocked(folder / "a", "nbtj-fresh") + "/nbtj_fresh.py")

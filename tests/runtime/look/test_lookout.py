@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from nbtorchjob import Elastic, JobSpec, submit
-from nbtorchjob.runtime.facts import emit, samples
+from nbtorchjob.runtime.facts import EVENTS, samples
 from nbtorchjob.runtime.look import outside, sampler
 from nbtorchjob.runtime.look.lookout import Lookout, _Stall
 from nbtorchjob.runtime.rendezvous.alone import Alone
@@ -71,7 +71,7 @@ class Rank(threading.Thread):
 def told(folder, monkeypatch):
     """Return a function that returns what has been told, once there are so many samples."""
     path = folder / "events.jsonl"
-    monkeypatch.setenv(emit.EVENTS, str(path))
+    monkeypatch.setenv(EVENTS, str(path))
 
     def facts(number):
         until = time.monotonic() + LIMIT

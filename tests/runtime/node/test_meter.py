@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from nbtorchjob.runtime.facts.emit import EVENTS
+from nbtorchjob.runtime.facts import EVENTS
 from nbtorchjob.runtime.node import meter as nvml
 from nbtorchjob.runtime.node.meter import Gpus, Memory, Meter, Roots, cores, cpu, rank_use
 from tests.backends.kubernetes.stage import until

@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from nbtorchjob.runtime.facts import emit, exits
+from nbtorchjob.runtime import facts
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.peers import END, LINGER_S, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
@@ -346,7 +347,7 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
 
 
 def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, store, folder, monkeypatch):
-    monkeypatch.setenv(emit.EVENTS, str(folder / "events.jsonl"))
+    monkeypatch.setenv(facts.EVENTS, str(folder / "events.jsonl"))
     one, other = gangs()
     record = {"event": "Sampled", "node": 1, "round": 7, "why": "timeout", "samples": [], "time": 5.0}
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from nbtorchjob.runtime.facts import emit
+from nbtorchjob.runtime import facts
 
 
 @pytest.fixture
@@ -13,8 +13,8 @@ def path(folder):
 
 
 def test_an_event_is_one_line(path):
-    emit.append(str(path), {"event": "Closed", "time": 1.0})
-    emit.append(str(path), {"event": "Notice", "text": "two\nlines"})
+    facts.append(str(path), {"event": "Closed", "time": 1.0})
+    facts.append(str(path), {"event": "Notice", "text": "two\nlines"})
 
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["Closed", "Notice"]
 
@@ -26,7 +26,7 @@ def test_a_write_that_a_full_disk_cut_short_is_made_again_in_the_ballasts_room(p
         return write(fd, data[: next(room) or len(data)])
 
     monkeypatch.setattr(os, "write", cut)  # no disk is full to a byte
-    emit.append(str(path), {"event": "RankFailed", "rank": 1})
+    facts.append(str(path), {"event": "RankFailed", "rank": 1})
 
     assert json.loads(path.read_text().splitlines()[-1]) == {"event": "RankFailed", "rank": 1}
     assert not (path.parent / "ballast").exists()
