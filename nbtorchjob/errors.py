@@ -49,8 +49,8 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
+from nbtorchjob.text import safe
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import safe
 from nbtorchjob.text.words import clean
 
 

@@ -26,8 +26,8 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import interrupts
 from nbtorchjob.state import JobState, Phase, runs
 from nbtorchjob.state.runs import Judge
+from nbtorchjob.text import safe
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import safe
 
 T = TypeVar("T")  # of a run's value
 

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, overload
 from nbtorchjob.errors import NotInstalledError
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.text import facts
-from nbtorchjob.text.terminal import safe
+from nbtorchjob.text import safe
 
 _FRAMES = ("pandas", "polars")  # the first that is installed makes the frames
 _DONE = {Phase.SUCCEEDED: "succeeded", Phase.FAILED: "failed", Phase.CANCELLED: "cancelled"}

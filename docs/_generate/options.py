@@ -11,9 +11,9 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.kinds.fit import check
 from nbtorchjob.errors import SpecError
+from nbtorchjob.spec import Option
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import GROUPS, KEYS, TABLE, parse
-from nbtorchjob.spec.validation import Option
 
 _INTRO = """# Options
 

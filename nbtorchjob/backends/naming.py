@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from nbtorchjob.backends.base import Annotates, Backend, able
 from nbtorchjob.errors import NameTakenError, SpecError
-from nbtorchjob.spec.validation import digits
+from nbtorchjob.spec import digits
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.events import Annotated
 from nbtorchjob.text.hints import hint, swap_hint

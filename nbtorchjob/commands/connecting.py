@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import AskError, LineError, NBTorchJobError, NotInstalledError
 from nbtorchjob.machine import folders, interrupts
-from nbtorchjob.spec.validation import digits
+from nbtorchjob.spec import digits
 from nbtorchjob.state.events import FAILURE, STEPS
-from nbtorchjob.text import words
+from nbtorchjob.text import coloured, words
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import coloured
 from nbtorchjob.text.words import ranks
 
 if TYPE_CHECKING:

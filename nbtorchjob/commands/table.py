@@ -15,8 +15,7 @@ from nbtorchjob.commands import connecting, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import LineError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec import options
-from nbtorchjob.spec.validation import Option, digits, option
+from nbtorchjob.spec import Option, digits, option, options
 from nbtorchjob.state import Phase
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.ui.record import (

@@ -26,7 +26,7 @@ from nbtorchjob.machine.folders import own, record, state_dir
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.install.environment import compatible
-from nbtorchjob.spec.validation import built
+from nbtorchjob.spec import built
 from nbtorchjob.state.events import EnvironmentTold
 from nbtorchjob.text import words
 

@@ -19,10 +19,7 @@ from urllib.parse import urlsplit
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.secret import has_password
-from nbtorchjob.spec.cluster import grammars
-from nbtorchjob.spec.cluster.grammars import quantities
-from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
-from nbtorchjob.spec.validation import (
+from nbtorchjob.spec import (
     Frozen,
     brief,
     digits,
@@ -34,6 +31,9 @@ from nbtorchjob.spec.validation import (
     whole,
     whole_or_none,
 )
+from nbtorchjob.spec.cluster import grammars
+from nbtorchjob.spec.cluster.grammars import quantities
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 
 __all__ = [
     "CleanPodPolicy",

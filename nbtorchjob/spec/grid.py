@@ -14,9 +14,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.spec import condition
+from nbtorchjob.spec import condition, sequence, setting, whole
 from nbtorchjob.spec.condition import BEST, Condition
-from nbtorchjob.spec.validation import sequence, setting, whole
 
 _MOST_NAME = 200  # characters of a metric's name
 

@@ -15,10 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.secret import has_password, is_secret
-from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker, places, where
-from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import (
+from nbtorchjob.spec import (
     Frozen,
     brief,
     instance,
@@ -30,6 +27,9 @@ from nbtorchjob.spec.validation import (
     texts,
     whole,
 )
+from nbtorchjob.spec.cluster import Cluster
+from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker, places, where
+from nbtorchjob.spec.policies import Retry
 
 T = TypeVar("T")
 

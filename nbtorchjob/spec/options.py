@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec import Option, setting
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
 from nbtorchjob.spec.grid import Early, GroupOptions
@@ -41,7 +42,6 @@ from nbtorchjob.spec.overlay import (
     why_needless,
 )
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Option, setting
 from nbtorchjob.text.hints import options_hint
 
 _LINE = "options"  # the name of a line in errors, whichever magic it belongs to

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec.validation import (
+from nbtorchjob.spec import (
     brief,
     digits,
     member_or_none,

@@ -44,13 +44,12 @@ from typing import Any
 from nbtorchjob import errors
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine.folders import working
-from nbtorchjob.spec import toml
+from nbtorchjob.spec import Option, toml
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
 from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, WORKER, overlay, value_at
 from nbtorchjob.spec.policies import UNLIMITED, Retry
 from nbtorchjob.spec.toml import FILE, File, near
-from nbtorchjob.spec.validation import Option
 
 # The run policies that the local backend refuses: its jobs have no pods.
 _OF_PODS = ("clean_pod_policy", "backoff_limit")

@@ -14,9 +14,9 @@ import platformdirs
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import foreign, working
+from nbtorchjob.spec import Option
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import read
-from nbtorchjob.spec.validation import Option
 from nbtorchjob.text.hints import options_hint
 
 FILE = "nbtorchjob.toml"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.facts.samples import GpuUse, RankSample, RankUse
-from nbtorchjob.spec.validation import built, checked
+from nbtorchjob.spec import built, checked
 from nbtorchjob.state.events import (
     ArtifactsReady,
     AttemptPaid,

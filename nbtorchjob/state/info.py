@@ -18,10 +18,10 @@ from typing import Any
 
 from nbtorchjob.errors import DamagedError, SpecError
 from nbtorchjob.frozen import FrozenDataclass, cached_property, replace
+from nbtorchjob.spec import checked
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import checked
 from nbtorchjob.state.factlines import UNREADABLE
 
 US, OPERATOR = "us", "operator"

@@ -18,7 +18,7 @@ from html import escape
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from nbtorchjob.text.terminal import CONTROLS
+from nbtorchjob.text import CONTROLS
 from nbtorchjob.text.words import clip
 
 RGB: TypeAlias = tuple[int, int, int]

@@ -25,7 +25,7 @@ from nbtorchjob.machine.folders import own, plain, record, state_dir
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts import append
-from nbtorchjob.spec.validation import checked
+from nbtorchjob.spec import checked
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.factlines import UNREADABLE
 from nbtorchjob.state.info import read, run_at, why, write

@@ -19,8 +19,7 @@ from nbtorchjob.commands.table import JSON, Verb
 from nbtorchjob.errors import LineError
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec import options
-from nbtorchjob.spec.validation import Option
+from nbtorchjob.spec import Option, options
 
 if TYPE_CHECKING:
     from mcp.server import Server

@@ -11,7 +11,7 @@ from dataclasses import replace
 from nbtorchjob.commands import completion, table
 from nbtorchjob.commands.table import JSON, VERBS, Verb
 from nbtorchjob.errors import LineError
-from nbtorchjob.spec.validation import option
+from nbtorchjob.spec import option
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")

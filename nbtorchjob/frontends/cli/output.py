@@ -12,8 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from nbtorchjob.errors import ClusterError, JobFailedError, NBTorchJobError, UnwritableError
-from nbtorchjob.text import words
-from nbtorchjob.text.terminal import Filter, shown, shows
+from nbtorchjob.text import Filter, shown, shows, words
 
 _DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
 _log = Filter()  # of what a log that a terminal shows has open

@@ -28,9 +28,8 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
 from nbtorchjob.state.logs import ALL
-from nbtorchjob.text import words
+from nbtorchjob.text import safe, words
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui.card import view
 from nbtorchjob.ui.card.sending import Output, drawn, said
 from nbtorchjob.ui.runs import view as view_runs

@@ -15,8 +15,8 @@ import ipywidgets as widgets
 from nbtorchjob.backends.base import Choice
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frontends.panel.form import LAUNCH, Entry
+from nbtorchjob.spec import Option
 from nbtorchjob.spec.config import Elastic
-from nbtorchjob.spec.validation import Option
 
 _FEW_NODES = 16  # the slider's end, until somebody enters more
 _LAUNCHES = {

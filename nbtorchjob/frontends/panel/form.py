@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec import options
+from nbtorchjob.spec import Option, options
 from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line, parse
@@ -34,7 +34,6 @@ from nbtorchjob.spec.overlay import (
     read,
     value_at,
 )
-from nbtorchjob.spec.validation import Option
 
 # What a field holds: a text, a tick, or the rows of a list. An empty one sets nothing.
 Entry: TypeAlias = str | bool | tuple[str, ...]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.spec import brief, one_of, sequence, setting, switch, whole
 from nbtorchjob.spec.cluster import grammars
 from nbtorchjob.spec.cluster.grammars import (
     Mount,
@@ -28,7 +29,6 @@ from nbtorchjob.spec.cluster.grammars import (
     tolerations,
     user,
 )
-from nbtorchjob.spec.validation import brief, one_of, sequence, setting, switch, whole
 
 __all__ = ["KINDS", "Cluster", "given"]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec.validation import Frozen, texts
+from nbtorchjob.spec import Frozen, texts
 
 # Labels and annotations of this domain are nbtorchjob's own.
 DOMAIN = "nbtorchjob.dev"

@@ -26,8 +26,8 @@ from nbtorchjob.state.events import STEPS
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.text import facts
+from nbtorchjob.text import Filter, safe, shown, shows
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import Filter, safe, shown, shows
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.elements import asset

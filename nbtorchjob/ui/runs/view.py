@@ -12,8 +12,8 @@ from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.runs import Runs
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.text import facts
+from nbtorchjob.text import safe
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.terminal import safe
 from nbtorchjob.ui import runs as render
 from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.card.view import Stops, held_up

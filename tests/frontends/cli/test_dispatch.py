@@ -22,7 +22,7 @@ from nbtorchjob.spec import options
 from tests.backends.local.acted import Acted
 from tests.patience import LIMIT
 from tests.pools import end_pool
-from tests.text.test_terminal import Screen
+from tests.text.test_text import Screen
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from tests.backends.local.acted import Acted
 from tests.frontends.notebook.conftest import Notebook
 from tests.patience import LIMIT
 from tests.pools import end_pool
-from tests.text.test_terminal import Screen
+from tests.text.test_text import Screen
 
 pytestmark = pytest.mark.torch
 

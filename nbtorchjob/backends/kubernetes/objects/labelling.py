@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import DamagedError, SubmitError
+from nbtorchjob.spec import digits
 from nbtorchjob.spec.cluster.grammars import DOMAIN, MANAGED_BY
-from nbtorchjob.spec.validation import digits
 from nbtorchjob.state import JobInfo, events, factlines
 from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict
 from nbtorchjob.state.factlines import sane

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from nbtorchjob.spec.validation import digits
+from nbtorchjob.spec import digits
 from nbtorchjob.state import events as ev
 
 Object = Mapping[str, Any]

@@ -16,12 +16,11 @@ from tornado import web
 from nbtorchjob.backends import backend
 from nbtorchjob.errors import MalformedError, NBTorchJobError, SpecError
 from nbtorchjob.frontends.server.handlers import Api, lane
-from nbtorchjob.spec import options, profiles
+from nbtorchjob.spec import Option, options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import GROUPS, KEYS, CellOptions
 from nbtorchjob.spec.overlay import overlay, read, value_at
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.spec.validation import Option
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.errors import NBTorchJobError
-from nbtorchjob.text import terminal
-from nbtorchjob.text.terminal import Filter, safe
+from nbtorchjob.text import Filter, coloured, safe, shown
 
 HOSTILE = {
     "the clipboard": ("\x1b]52;c;ZXZpbA==\x07", "^[]52;c;ZXZpbA==^G"),
@@ -104,15 +103,15 @@ class Screen(io.StringIO):
 def test_only_a_terminal_is_given_less_than_all():
     hostile, seen = HOSTILE["the clipboard"]
 
-    assert terminal.shown(hostile, io.StringIO()) == hostile
-    assert terminal.shown(hostile, Screen()) == seen
+    assert shown(hostile, io.StringIO()) == hostile
+    assert shown(hostile, Screen()) == seen
 
 
 def test_only_a_terminal_is_given_colours():
     text, bare = "\x1b[32mgreen\x1b[39m \x1b[38;5;28;01mbold\x1b[39;00m\x1b[0m\x07\n", "green bold^G\n"
 
-    assert terminal.coloured(text, io.StringIO()) == bare
-    assert terminal.coloured(text, Screen()) == text.replace("\x07", "^G")
+    assert coloured(text, io.StringIO()) == bare
+    assert coloured(text, Screen()) == text.replace("\x07", "^G")
 
 
 def test_an_error_that_ipython_draws_is_safe():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.spec.validation import built, checked, fits
+from nbtorchjob.spec import built, checked, fits
 
 
 @dataclass
