@@ -32,6 +32,7 @@ from nbtorchjob.state import JobState
 from nbtorchjob.state import logs as loglines
 from nbtorchjob.state.events import ArtifactsReady
 from nbtorchjob.state.logs import LogLine, Stream
+from nbtorchjob.text import words
 
 _PIECE_BYTES = 1 << 18  # at a time
 
@@ -222,9 +223,7 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
         there = {path for path in targets if os.path.lexists(path)}
         others = [targets[path].artifact.path for path in sorted(there) if not _is_at(path, targets[path])]
         if others:
-            named = ", ".join(others[:_NAMED]) + (
-                f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
-            )
+            named = words.some(others, _NAMED)
             raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
         if artifacts:
             folder.mkdir(parents=True, exist_ok=True)

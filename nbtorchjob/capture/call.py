@@ -30,6 +30,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.runtime.objects.sources import ANCHOR
 from nbtorchjob.runtime.rank import carried
+from nbtorchjob.text.words import clip
 
 _LABEL = 60
 
@@ -306,7 +307,7 @@ def from_expression(
             raise
         raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
     taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
-    return replace(taken, label=_bounded(text))
+    return replace(taken, label=clip(" ".join(text.split()), _LABEL))
 
 
 def ships_line(call: Call) -> str:
@@ -353,7 +354,7 @@ def _take(
     files = modules.read(paths, folder)
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
-        label=_bounded(label),
+        label=clip(" ".join(label.split()), _LABEL),
         pickle=pickled.data,
         buffers=pickled.buffers,
         ships=report.ships(taken, whole, pickled.seen.sources),
@@ -417,8 +418,3 @@ def _name(fn: Any) -> str:
 def _brief(value: Any) -> str:
     plain = value is None or type(value) in (bool, int, float, str)
     return repr(value) if plain else report.type_name(value).partition(" ")[0]
-
-
-def _bounded(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"

@@ -73,10 +73,9 @@ def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...
     left = [path for path in by_call(call, folder) if not goes(PurePath(path))]
     if not left:
         return ()
-    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
     asked = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
     lie = "lie" if len(left) > 1 else "lies"
-    return (f"{', '.join(left[:_NAMED])}{more} {lie} beside the notebook, and not on ranks: {asked}",)
+    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, and not on ranks: {asked}",)
 
 
 def _parsed(text: str | bytes) -> list[ast.AST]:

@@ -59,7 +59,11 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
         mine = list(_take(path, name, selection, ()))
         if not mine:
-            but = f", only what is left out of folders: {_some(selection.left)}" if selection.left else ""
+            but = (
+                f", only what is left out of folders: {words.some(selection.left, _NAMED)}"
+                if selection.left
+                else ""
+            )
             raise CaptureError(f"--ship {name}: there is no file in it to ship{but}")
         asked[name] = [path for path in mine if path not in before]
     sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
@@ -83,7 +87,9 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
     by_path = {file.path: file for file in files}
     ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
     what = "hidden files, bytecode and checkpoints"
-    note = f"left out of shipped folders: {_some(selection.left)} ({what} are shipped only by name)"
+    note = (
+        f"left out of shipped folders: {words.some(selection.left, _NAMED)} ({what} are shipped only by name)"
+    )
     return Shipped(files, ships, (note,) if selection.left else ())
 
 
@@ -103,11 +109,6 @@ def _near(name: str, root: Path) -> str:
         near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.7)
         return f"; did you mean {' or '.join(near)}?" if near else ""
     return ""
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) -> Iterator[str]:

@@ -105,6 +105,12 @@ def count(many: int, noun: str) -> str:
     return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Name the first ones, and how many more there are: ``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks with runs as ranges: ``rank 2``, ``ranks 1-3, 7``."""
     text = spell(numbers, ", ")

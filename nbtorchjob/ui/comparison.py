@@ -22,7 +22,7 @@ from nbtorchjob.state import JobState
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.state.progress import latest
 from nbtorchjob.state.text import attempts, swaps, usage
-from nbtorchjob.text.words import LINE, duration, line, number, short
+from nbtorchjob.text.words import LINE, duration, line, number, short, some
 from nbtorchjob.ui import elements
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.elements import MAX_CELL, SMALL, Part, tag
@@ -209,7 +209,7 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("options", "Options", "option", "None: they were submitted with the same options.")
     unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
     if unread:
-        return replace(made, unknown=f"The spec of {_some(unread)} can't be read.")
+        return replace(made, unknown=f"The spec of {some(unread, _MOST_NAMES)} can't be read.")
     rows = {}
     for o in KEYS.values():
         texts = []
@@ -263,7 +263,9 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
             **{name: tuple(words for _, words in row) for name, row in differ.items()},
         },
         changes=tuple(changes),
-        unknown=f"The code of {_some(list(dict.fromkeys(unknown)))} isn't known here." if unknown else "",
+        unknown=f"The code of {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} isn't known here."
+        if unknown
+        else "",
     )
 
 
@@ -288,7 +290,9 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     made = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
     unknown = [name for name, state in zip(names, states, strict=True) if state.info.captured is None]
     if unknown:
-        return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} captured isn't known here.")
+        return replace(
+            made, unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} captured isn't known here."
+        )
     kept = [state.info.captured or {} for state in states]
     rows, sampled, untold = {}, [], []
     for name in dict.fromkeys(name for record in kept for name in record):
@@ -308,14 +312,9 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
             untold.append(name)
         elif digests[0].startswith(SAMPLED):
             sampled.append(name)
-    said = [f"Alike as far as samples of them tell: {_some(sampled)}."] if sampled else []
-    said += [f"No digest is kept of {_some(untold)}."] if untold else []
+    said = [f"Alike as far as samples of them tell: {some(sampled, _MOST_NAMES)}."] if sampled else []
+    said += [f"No digest is kept of {some(untold, _MOST_NAMES)}."] if untold else []
     return replace(made, rows=rows, unknown=" ".join(said))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @_aspect
@@ -335,7 +334,9 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
             table["image"] = state.image
     unknown = [name for name, table in zip(names, tables, strict=True) if not table]
     if unknown:
-        return replace(made, unknown=f"What {_some(list(dict.fromkeys(unknown)))} could import isn't known.")
+        return replace(
+            made, unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} could import isn't known."
+        )
     every = dict.fromkeys(
         ["image", "Python", "platform", *sorted({name for table in tables for name in table})]
     )
@@ -355,7 +356,7 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     kinds = [usage.kinds(state) for state in states]
     unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]
     if unknown:  # nodes tell of themselves after some seconds
-        return replace(made, unknown=f"On what kind of hosts {_some(unknown)} ran isn't known.")
+        return replace(made, unknown=f"On what kind of hosts {some(unknown, _MOST_NAMES)} ran isn't known.")
     row = tuple(" and ".join(hosts) for hosts in kinds)
     return replace(made, rows={"kind": row} if _differ(row) else {})
 

@@ -167,7 +167,7 @@ class Lab:
         """Begin a conversation with a node."""
         peer = socket.socket(socket.AF_UNIX)
         try:
-            questions.at_socket(str(self.folder / f"node-{node}"), peer.connect)
+            questions.within(str(self.folder / f"node-{node}"), questions.SOCKET, peer.connect)
         except BaseException:
             peer.close()
             raise

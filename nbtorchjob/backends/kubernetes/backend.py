@@ -87,7 +87,6 @@ class KubernetesBackend(Backend):
     """All clusters that kubeconfig contexts lead to. See ``backends/base.py`` for what each verb promises."""
 
     where = "a cluster"
-    has_images = True
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse what the named kind can't do; without one, what the cluster serves decides at submission."""

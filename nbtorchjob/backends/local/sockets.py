@@ -73,7 +73,7 @@ def trouble(exc: OSError, node: Node) -> str:
 
 def _connect(peer: socket.socket, job: JobDirectory, node: int) -> None:
     peer.setblocking(False)
-    questions.at_socket(str(job.node(node)), peer.connect)
+    questions.within(str(job.node(node)), questions.SOCKET, peer.connect)
 
 
 def _exchange(peer: socket.socket, talk: Conversation) -> None:

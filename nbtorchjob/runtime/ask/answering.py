@@ -28,7 +28,7 @@ from nbtorchjob.runtime.ask.questions import (
     SOCKET,
     Content,
     Messages,
-    at_socket,
+    within,
 )
 from nbtorchjob.runtime.objects.wire import WireError
 
@@ -96,7 +96,7 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
         os.fchmod(listener.fileno(), 0o600)  # what it is bound to has these rights from the beginning (Linux)
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, SOCKET))  # of an earlier attempt
-        at_socket(folder, listener.bind)
+        within(folder, SOCKET, listener.bind)
         listener.listen(4 * MOST)
     except OSError:
         listener.close()

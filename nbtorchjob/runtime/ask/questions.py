@@ -30,7 +30,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from itertools import chain, count
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, TypeVar, Union
 
 from nbtorchjob.runtime.facts.injected import FOLDER
 from nbtorchjob.runtime.objects.wire import WireError, derived, sign
@@ -51,11 +51,14 @@ def node_key(key: bytes, run: str, node: int) -> bytes:
     return derived(key, "asked", run, node)
 
 
-def at_socket(folder: str, act: Callable[[str], None]) -> None:
-    """Bind or connect to the socket in ``folder``, whose path may be longer than a socket's (107 bytes)."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+_Result = TypeVar("_Result")
+
+
+def within(folder: str, name: str, act: Callable[[str], _Result]) -> _Result:
+    """Call ``act`` with a path to ``name`` in the folder that is short enough for a socket (108 bytes)."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        act("/proc/self/fd/%d/%s" % (fd, SOCKET))
+        return act("/proc/self/fd/%d/%s" % (fd, name))
     finally:
         os.close(fd)
 
@@ -221,7 +224,7 @@ def _node() -> Optional[socket.socket]:
     for path in glob.glob(os.path.join(place, "nbtorchjob-*", SOCKET)):
         node = socket.socket(socket.AF_UNIX)
         try:
-            at_socket(os.path.dirname(path), node.connect)
+            within(os.path.dirname(path), SOCKET, node.connect)
             credentials = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:  # of a node that has ended
             continue

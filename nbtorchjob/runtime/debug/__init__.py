@@ -32,12 +32,12 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api.report import ROUND
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.debug.patience import Patience
 from nbtorchjob.runtime.facts import emit, injected, onimport
 from nbtorchjob.runtime.facts.errors import HERE, users_traceback
 from nbtorchjob.runtime.facts.samples import HELD
 from nbtorchjob.runtime.look import sampler
-from nbtorchjob.runtime.look.outside import within
 
 BREAKPOINT, FAILURE = "breakpoint", "failure"  # why a rank stops
 CONTINUES, STEPS, RELEASED, NOBODY = "continues", "steps", "released", "nobody"  # how it goes on

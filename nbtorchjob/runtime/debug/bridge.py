@@ -16,8 +16,8 @@ from contextlib import closing, suppress
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from nbtorchjob.runtime.ask.answering import Handler, Question
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.debug import LINE_BYTES, rank_of, socket_of
-from nbtorchjob.runtime.look.outside import within
 
 _RELEASED_S = 5.0
 _LEAVING_S, _EVERY_S = 2.0, 0.05  # for who has left to be seen to have: the next one may come at once

@@ -26,7 +26,7 @@ import time
 import types
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, TypeVar
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced, type_name
@@ -88,17 +88,21 @@ _Tell = Callable[[Any, type, int], str]
 _BUILT_IN: Dict[type, _Tell] = {}  # the first one counts that a type is, or derives from
 
 
-def _tells(*kinds: type) -> Callable[[_Tell], _Tell]:
-    """Have a function describe values of these built-in types, and of those derived from them."""
+_OF_LIBRARIES: Dict[Tuple[str, str], _Tell] = {}  # by module, which needn't be loaded, and class
+_Kind = TypeVar("_Kind")
+
+
+def _tells(table: Dict[_Kind, _Tell], *kinds: _Kind) -> Callable[[_Tell], _Tell]:
+    """Have a function describe values of these types, and of those derived from them."""
 
     def enter(tell: _Tell) -> _Tell:
-        _BUILT_IN.update(dict.fromkeys(kinds, tell))
+        table.update(dict.fromkeys(kinds, tell))
         return tell
 
     return enter
 
 
-@_tells(int, float, complex)
+@_tells(_BUILT_IN, int, float, complex)
 def _number(value: Any, type_: type, depth: int) -> str:
     if type_ is not int:
         return _of_repr(value)
@@ -106,7 +110,7 @@ def _number(value: Any, type_: type, depth: int) -> str:
     return repr(value) if bits <= _BITS else "<int of %s bits>" % format(bits, ",")
 
 
-@_tells(str, bytes, bytearray)
+@_tells(_BUILT_IN, str, bytes, bytearray)
 def _text(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (str, bytes, bytearray) if kind in _mro(type_))
     many = base.__len__(value)
@@ -116,7 +120,7 @@ def _text(value: Any, type_: type, depth: int) -> str:
     return "%s (%s %s)" % (_cut(text), format(many, ","), "characters" if base is str else "bytes")
 
 
-@_tells(list, tuple, set, frozenset)
+@_tells(_BUILT_IN, list, tuple, set, frozenset)
 def _sequence(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (list, tuple, set, frozenset) if kind in _mro(type_))
     many = base.__len__(value)
@@ -127,7 +131,7 @@ def _sequence(value: Any, type_: type, depth: int) -> str:
     return _container(type_, base, many, items)
 
 
-@_tells(dict)
+@_tells(_BUILT_IN, dict)
 def _mapping(value: Any, type_: type, depth: int) -> str:
     many = dict.__len__(value)
     pairs = islice(dict.items(value), _items(depth))
@@ -170,20 +174,7 @@ _BUILT_IN[types.FunctionType] = lambda value, type_, depth: "function %s" % _fun
 _BUILT_IN[type] = lambda value, type_, depth: "class %s" % type_name(value)
 
 
-_OF_LIBRARIES: Dict[Tuple[str, str], _Tell] = {}  # by module, which needn't be loaded, and class
-
-
-def _tells_of(module: str, name: str) -> Callable[[_Tell], _Tell]:
-    """Have a function describe objects of a library's class, and of those derived from it."""
-
-    def enter(tell: _Tell) -> _Tell:
-        _OF_LIBRARIES[module, name] = tell
-        return tell
-
-    return enter
-
-
-@_tells_of("torch", "Tensor")
+@_tells(_OF_LIBRARIES, ("torch", "Tensor"))
 def _tensor(value: Any, type_: type, depth: int) -> str:
     # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
     # collective that hangs. Subclasses may run anything to give out a number.
@@ -204,7 +195,7 @@ def _tensor(value: Any, type_: type, depth: int) -> str:
     return what + laid + numbers + grad
 
 
-@_tells_of("torch.nn", "Module")
+@_tells(_OF_LIBRARIES, ("torch.nn", "Module"))
 def _neural_module(value: Any, type_: type, depth: int) -> str:
     torch = sys.modules["torch"]
     seen: Set[int] = set()
@@ -224,14 +215,13 @@ def _neural_module(value: Any, type_: type, depth: int) -> str:
     return "%s, a module of %s parameters%s" % (_qualname(type_), format(many, ","), mode)
 
 
-@_tells_of("numpy", "ndarray")
+@_tells(_OF_LIBRARIES, ("numpy", "ndarray"))
 def _array(value: Any, type_: type, depth: int) -> str:
     array = sys.modules["numpy"].ndarray
     return "%s%s %s" % (array.dtype.__get__(value), _shape(array.shape.__get__(value)), _qualname(type_))
 
 
-@_tells_of("pandas", "DataFrame")
-@_tells_of("pandas", "Series")
+@_tells(_OF_LIBRARIES, ("pandas", "Series"), ("pandas", "DataFrame"))
 def _table(value: Any, type_: type, depth: int) -> str:
     pandas: Any = sys.modules["pandas"]
     kind = pandas.DataFrame if any(base is pandas.DataFrame for base in _mro(type_)) else pandas.Series

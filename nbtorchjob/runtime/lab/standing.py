@@ -19,8 +19,8 @@ import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, TypeVar
 
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.lab.turns import SOCKET
-from nbtorchjob.runtime.look.outside import within
 
 _LONGEST = 1 << 24  # bytes of a line: the names in ``__main__``
 _BACKLOG = 4096

@@ -35,9 +35,9 @@ from typing import Any, Callable, Deque, Dict, FrozenSet, Iterator, Optional, Tu
 
 from nbtorchjob.runtime import facts
 from nbtorchjob.runtime.api import displays, points, report
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.look.outside import SIGNAL as _SAMPLERS
-from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import call, settings, streams, worker
 from nbtorchjob.runtime.rank.names import Names

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Dict, Optional, Sequence
 
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import (
@@ -130,7 +131,7 @@ class Inquiry:
         try:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)  # an attempt's that was killed
-            outside.within(folder, sampler.SOCKET, self._listener.bind)
+            questions.within(folder, sampler.SOCKET, self._listener.bind)
             os.chmod(self._path, 0o600)
             self._listener.listen(_BACKLOG)
             self._listener.setblocking(False)

@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import signal
-from typing import Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Dict, List, Optional, Tuple
 
 from nbtorchjob.runtime.facts.errors import Frame, users_frames
 from nbtorchjob.runtime.facts.samples import MAX_THREADS, Thread
@@ -29,16 +29,6 @@ _STATES = {
     "Z": "dead",
 }
 _MAX_CHILDREN = 64
-_Result = TypeVar("_Result")
-
-
-def within(folder: str, name: str, act: "Callable[[str], _Result]") -> _Result:
-    """Call ``act`` with a path to ``name`` in the folder that is short enough for a socket (108 bytes)."""
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return act("/proc/self/fd/%d/%s" % (fd, name))
-    finally:
-        os.close(fd)
 
 
 def state(pid: int, thread: int = 0) -> str:

@@ -33,6 +33,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.ask import questions
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.facts.errors import HERE, MAX_FRAMES, Frame, shortened, users_frames
 from nbtorchjob.runtime.facts.samples import (
     ENDED,
@@ -45,7 +46,7 @@ from nbtorchjob.runtime.facts.samples import (
     Thread,
 )
 from nbtorchjob.runtime.look import recorder
-from nbtorchjob.runtime.look.outside import SIGNAL, within
+from nbtorchjob.runtime.look.outside import SIGNAL
 
 SOCKET = "ranks.sock"  # in the node's folder
 _LINE = 200  # characters of a source line, or of a name

@@ -26,26 +26,17 @@ _MANY = 256
 _DEEPEST = 100
 
 
+_Key = TypeVar("_Key")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ENCODERS: Dict[type, Callable[[Any, Any], Any]] = {}
 _DECODERS: Dict[str, Callable[[Any, Any], Any]] = {}
 
 
-def _writes(*types: type) -> Callable[[_Method], _Method]:
-    """Have a method of the encoder write what is exactly of one of these types."""
+def _one_of(table: Dict[_Key, Callable[[Any, Any], Any]], *keys: _Key) -> Callable[[_Method], _Method]:
+    """Have a method write what is exactly of one of these types, or read what has one of these tags."""
 
     def enter(method: _Method) -> _Method:
-        _ENCODERS.update(dict.fromkeys(types, method))
-        return method
-
-    return enter
-
-
-def _reads(*tags: str) -> Callable[[_Method], _Method]:
-    """Have a method of the decoder read what was written with one of these tags."""
-
-    def enter(method: _Method) -> _Method:
-        _DECODERS.update(dict.fromkeys(tags, method))
+        table.update(dict.fromkeys(keys, method))
         return method
 
     return enter
@@ -152,33 +143,33 @@ class Encoder:
         self.buffers.append(view.cast("B") if view.nbytes else memoryview(b""))
         return len(self.buffers) - 1
 
-    @_writes(list)
+    @_one_of(_ENCODERS, list)
     def _list(self, value: List[Any]) -> Any:
         if len(value) >= _MANY and all(type(item) is float for item in value):
             return {_TAG: "floats", "buffer": self._buffer(memoryview(array("d", value)))}
         return self._items(value)
 
-    @_writes(dict)
+    @_one_of(_ENCODERS, dict)
     def _dict(self, value: Dict[Any, Any]) -> Any:
         if all(type(key) is str for key in value) and _TAG not in value:
             return dict(zip(value, (item for _, item in self._pairs(value))))
         return {_TAG: "dict", "items": self._pairs(value)}
 
-    @_writes(OrderedDict)
+    @_one_of(_ENCODERS, OrderedDict)
     def _ordered(self, value: Any) -> Any:
         items = self._pairs(value)
         # A state_dict carries its modules' versions as an attribute.
         return {_TAG: "ordered", "items": items, "vars": self._tree(vars(value))}
 
-    @_writes(tuple, set, frozenset)
+    @_one_of(_ENCODERS, tuple, set, frozenset)
     def _group(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "items": self._items(value)}
 
-    @_writes(bytes, bytearray)
+    @_one_of(_ENCODERS, bytes, bytearray)
     def _bytes(self, value: Any) -> Any:
         return {_TAG: type(value).__name__, "buffer": self._buffer(memoryview(value))}
 
-    @_writes(complex)
+    @_one_of(_ENCODERS, complex)
     def _complex(self, value: complex) -> Any:
         return {_TAG: "complex", "parts": [value.real, value.imag]}
 
@@ -269,57 +260,57 @@ class _Decoder:
         # Each is written for one use: named many times, a small file would fill the memory.
         return self._buffers.pop(index)
 
-    @_reads("pickle")
+    @_one_of(_DECODERS, "pickle")
     def _pickle(self, tree: Any) -> Any:
         parts = [self._buffer(i) for i in tree["parts"]]
         return self._load(self._buffer(tree["pickle"]), parts)
 
-    @_reads("lost")
+    @_one_of(_DECODERS, "lost")
     def _lost(self, tree: Any) -> Any:
         return self._missing[tree["index"]]
 
-    @_reads("floats")
+    @_one_of(_DECODERS, "floats")
     def _floats(self, tree: Any) -> Any:
         return array("d", bytes(self._buffer(tree["buffer"]))).tolist()
 
-    @_reads("dict")
+    @_one_of(_DECODERS, "dict")
     def _dict(self, tree: Any) -> Any:
         return {self.value(k): self.value(v) for k, v in tree["items"]}
 
-    @_reads("ordered")
+    @_one_of(_DECODERS, "ordered")
     def _ordered(self, tree: Any) -> Any:
         mapping = OrderedDict((self.value(k), self.value(v)) for k, v in tree["items"])
         vars(mapping).update(self.value(tree["vars"]))
         return mapping
 
-    @_reads("tuple", "set", "frozenset")
+    @_one_of(_DECODERS, "tuple", "set", "frozenset")
     def _group(self, tree: Any) -> Any:
         kinds: Dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
         return kinds[tree[_TAG]](self.value(item) for item in tree["items"])
 
-    @_reads("bytes", "bytearray")
+    @_one_of(_DECODERS, "bytes", "bytearray")
     def _bytes(self, tree: Any) -> Any:
         data = self._buffer(tree["buffer"])
         return bytes(data) if tree[_TAG] == "bytes" else bytearray(data)
 
-    @_reads("complex")
+    @_one_of(_DECODERS, "complex")
     def _complex(self, tree: Any) -> Any:
         return complex(*tree["parts"])
 
-    @_reads("array")
+    @_one_of(_DECODERS, "array")
     def _array(self, tree: Any) -> Any:
         import numpy
 
         flat = numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))
         return flat.reshape(tree["shape"])
 
-    @_reads("scalar")
+    @_one_of(_DECODERS, "scalar")
     def _scalar(self, tree: Any) -> Any:
         import numpy
 
         return numpy.frombuffer(self._buffer(tree["buffer"]), dtype=_numbers(tree["dtype"]))[0]
 
-    @_reads("tensor")
+    @_one_of(_DECODERS, "tensor")
     def _tensor(self, tree: Any) -> Any:
         import torch
 

@@ -32,7 +32,7 @@ def node(folder):
         def connect():
             peer = socket.socket(socket.AF_UNIX)
             peer.settimeout(LIMIT)
-            questions.at_socket(str(folder), peer.connect)
+            questions.within(str(folder), questions.SOCKET, peer.connect)
             return peer
 
         return connect
@@ -91,7 +91,7 @@ def test_the_socket_is_for_this_user_and_may_lie_deep(node, folder):
     assert stat.S_ISSOCK(found)
     assert stat.S_IMODE(found) == 0o600
     peer = socket.socket(socket.AF_UNIX)
-    questions.at_socket(str(deep), peer.connect)
+    questions.within(str(deep), questions.SOCKET, peer.connect)
     assert ask(peer).trouble == ""
 
 

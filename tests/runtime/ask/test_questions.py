@@ -49,7 +49,7 @@ def node(temp):
     for name in ("nbtorchjob-gone", "nbtorchjob-here"):
         (temp / name).mkdir()
     gone = socket.socket(socket.AF_UNIX)
-    questions.at_socket(str(temp / "nbtorchjob-gone"), gone.bind)
+    questions.within(str(temp / "nbtorchjob-gone"), questions.SOCKET, gone.bind)
     gone.close()
     answering.serve(str(temp / "nbtorchjob-here"), OWN, {"who": lambda asked: iter([{"node": 0}])})
 
@@ -102,7 +102,7 @@ def test_both_ends_may_write_at_once(temp, payload):
     size = 4 << 20
     (temp / "nbtorchjob-here").mkdir()
     listener = socket.socket(socket.AF_UNIX)
-    questions.at_socket(str(temp / "nbtorchjob-here"), listener.bind)
+    questions.within(str(temp / "nbtorchjob-here"), questions.SOCKET, listener.bind)
     listener.listen()
     heard = bytearray()
 

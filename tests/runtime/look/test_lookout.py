@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from nbtorchjob import Elastic, JobSpec, submit
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.facts import EVENTS, samples
-from nbtorchjob.runtime.look import outside, sampler
+from nbtorchjob.runtime.look import sampler
 from nbtorchjob.runtime.look.lookout import Lookout, _Stall
 from nbtorchjob.runtime.rendezvous.alone import Alone
 from nbtorchjob.state import factlines
@@ -50,7 +51,7 @@ class Rank(threading.Thread):
         super().__init__(daemon=True)
         self.pulse = {"counts": {"group": list(counts)}, "reports": 0, "pending": list(pending)}
         self.node = socket.socket(socket.AF_UNIX)
-        outside.within(str(folder), sampler.SOCKET, self.node.connect)
+        questions.within(str(folder), sampler.SOCKET, self.node.connect)
         self.start()
 
     def run(self):

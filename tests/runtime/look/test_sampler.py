@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nbtorchjob import JobSpec, submit
+from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import Collective, Group, RankSample, Thread
 from nbtorchjob.runtime.look import outside, recorder, sampler
@@ -30,7 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def node(folder):
     """Return the node's end of the connection to this process, which is rank 3."""
     with socket.socket(socket.AF_UNIX) as listener:
-        outside.within(str(folder), sampler.SOCKET, listener.bind)
+        questions.within(str(folder), sampler.SOCKET, listener.bind)
         listener.listen()
         Sampler(3).start(str(folder))
         connection, _ = listener.accept()

@@ -118,7 +118,7 @@ async def hold(
     raise UnheededError(f"{target.name}: its operator doesn't end it; try again")
 
 
-async def release(session: Session, kind: Kind, target: Target, obj: Object) -> None:
+async def release(session: Session, target: Target, obj: Object) -> None:
     """Let a job be admitted again that was held. Raises ``ClusterError``."""
     if back := labelling.returned(obj):
         if not back["labels"][labelling.QUEUE]:
@@ -250,7 +250,7 @@ async def suspend(
         if suspended:
             await hold(session, kind, target, for_good=False, within=within)
         else:
-            await release(session, kind, target, obj)
+            await release(session, target, obj)
     elif kind.commands is None:
         await client.patch(target, kind.suspended(suspended=suspended))
     else:

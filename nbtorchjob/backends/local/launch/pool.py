@@ -35,8 +35,8 @@ from nbtorchjob.backends.local.launch import supervisor
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.machine.processes import Process
+from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.facts import death
-from nbtorchjob.runtime.look.outside import within
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.start import node
 
