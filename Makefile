@@ -51,10 +51,10 @@ layers: $(STAMP)
 pure: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not torch and not kernel and not pods"
 
-# More workers than cores: half of the time tests wait, for processes and for clocks. Not loadfile: xdist 3.8 then
+# Three workers a core: most of the time tests wait, for processes and for clocks. Not loadfile: xdist 3.8 then
 # gives the test that crashed a worker to the next one, and so on. In which order: tests/distribution.py.
 unit: $(VENV)/compiled
-	$(BIN)/pytest -n 4 --dist worksteal --look-twice
+	$(BIN)/pytest -n 6 --dist worksteal --look-twice
 
 # In a fresh checkout each worker would compile torch, all else that tests import, and the tests: 20 s each, not 7.
 $(VENV)/compiled: $(STAMP)
@@ -82,7 +82,7 @@ test-newest:
 	@$(call QUIETLY,$(NEWEST)/bin/python -m pip install --no-compile --upgrade --upgrade-strategy eager $(LANE_PACKAGES))
 	@touch $(NEWEST)/installed
 	@echo "The newest versions:" && $(NEWEST)/bin/python -m pip freeze | $(OTHERS)
-	$(NEWEST)/bin/pytest -n 4 --dist worksteal --look-twice $(LANE_TESTS)
+	$(NEWEST)/bin/pytest -n 6 --dist worksteal --look-twice $(LANE_TESTS)
 
 test-lowest:
 	@test -x .lanes/uv/bin/uv || { $(PYTHON) -m venv .lanes/uv && $(call QUIETLY,.lanes/uv/bin/python -m pip install uv); }
@@ -93,7 +93,7 @@ test-lowest:
 	@$(call QUIETLY,$(LOWEST)/bin/python -m pip install --upgrade pip)
 	@$(call QUIETLY,$(LOWEST)/bin/python -m pip install --no-compile --constraint $(LOWEST)/lowest.txt $(LANE_PACKAGES))
 	@echo "The lowest versions:" && $(LOWEST)/bin/python -m pip freeze | $(OTHERS)
-	$(LOWEST)/bin/pytest -n 4 --dist worksteal --look-twice $(LANE_TESTS)
+	$(LOWEST)/bin/pytest -n 6 --dist worksteal --look-twice $(LANE_TESTS)
 
 frontend: $(STAMP)
 	$(JLPM) install --immutable
@@ -171,7 +171,7 @@ TORCH_TESTS ?= tests/runtime tests/backends/local
 test-torch:
 	@test -n "$(VERSION)" || { echo "which? such as make test-torch VERSION=2.9.1"; exit 2; }
 	@$(MAKE) --no-print-directory other WITH="torch==$(VERSION)"
-	out/with-torch==$(VERSION)/bin/pytest -n 4 --dist worksteal --look-twice $(TORCH_TESTS)
+	out/with-torch==$(VERSION)/bin/pytest -n 6 --dist worksteal --look-twice $(TORCH_TESTS)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST)) $(ONLY)
