@@ -48,17 +48,9 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.training import ResumableTraining
     from nbtorchjob.runtime.facts.errors import RecoverableError
     from nbtorchjob.spec.cluster import Cluster
-    from nbtorchjob.spec.config import (
-        CleanPodPolicy,
-        Elastic,
-        Master,
-        PyTorch,
-        RestartPolicy,
-        Retry,
-        RunPolicy,
-        Worker,
-    )
+    from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
     from nbtorchjob.spec.jobspec import JobSpec
+    from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 
 __version__ = "0.1.0"
 
@@ -131,16 +123,8 @@ _HOMES = {
         "torchjob",
     ),
     "spec.cluster": ("Cluster",),
-    "spec.config": (
-        "CleanPodPolicy",
-        "Elastic",
-        "Master",
-        "PyTorch",
-        "RestartPolicy",
-        "Retry",
-        "RunPolicy",
-        "Worker",
-    ),
+    "spec.config": ("Elastic", "Master", "PyTorch", "Worker"),
+    "spec.policies": ("CleanPodPolicy", "RestartPolicy", "Retry", "RunPolicy"),
     "errors": (
         *("ApiError", "CaptureError", "ClusterError", "ForbiddenError", "JobCancelledError"),
         *("AskError", "JobEndedError", "JobFailedError", "JobNotFoundError", "NBTorchJobError"),

@@ -11,9 +11,10 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, ours, retry_owner
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Master, PyTorch, RestartPolicy, Worker
+from nbtorchjob.spec.config import Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import parse
+from nbtorchjob.spec.policies import RestartPolicy
 
 _INTRO = """# Kinds of cluster jobs
 

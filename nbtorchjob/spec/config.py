@@ -33,19 +33,7 @@ from nbtorchjob.spec import (
 )
 from nbtorchjob.spec.cluster import grammars
 from nbtorchjob.spec.cluster.grammars import quantities
-from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
-
-__all__ = [
-    "CleanPodPolicy",
-    "Elastic",
-    "Launch",
-    "Master",
-    "PyTorch",
-    "RestartPolicy",
-    "Retry",
-    "RunPolicy",
-    "Worker",
-]
+from nbtorchjob.spec.policies import RestartPolicy, RunPolicy
 
 START_METHODS = ("spawn", "fork", "forkserver")
 

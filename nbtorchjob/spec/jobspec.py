@@ -28,8 +28,8 @@ from nbtorchjob.spec import (
     whole,
 )
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, RunPolicy, Worker, places, where
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic, Launch, Master, PyTorch, Worker, places, where
+from nbtorchjob.spec.policies import Retry, RunPolicy
 
 T = TypeVar("T")
 

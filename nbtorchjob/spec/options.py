@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec import Option, setting
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, Worker
 from nbtorchjob.spec.grid import Early, GroupOptions
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.overlay import (
@@ -41,7 +41,7 @@ from nbtorchjob.spec.overlay import (
     value_at,
     why_needless,
 )
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.text.hints import options_hint
 
 _LINE = "options"  # the name of a line in errors, whichever magic it belongs to

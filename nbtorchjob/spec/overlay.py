@@ -16,9 +16,9 @@ from typing import Any
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine import processes
 from nbtorchjob.spec import Option, digits, one_of
-from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.text.hints import hint
 
 # Where a field's config lies in a JobSpec (``Option.home``).

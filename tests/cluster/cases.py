@@ -22,8 +22,8 @@ from nbtorchjob import Leaving, api, capture, leaving, submission
 from nbtorchjob.backends.kubernetes import deployment
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.errors import JobEndedError, NameTakenError, NotFoundError, UnauthorizedError
-from nbtorchjob.spec.config import Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Budget, Phase
 from tests.backends.full import cluster_backend
 from tests.cluster.site import NotHere, Site

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    RunPolicy,
-    Worker,
-)
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
 
 
 def refused(make, **values):

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import KINDS, Cluster
-from nbtorchjob.spec.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    RunPolicy,
-    Worker,
-)
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
 from nbtorchjob.state import JobInfo
 
 counts = st.integers(1, 1000)

@@ -9,9 +9,10 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.secret import has_password, is_secret
 from nbtorchjob.spec import options
 from nbtorchjob.spec.cluster import KINDS, Cluster
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import BACKENDS, JobSpec
 from nbtorchjob.spec.options import CellOptions, magic_line, parse
+from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 
 counts = st.integers(1, 1000)
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

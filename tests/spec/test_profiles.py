@@ -9,9 +9,9 @@ from nbtorchjob.commands import verbs
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec import profiles, toml
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, Master, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from tests.spec.test_options import specs
 
 

@@ -8,9 +8,9 @@ from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.spec.profiles import admitted
 
 

@@ -18,7 +18,7 @@ from itertools import chain, pairwise
 from operator import add, itemgetter
 from pathlib import Path
 
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import seconds
 from nbtorchjob.backends.kubernetes.podlog import Life, Lines, Splitter

@@ -198,8 +198,6 @@ def earlier(stamp: bytes) -> str:
     return second.isoformat() + ("Z" if stamp.endswith(b"Z") else stamp[-6:].decode())
 
 
-__all__ = ["Life", "Lines", "follow", "read_all"]
-
 # No heartbeat comes while a container is silent, so a dead connection is found only by asking again.
 SILENCE_SECONDS = 120.0
 _LONGEST_WAIT = 2.0

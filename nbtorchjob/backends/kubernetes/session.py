@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 from nbtorchjob.backends.kubernetes.api import answers, reflector
-from nbtorchjob.backends.kubernetes.api.client import Client, Object, shared
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.client import Client, shared
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects.reading import OLDER, REVIEWS, Api

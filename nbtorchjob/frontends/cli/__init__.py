@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own), and return the exit code."""

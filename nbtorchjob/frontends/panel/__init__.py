@@ -12,8 +12,6 @@ from nbtorchjob.spec.jobspec import JobSpec
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
 
-__all__ = ["ConfigPanel"]
-
 
 class ConfigPanel:
     """A form for ``spec``; without one, for what a bare ``%%torchjob`` uses.

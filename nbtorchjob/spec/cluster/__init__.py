@@ -30,9 +30,6 @@ from nbtorchjob.spec.cluster.grammars import (
     user,
 )
 
-__all__ = ["KINDS", "Cluster", "given"]
-
-
 # The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list
 # of them is here, as options are made from it and may import no backend; ``kinds`` follows it.
 KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")

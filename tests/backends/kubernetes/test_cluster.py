@@ -50,8 +50,9 @@ from nbtorchjob.machine import folders, loop
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.runtime.api.report import report
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.events import Fetched, Installed
 from nbtorchjob.state.failure import Cause

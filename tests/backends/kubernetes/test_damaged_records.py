@@ -13,7 +13,8 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
-from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import events as ev
 from nbtorchjob.state import fold
 from tests.backends.full import cluster_backend

@@ -16,8 +16,8 @@ from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import Right
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec.config import Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.mortal import elsewhere, made
 from tests.backends.kubernetes.stage import Stage, until

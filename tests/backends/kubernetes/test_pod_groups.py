@@ -6,7 +6,8 @@ from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.machine import loop
-from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.stage import until, waits, working

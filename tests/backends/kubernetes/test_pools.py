@@ -29,9 +29,9 @@ from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.text import attempts, facts
 from tests.backends.kubernetes.stage import until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtorchjob.spec.config import Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import OPERATOR, US, Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

@@ -15,8 +15,8 @@ from nbtorchjob.backends.kubernetes.control import controller
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.job import Job
-from nbtorchjob.spec.config import Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.mortal import Kernel, elsewhere

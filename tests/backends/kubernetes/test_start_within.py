@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtorchjob.spec.config import Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.mortal import elsewhere

@@ -12,10 +12,10 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.frontends.panel import form
 from nbtorchjob.spec import options
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, Master, PyTorch, RunPolicy, Worker
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS
-from nbtorchjob.spec.policies import RestartPolicy, Retry
+from nbtorchjob.spec.policies import RestartPolicy, Retry, RunPolicy
 from tests.spec.test_options import specs as specs_without_retries
 
 LOCAL, CLUSTER = JobSpec(), JobSpec(backend="kubernetes")

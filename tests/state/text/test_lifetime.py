@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob.spec.config import RunPolicy
+from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state import events as ev
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress

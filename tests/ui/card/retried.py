@@ -4,9 +4,9 @@ from functools import reduce
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error, Frame
-from nbtorchjob.spec.config import Elastic, RunPolicy
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import US, JobInfo, JobState, apply
 from nbtorchjob.state import events as ev
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.runtime.facts.errors import Error, Frame
-from nbtorchjob.spec.config import CleanPodPolicy, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state import events as ev
 from nbtorchjob.ui.card import describe

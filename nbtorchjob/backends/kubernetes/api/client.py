@@ -40,8 +40,6 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import loop
 
-__all__ = ["Client", "Listing", "Object", "Remote", "shared"]
-
 T = TypeVar("T")
 
 MERGE = "application/merge-patch+json"

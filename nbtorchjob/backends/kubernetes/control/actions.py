@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from nbtorchjob.backends.kubernetes import podlog
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, life
 from nbtorchjob.backends.kubernetes.control import holding
 from nbtorchjob.backends.kubernetes.jobs import JobRef, concluded, over, results

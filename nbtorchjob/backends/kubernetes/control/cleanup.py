@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from nbtorchjob.backends.base import Leftover
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.control import actions, controller
 from nbtorchjob.backends.kubernetes.control.actions import bring_home, remove
 from nbtorchjob.backends.kubernetes.jobs import JobRef, find, of_object

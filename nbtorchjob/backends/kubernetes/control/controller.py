@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
 
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.control import actions, holding
 from nbtorchjob.backends.kubernetes.jobs import abandoned, of_object
 from nbtorchjob.backends.kubernetes.kinds import Kind, fit

@@ -32,7 +32,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.jobs import queueing
 from nbtorchjob.backends.kubernetes.kinds import Commands, Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading, workloads

@@ -19,7 +19,7 @@ from typing import Any
 
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes import lifecycle
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.jobs import find, results
 from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.objects import workloads

@@ -21,7 +21,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from nbtorchjob.backends.base import Tended
-from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.control.actions import LOG
 from nbtorchjob.backends.kubernetes.control.tending import Tender

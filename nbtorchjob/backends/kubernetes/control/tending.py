@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends.kubernetes import lifecycle
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import actions, cleanup, controller

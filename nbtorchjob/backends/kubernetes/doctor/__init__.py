@@ -17,8 +17,6 @@ from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.errors import ClusterError, NBTorchJobError
 from nbtorchjob.spec.jobspec import JobSpec
 
-__all__ = ["look"]
-
 
 async def look(spec: JobSpec) -> list[Finding]:
     """Return the findings, in the order in which things depend on each other; our errors become findings."""

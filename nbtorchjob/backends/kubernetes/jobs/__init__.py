@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cached_property, reduce
 
 from nbtorchjob.backends.kubernetes import lifecycle
-from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.namespaces import Scope

@@ -15,7 +15,7 @@ from functools import reduce
 from pathlib import Path
 
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod
 from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly, concluded, queueing
 from nbtorchjob.backends.kubernetes.kinds import Kind

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Collection, Iterable
 from typing import TypeVar
 
 from nbtorchjob.backends.kubernetes.api import answers
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.jobs import JobRef
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.reading import (

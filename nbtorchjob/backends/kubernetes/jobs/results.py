@@ -18,7 +18,8 @@ from typing import Any
 
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.backends.kubernetes import podlog, template
-from nbtorchjob.backends.kubernetes.api.client import Object, Remote
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.connection import Remote
 from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, cached_log, cached_logs
 from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly, closed, facts, find, queueing, vanished
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target

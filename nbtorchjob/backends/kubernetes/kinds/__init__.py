@@ -18,20 +18,6 @@ from nbtorchjob.spec.cluster import KINDS as NAMES
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.events import Event
 
-__all__ = [
-    "KINDS",
-    "Ability",
-    "Api",
-    "Commands",
-    "Complaints",
-    "Kind",
-    "Queues",
-    "Runtime",
-    "Runtimes",
-    "Submission",
-    "Use",
-]
-
 Ability: TypeAlias = Literal[
     "elastic",  # continues with fewer nodes
     "elastic backoff",  # restarts pods of such a job

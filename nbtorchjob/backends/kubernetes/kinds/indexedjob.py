@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds import Api, Kind, Submission, Use
+from nbtorchjob.backends.kubernetes.kinds import Kind
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.backends.kubernetes.objects.reading import SERVICES, Object
+from nbtorchjob.backends.kubernetes.objects.reading import SERVICES, Api, Object, Use
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import FAILURES, IGNORED
@@ -162,8 +163,6 @@ def node(pod: Object) -> int | None:
     # Older servers have it only as an annotation (the label came with Kubernetes 1.28).
     return reading.index((reading.meta(pod).get("annotations") or {}).get(_INDEX))
 
-
-__all__ = ["KIND"]
 
 KIND = Kind(
     name="indexedjob",

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds import Api, Complaints, Kind, Submission
+from nbtorchjob.backends.kubernetes.kinds import Kind
+from nbtorchjob.backends.kubernetes.lifecycle import Complaints
 from nbtorchjob.backends.kubernetes.objects import reading
-from nbtorchjob.backends.kubernetes.objects.reading import Object
+from nbtorchjob.backends.kubernetes.objects.reading import Api, Object
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.template import Replica, replicas, template
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
@@ -164,8 +166,6 @@ def node(pod: Object) -> int | None:
     has_master = any(wait.get("name") == "init-pytorch" for wait in waits)
     return index + (1 if has_master else 0)
 
-
-__all__ = ["KIND"]
 
 KIND = Kind(
     name="pytorchjob",

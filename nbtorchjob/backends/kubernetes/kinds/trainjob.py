@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds import Api, Complaints, Kind, Runtime, Runtimes, Submission
+from nbtorchjob.backends.kubernetes.kinds import Kind, Runtimes
+from nbtorchjob.backends.kubernetes.lifecycle import Complaints
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
-from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, SERVICES, Object
+from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, SERVICES, Api, Object
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.template import replicas, template
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.injected import RESTARTS
@@ -237,8 +239,6 @@ def check(spec: JobSpec) -> None:
         allowed = f"{left}, whose runtime keeps these; use another --kind"
         raise SpecError("pod_patch", spec.cluster.pod_patch, allowed)
 
-
-__all__ = ["KIND"]
 
 KIND = Kind(
     name="trainjob",

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds import Api, Commands, Complaints, Kind, Queues, Submission, Use
+from nbtorchjob.backends.kubernetes.kinds import Commands, Kind, Queues
+from nbtorchjob.backends.kubernetes.lifecycle import Complaints
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import (
     COMMANDS,
@@ -23,9 +24,12 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     POLICIES,
     QUEUES,
     SERVICES,
+    Api,
     Object,
+    Use,
     seconds,
 )
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import RESTARTS
@@ -195,8 +199,6 @@ def command(obj: Object, suspended: bool) -> dict[str, Any]:
         "target": about,
     }
 
-
-__all__ = ["KIND"]
 
 KIND = Kind(
     name="volcano",

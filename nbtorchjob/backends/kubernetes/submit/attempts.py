@@ -18,7 +18,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from nbtorchjob.backends.base import SwapKeeper
-from nbtorchjob.backends.kubernetes.api.client import Client, Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.jobs import JobRef, payload_names
 from nbtorchjob.backends.kubernetes.kinds import Kind, Runtimes
 from nbtorchjob.backends.kubernetes.namespaces import Scope

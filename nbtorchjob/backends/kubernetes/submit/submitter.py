@@ -13,7 +13,7 @@ from typing import Any
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.kubernetes import namespaces
-from nbtorchjob.backends.kubernetes.api.client import Object
+from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.jobs import JobRef, find, over
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, fit

@@ -9,8 +9,8 @@ from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import Phase
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import collection, running, until

@@ -11,8 +11,8 @@ from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.objects.reading import Right
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.backends.kubernetes.stage import collection, until

@@ -26,8 +26,8 @@ from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit.attempts import begin as begin_attempt
 from nbtorchjob.capture.identity import user
 from nbtorchjob.machine import loop
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import Budget, JobInfo, Next, Phase
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.mortal import elsewhere, made

@@ -23,9 +23,9 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
 )
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.ui import elements
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.scripted import Reply, kubeconfig, scripted, status

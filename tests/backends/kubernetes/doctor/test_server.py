@@ -20,8 +20,8 @@ from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.backends.talk import STARTING
 from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, ResultError, SubmitError
-from nbtorchjob.spec.config import CleanPodPolicy, Elastic, RunPolicy
-from nbtorchjob.spec.policies import Retry
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import JobInfo, Phase
 from nbtorchjob.ui.card import render
 from tests.backends.full import cluster_backend

@@ -19,17 +19,9 @@ from nbtorchjob.backends.kubernetes.kinds.fit import (
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.spec.cluster import KINDS as NAMES
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    Retry,
-    RunPolicy,
-    Worker,
-)
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 from tests.backends.kubernetes.cluster import KINDS as PLAYED
 
 IMAGE = Cluster(image="torch:1")

@@ -19,17 +19,9 @@ from nbtorchjob.backends.kubernetes.objects import submission as network_policy
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    Retry,
-    RunPolicy,
-    Worker,
-)
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
+from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, Retry, RunPolicy
 from nbtorchjob.state import JobInfo
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,9 +12,10 @@ from nbtorchjob import Elastic, JobSpec, Retry, RunPolicy, SpecError
 from nbtorchjob.frontends.server.routes import settings
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import CleanPodPolicy, PyTorch, Worker
+from nbtorchjob.spec.config import PyTorch, Worker
 from nbtorchjob.spec.options import KEYS, CellOptions
 from nbtorchjob.spec.overlay import overlay
+from nbtorchjob.spec.policies import CleanPodPolicy
 from tests.frontends.server.conftest import error, jobs
 from tests.frontends.server.test_clusters import hanging, profile  # noqa: F401
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-from nbtorchjob.backends.kubernetes.kinds import Kind, Use
-from nbtorchjob.backends.kubernetes.objects.reading import Api
+from nbtorchjob.backends.kubernetes.kinds import Kind
+from nbtorchjob.backends.kubernetes.objects.reading import Api, Use
 from nbtorchjob.spec.jobspec import JobSpec
 
 from .manifest import API, CONTAINER, manifests
 from .status import facts, node
-
-__all__ = ["KIND"]
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:

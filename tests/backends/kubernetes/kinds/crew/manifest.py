@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from nbtorchjob.backends.kubernetes.kinds import Api, Submission
+from nbtorchjob.backends.kubernetes.objects.reading import Api
+from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 
 API = Api("crews.example.org", "v1", "crews", "Crew")
