@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -43,7 +44,7 @@ from nbtorchjob.capture import cells
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.objects import codenames, importable, pickler, rebuilt
+from nbtorchjob.runtime.objects import codenames, importable, pickler, rebuilt, threads
 from nbtorchjob.runtime.objects.codenames import names_read
 from nbtorchjob.runtime.objects.pickler import by_name
 from nbtorchjob.runtime.objects.sources import ANCHOR, Codes
@@ -142,8 +143,8 @@ def dump(
 class Pickler(pickler.Pickler):
     """Pickles what a notebook holds, and notes what it comes across.
 
-    ``by_reference`` goes what can't be pickled, and is held by the library that it comes from: ``logger`` of
-    loguru, which writes to an open file here.
+    ``by_reference`` goes what can't be pickled, or has locks, and is held by the library that it comes from:
+    ``logger`` of loguru, which writes to an open file here. Without that, nothing with locks is pickled.
     """
 
     def __init__(
@@ -165,6 +166,8 @@ class Pickler(pickler.Pickler):
             return self._stream
         if issubclass(type_, io.TextIOWrapper):
             return _refuse_file  # cloudpickle would send the file's text instead
+        if not self._by_reference and issubclass(type_, _OF_PROCESS):
+            return _refuse_lock
         reducer = super()._reducer(type_)
         held = importable.held(type_) if self._by_reference else {}
         return partial(self._reduce_held, held, reducer) if held else reducer
@@ -174,10 +177,19 @@ class Pickler(pickler.Pickler):
     ) -> Any:
         if id(obj) not in held or fails(obj, by_reference=False) is None:
             return reducer(obj)
-        module, name = held[id(obj)]
+        self._note_held(obj, *held[id(obj)])
+        return getattr, held[id(obj)]
+
+    def _note_held(self, obj: Any, module: ModuleType, name: str) -> None:
         self.seen.stays.append((obj, "library"))
         self.seen.held[id(obj)] = f"{module.__name__}.{name}"
-        return getattr, (module, name)
+
+    def reduce_context_variable(self, variable: Any) -> Any:
+        """Note what doesn't travel of a library's variable, and reduce it."""
+        reduced = super().reduce_context_variable(variable)
+        if reduced[0] is getattr and variable in copy_context():
+            self._note_held(variable, *reduced[1])
+        return reduced
 
     def reduce_function(self, function: Any) -> Any:
         """Note the function, and reduce it."""
@@ -304,11 +316,15 @@ def _refuse_file(file: Any) -> Any:
     raise pickle.PicklingError("cannot pickle an open file")
 
 
+def _refuse_lock(lock: Any) -> Any:
+    raise pickle.PicklingError("what has it may be held by a library")
+
+
+# What has one of these is often the only one of a process.
+_OF_PROCESS = (*threads.OF_PROCESS, threading.local, ContextVar)
 _SECONDS = 5.0
 _OBJECTS = 2000
 _NEVER: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((type(threading.Lock()), type(threading.RLock())), "a lock"),
-    ((threading.Condition, threading.Event, threading.Semaphore), "a lock"),
     ((threading.Thread,), "a thread"),
     ((Executor,), "a pool"),
     ((BaseProcess,), "a process"),
@@ -324,8 +340,23 @@ _SCRIPTED = (
     "compiled by torch.jit, which doesn't pickle it: compile it inside the cell, or torch.jit.save it to a "
     "file that ranks load"
 )
+_HELD = "a lock that is held: release it first, or create it inside the cell"
+_SHARED = "of multiprocessing, for processes that are started here: create it inside the cell"
 # What to do about what can't travel, by its class.
 _CURES = {
+    "_thread.lock": _HELD,
+    "_thread.RLock": _HELD,
+    "threading.Condition": (
+        "a condition that a thread holds or waits on: end that first, or create it inside the cell"
+    ),
+    "multiprocessing.synchronize.SemLock": _SHARED,
+    "multiprocessing.synchronize.Condition": _SHARED,
+    "multiprocessing.synchronize.Event": _SHARED,
+    "multiprocessing.pool.Pool": _SHARED,
+    "multiprocessing.queues.Queue": _SHARED,
+    "multiprocessing.queues.SimpleQueue": _SHARED,
+    "_contextvars.Context": "a context, which is of this process: copy it inside the cell",
+    "_contextvars.Token": "a token, which is of a context of this process: set its variable inside the cell",
     "torch._library.custom_ops.CustomOpDef": (
         "an operator that is registered here: register it inside the cell, or in a module beside the notebook"
     ),
@@ -438,7 +469,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     else:
         if isinstance(value, dict):
             yield from ((f"[{key!r}]", part) for key, part in value.items())
-        elif isinstance(value, list | tuple | set | frozenset):
+        elif isinstance(value, list | tuple | set | frozenset | deque):
             yield from ((f"[{index}]", part) for index, part in enumerate(value))
         # The attributes that travel: without those that its ``__getstate__`` leaves out
         try:

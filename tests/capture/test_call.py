@@ -128,8 +128,8 @@ def test_only_what_is_read_travels():
 
 
 def test_what_the_cell_sets_first_stays_home():
-    lock = threading.Lock()
-    assert value("lock = 1\nlock", lock=lock) == 1
+    thread = threading.Thread()
+    assert value("thread = 1\nthread", thread=thread) == 1
 
 
 def test_functions_and_objects_keep_their_identity():
@@ -250,8 +250,8 @@ def test_arguments_for_a_cell_that_is_no_function_are_refused():
 
 
 def test_what_cannot_travel_is_named():
-    with pytest.raises(CaptureError, match=r"can't take 'box' along: box\['a'\] is a lock"):
-        from_cell("box", notebook(box={"a": threading.Lock()}))
+    with pytest.raises(CaptureError, match=r"can't take 'box' along: box\['a'\] is a thread"):
+        from_cell("box", notebook(box={"a": threading.Thread()}))
     with (
         pytest.raises(CaptureError, match="can't take 'file' along: it is an open file"),
         open(__file__) as file,

@@ -252,9 +252,9 @@ def test_a_module_that_the_notebook_made_by_hand_is_imported_on_ranks(cell, rank
 
 def test_a_module_made_by_hand_that_cant_travel_is_refused_by_its_name(monkeypatch):
     made = types.ModuleType("handmade_b")
-    vars(made)["lock"] = threading.Lock()
+    vars(made)["thread"] = threading.Thread()
     monkeypatch.setitem(sys.modules, "handmade_b", made)
-    with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.lock is a lock"):
+    with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.thread is a thread"):
         from_cell("import handmade_b", {"__name__": "__main__"})
 
 
@@ -279,9 +279,34 @@ def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(
     assert call.notes == ("log: ranks have their own, without what was set on it here",)
     assert ranks.run(call) == ([True, "INFO"], "", "")
 
-    space["log"] = [holds_l.logger, holds_l.Logger()]
-    with pytest.raises(CaptureError, match=r"log\[1\].lock is a lock"):
-        from_cell("log", space, root=root)
+    space["log"] = [holds_l.logger, other := holds_l.Logger()]
+    other.level = "OFF"
+    call = from_cell(
+        "import holds_l\nlog[0] is holds_l.logger, [each.level for each in log]", space, root=root
+    )
+    assert ranks.run(call) == ((True, ["INFO", "OFF"]), "", "")
+
+
+CONTEXT = """
+from contextvars import ContextVar
+
+request, user = ContextVar("request", default="none"), ContextVar("user")
+
+def get():
+    return request.get(), user.get("nobody")
+"""
+
+
+def test_a_context_variable_of_a_module_is_the_modules_there_and_its_value_stays(root, ranks):
+    put(root, {"context_m.py": CONTEXT, "context_n.py": "from context_m import user\n"})
+    context_m, _ = (importlib.import_module(name) for name in ("context_m", "context_n"))
+    context_m.request.set("some")
+    space = {"__name__": "__main__", "request": context_m.request, "user": context_m.user}
+    exec("from context_m import get\ndef f():\n    user.set('me')\n    return request, user", space)
+    call = from_cell("import context_m\nf() == (context_m.request, context_m.user), get()", space, root=root)
+
+    assert call.notes == ("request: ranks have their own, without what was set on it here",)
+    assert ranks.run(call) == ((True, ("none", "me")), "", "")
 
 
 def test_what_its_own_module_holds_goes_by_value_where_it_can(root, ranks):

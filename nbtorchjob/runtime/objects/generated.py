@@ -124,15 +124,18 @@ _HERE = {
     "_dataclass_getstate": _dataclass_getstate,
     "_dataclass_setstate": _dataclass_setstate,
 }  # Python 3.10
-_RENAMED = {("enum", "EnumType"): "EnumMeta"}  # Python 3.11
+_RENAMED = {
+    ("enum", "EnumType"): ("enum", "EnumMeta"),  # Python 3.11
+    ("_thread", "lock"): ("threading", "Lock"),  # Python 3.13: a function makes them before
+}
 _MOVED = {"pathlib._local": "pathlib"}  # Python 3.13 alone
 
 
 def reduce_name(cls: type) -> Any:
     """Reduce a class that goes by its name; one that has another in other Pythons by that which all have."""
-    module = _MOVED.get(cls.__module__, cls.__module__)
-    name = _RENAMED.get((module, cls.__qualname__), cls.__qualname__)
-    if (module, name) == (cls.__module__, cls.__qualname__):
+    own = cls.__module__, cls.__qualname__
+    module, name = _RENAMED.get(own, (_MOVED.get(own[0], own[0]), own[1]))
+    if (module, name) == own:
         return NotImplemented
     return getattr, (sys.modules[module], name)
 

@@ -138,7 +138,7 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     """
     home = sys.modules.get(str(type_.__module__))
     if type_ is object:
-        homes = [owner for name, owner in sys.modules.copy().items() if name not in _MAIN]
+        homes = _everywhere()
     elif home is None or type_.__module__ in _MAIN:
         return {}
     else:
@@ -158,6 +158,15 @@ def held(type_: type) -> Dict[int, Tuple[Any, str]]:
     names = (str(type_.__module__), str(type_.__module__).partition(".")[0])
     homes = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules and name not in _MAIN]
     return {id(value): (module, name) for module, name, value in _held_by(homes, type_)}
+
+
+def held_anywhere(type_: type) -> Dict[int, Tuple[Any, str]]:
+    """Return the objects of a class that any module holds, by ``id``: where each is."""
+    return {id(value): (module, name) for module, name, value in _held_by(_everywhere(), type_)}
+
+
+def _everywhere() -> List[Any]:
+    return [module for name, module in sys.modules.copy().items() if name not in _MAIN]
 
 
 def _held_by(homes: Iterable[Any], type_: type) -> Iterator[Tuple[Any, str, Any]]:

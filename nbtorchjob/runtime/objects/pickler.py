@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import contextvars
 import copyreg
 import dataclasses
 import datetime
@@ -30,7 +31,7 @@ from typing import Any, Callable, Dict, List, Set, Tuple
 import cloudpickle
 
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.runtime.objects import codenames, generated, importable, memory, rebuilt, sources
+from nbtorchjob.runtime.objects import codenames, generated, importable, memory, rebuilt, sources, threads
 from nbtorchjob.runtime.objects.importable import made_by_hand
 
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
@@ -375,6 +376,13 @@ class Pickler(pickle.Pickler):
             *(functools.partial(type_, **{name: value for name, value in options.items() if value}), args),
         )
 
+    def reduce_context_variable(self, variable: Any) -> Any:
+        """Reduce a variable of contexts: by name where a module has it, whose code asks that one."""
+        module, name = importable.held_anywhere(type(variable)).get(id(variable), (None, ""))
+        if module is None or _registered(importable.name_of(module)):
+            return threads.reduce_variable(variable)
+        return getattr, (module, name)
+
     def reduce_builtin(self, function: Any) -> Any:
         """Reduce a function of Python's own, or of a library in C: by its name."""
         return NotImplemented
@@ -547,6 +555,18 @@ for _module, _name, _constant in (
     _OF_LIBRARIES[_module, _name] = functools.partial(_reduce_with_constant, _module, _constant)
 
 
+_OF_LIBRARIES.update(
+    {
+        ("_thread", "_local"): threads.reduce_local,
+        ("threading", "Condition"): threads.reduce_condition,
+        ("threading", "Thread"): threads.refuse_thread,
+        ("queue", "Queue"): threads.reduce_queue,
+        ("concurrent.futures._base", "Future"): threads.reduce_future,
+        ("concurrent.futures._base", "Executor"): threads.refuse_thread,
+    }
+)
+
+
 def _reduce_exception(exc: Any) -> Any:
     type_: Any = type(exc)
     if by_name(type_) or type_.__reduce__ is not BaseException.__reduce__:
@@ -603,6 +623,7 @@ _OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
     memoryview: memory.reduce_view,
     functools.singledispatchmethod: generated.reduce_dispatched_method,
     **dict.fromkeys(generated.SENTINELS, generated.reduce_sentinel),
+    **threads.OF_PROCESS,
 }
 if hasattr(types, "UnionType"):
     _OF_PYTHON[types.UnionType] = generated.reduce_union
@@ -622,6 +643,7 @@ _BY_TYPE: Dict[Any, str] = {
     types.ModuleType: "reduce_module",
     functools.partial: "reduce_partial",
     getattr(functools, "cached_property", None): "reduce_cached_property",
+    contextvars.ContextVar: "reduce_context_variable",
     weakref.ref: "reduce_reference",
     weakref.WeakKeyDictionary: "reduce_weak",
     weakref.WeakValueDictionary: "reduce_weak",

@@ -1,7 +1,9 @@
 """Real jobs on this machine: values, failures, restarts, elasticity, and nothing left behind."""
 
+import contextvars
 import itertools
 import os
+import queue
 import resource
 import shutil
 import signal
@@ -467,14 +469,40 @@ def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
 
 
 def test_a_result_that_can_not_be_pickled_leaves_a_succeeded_job():
-    def lock():
-        return threading.Lock()
+    def thread():
+        return threading.Thread()
 
-    job = submit(lock)
+    job = submit(thread)
 
     with pytest.raises(ResultError, match="can't be pickled"):
         job.result(LIMIT)
     assert job.state.phase is Phase.SUCCEEDED
+
+
+def test_what_has_locks_that_nobody_holds_goes_to_ranks_and_comes_home():
+    class Tracker:
+        def __init__(self):
+            self.lock = threading.Lock()
+            self.changed = threading.Condition(self.lock)
+            self.jobs: queue.Queue[str] = queue.Queue()
+
+    tracker, user = Tracker(), contextvars.ContextVar[str]("user")
+    tracker.jobs.put("here")
+    user.set("me")
+
+    def work(held=False):
+        with tracker.changed:
+            tracker.jobs.put(user.get())
+        assert not held or tracker.lock.acquire()
+        return tracker
+
+    home = submit(work).result(LIMIT)
+
+    assert (home.jobs.get(), home.jobs.get(), home.changed._lock is home.lock) == ("here", "me", True)
+    assert home.lock.acquire(blocking=False)
+    assert not tracker.lock.locked()
+    with pytest.raises(ResultError, match=r"Tracker, which can't be pickled .*it is held, release it first"):
+        submit(work, True).result(LIMIT)
 
 
 def test_a_name_runs_again_once_its_job_has_ended_under_a_number():

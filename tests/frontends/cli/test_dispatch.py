@@ -161,7 +161,7 @@ def names():
         ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
         ("1 / 0\n", "line 1, in <module>\n    1 / 0\n"),
         ("raise SystemExit(3)\n", "exited (3) while loading"),
-        ("import threading\nlock = threading.Lock()\ndef f():\n    return lock\n", "f → lock is a lock"),
+        ("import threading\nt = threading.Thread()\ndef f():\n    return t\n", "f → t is a thread"),
     ],
 )
 def test_a_script_that_can_not_be_taken_along_is_told_of(command, text, told):

@@ -344,18 +344,18 @@ def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
     ("cell", "told"),
     [
         ("%%torchjob\n# nothing\n", "the cell is empty"),
-        ("%%torchjob\nlock", "can't take 'lock' along: it is a lock"),
+        ("%%torchjob\nthread", "can't take 'thread' along: it is a thread"),
         ("%%torchjob\nundefined_name", "'undefined_name'"),
         ("%%torchjob\n!ls", "IPython's"),
-        ("%%torchjob --arg x=1\nlock = 1", "--arg x: this cell isn't a function"),
+        ("%%torchjob --arg x=1\nthread = 1", "--arg x: this cell isn't a function"),
         ("%%torchjob\ndef f(n):\n    return n", "f() needs 'n'"),
         ("%%torchjob --arg m=1\ndef f(n=1):\n    return n", "f() has no parameter 'm'"),
-        ("%torchjob run len(lock)", "can't take 'args[0]' along"),
+        ("%torchjob run len(thread)", "can't take 'args[0]' along"),
     ],
 )
 @pytest.mark.usefixtures("nothing_new")
 def test_what_can_not_travel_is_told_in_one_line(notebook, cell, told):
-    notebook.run("import threading\nlock = threading.Lock()")
+    notebook.run("import threading\nthread = threading.Thread()")
     drawn = notebook.error(cell, CaptureError)
 
     assert told in drawn
@@ -413,9 +413,9 @@ def test_a_debugger_begins_among_the_users_frames(notebook, cell):
 
 
 def test_a_value_that_can_not_come_home_says_what_it_was(notebook):
-    drawn = notebook.error("%%torchjob\nimport threading\nthreading.Lock()", ResultError)
+    drawn = notebook.error("%%torchjob\nimport threading\nthreading.Thread()", ResultError)
 
-    assert "_thread.lock, which can't be pickled" in drawn
+    assert "threading.Thread, which can't be pickled" in drawn
 
 
 def test_the_table_names_every_job(notebook):
