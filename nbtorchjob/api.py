@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_TRIES = 5
 _NAMED = 3  # in a warning
 
 

@@ -37,6 +37,12 @@ _PLAIN_BYTES = 100_000
 _MOST_LABELS = 20  # in a picture's legend
 
 
+def _light(state: JobState) -> JobState:
+    """Return a state of an ended run without what a list of runs never shows."""
+    nothing = NumberedMapping[Any]()
+    return replace(state, logs=nothing, uses=nothing, samples=nothing, displays=())
+
+
 class Runs(Sequence[Job[T]]):
     """The runs of a group, a list of :class:`Job` in the order in which they were given.
 
@@ -106,14 +112,7 @@ class Runs(Sequence[Job[T]]):
         now = dict(zip(left, self._backend.several(left), strict=True))
         for address, state in now.items():
             if state.phase.terminal:
-                whole = self._backend.snapshot(address)
-                self._ended[address] = replace(
-                    whole,
-                    logs=NumberedMapping(),
-                    uses=NumberedMapping(),
-                    samples=NumberedMapping(),
-                    displays=(),
-                )
+                self._ended[address] = _light(self._backend.snapshot(address))
         return [self._ended.get(job.info.address) or now[job.info.address] for job in self._jobs]
 
     def wait(self, timeout: float | None = None, *, first_failed: bool = False) -> bool:
@@ -168,13 +167,7 @@ class Runs(Sequence[Job[T]]):
                 job.done()  # begins to follow it
                 state = known if job.state.phase is Phase.SUBMITTED else job.state
                 if state.phase.terminal:
-                    self._ended[job.info.address] = replace(
-                        state,
-                        logs=NumberedMapping(),
-                        uses=NumberedMapping(),
-                        samples=NumberedMapping(),
-                        displays=(),
-                    )
+                    self._ended[job.info.address] = _light(state)
             states.append(self._ended.get(job.info.address) or state)
         return states
 

@@ -99,12 +99,8 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
 def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
-    # What the nearest block asks for: the cell's own, else the notebook's or the script's
-    of_block: tuple[str, ...] = ()
-    for where, cell_text in _texts(text):
-        if block := requirements.of_script(cell_text, where):
-            of_block = block
-            break
+    blocks = (requirements.of_script(cell_text, where) for where, cell_text in _texts(text))
+    of_block = next(filter(None, blocks), ())  # the nearest: the cell's own, else the notebook's or script's
     return tuple(dict.fromkeys((*asked.requirements, *of_files, *of_block)))
 
 
@@ -116,7 +112,7 @@ def of_cell(text: str) -> tuple[str, ...]:
 def _texts(cell: str) -> Iterator[tuple[str, str]]:
     if cell:
         yield _CELL, cell
-    notebook = os.environ.get("JPY_SESSION_NAME")  # as ``origin`` has it
+    notebook = os.environ.get("JPY_SESSION_NAME")  # as ``identity.origin_in`` has it
     if notebook:
         path, source = Path(notebook), ""  # of its first cell of code, as it was saved
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):

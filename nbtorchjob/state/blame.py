@@ -136,15 +136,11 @@ def culprit(known: Known) -> Failure | None:
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
-    if first is None or first.error is None or not first.error.recoverable:
-        first_failure_seen = first
-    else:
+    if first is not None and first.error is not None and first.error.recoverable:
         # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
-        first_failure_seen = min(
-            (f for f in causes if f.error and not f.error.recoverable), key=_when, default=first
-        )
+        first = min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
     return (
-        first_failure_seen
+        first
         or _agent(known)
         or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
         or (quiet and quiet.failure)

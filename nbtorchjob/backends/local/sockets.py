@@ -88,7 +88,7 @@ def _exchange(peer: socket.socket, talk: Conversation) -> None:
 
 
 class SocketLine:
-    """A connection that carries a conversation (``talking.Line``)."""
+    """A connection that carries a conversation (``talk.Line``)."""
 
     beat = math.inf  # who has left is known at once
 
@@ -99,14 +99,14 @@ class SocketLine:
         self._why = _ENDED
 
     def send(self, data: bytes) -> None:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         try:
             self._sender.sendall(data)
         except OSError as exc:  # what it said before is still to be heard
             self._why = f"{_ENDED}: {exc.strerror or exc}"
 
     def receive(self, seconds: float) -> bytes:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         self._peer.settimeout(max(seconds, 1e-3))
         try:
             return self._peer.recv(_CHUNK)
@@ -117,11 +117,11 @@ class SocketLine:
             return b""
 
     def why(self) -> str:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         return self._why
 
     def close(self) -> None:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         with suppress(OSError):  # the node has left already
             self._peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that still receives, as closing doesn't
         self._sender.close()

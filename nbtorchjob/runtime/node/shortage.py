@@ -90,15 +90,13 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
                     )
             return "no more processes or threads may be started: " + "; ".join(processes)
         if number == errno.ENOMEM:
-            memory: List[str] = []
-            memory += _addresses()
+            memory = [*_addresses()]
             with suppress(OSError, KeyError, ValueError):
                 used, most = Memory(roots).read()
                 memory.append("%s of %s are used" % (_size(used), _size(most)))
             return "there is no memory for it: " + "; ".join(memory)
         if number in FULL:
-            path = _path(exc) or _fullest()
-            folder = path
+            folder = _path(exc) or _fullest()
             while not os.path.isdir(folder):
                 folder = os.path.dirname(folder) or "."
             status = os.statvfs(folder)

@@ -301,14 +301,11 @@ def differing(payload: Payload, folder: str) -> Dict[str, bool]:
             path = os.path.join(folder, *file.split("/"))
             if not os.path.exists(path):
                 files[file] = False
-            elif not _is_so(path, checksum):
-                files[file] = True
+            else:
+                with open(path, "rb") as library:
+                    if zlib.crc32(library.read()) != checksum:
+                        files[file] = True
     return files
-
-
-def _is_so(path: str, checksum: int) -> bool:
-    with open(path, "rb") as library:
-        return zlib.crc32(library.read()) == checksum
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:

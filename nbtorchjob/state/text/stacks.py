@@ -222,15 +222,10 @@ class Profile(FrozenDataclass):
             for name, seconds in spent.parts.items()
             if name != ACCELERATOR or spent.busy is not None
         ]
-        headline_spent = self.spent
-        text = f"rank {self.rank}, {headline_spent.seconds:.2g} s"
-        if headline_spent.seconds < _SHORT * headline_spent.asked:
-            text = f"{text} of {headline_spent.asked:.1f} s, as a trace has no room for more"
-        waits = {
-            name: headline_spent.parts[name]
-            for name in _WAITS
-            if headline_spent.parts[name] > _LITTLE * headline_spent.seconds
-        }
+        text = f"rank {self.rank}, {spent.seconds:.2g} s"
+        if spent.seconds < _SHORT * spent.asked:
+            text = f"{text} of {spent.asked:.1f} s, as a trace has no room for more"
+        waits = {name: spent.parts[name] for name in _WAITS if spent.parts[name] > _LITTLE * spent.seconds}
         if not waits:
             headline = f"{text}: hardly any waiting"
         else:

@@ -131,7 +131,7 @@ class Client:
     async def list(
         self, api: Api, namespace: str | None, *, labels: str = "", fields: str = "", bare: bool = False
     ) -> Listing:
-        """Return all objects that fit both selectors, without their bulk (``slim.py``), read in pages.
+        """Return all objects that fit both selectors, without their bulk (``answers.slim``), read in pages.
 
         Of ``bare`` ones there is the metadata.
         """

@@ -326,7 +326,7 @@ async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
 
 
 class PodLine:
-    """A command in a pod that carries a conversation (``talking.Line``); it ends with its asker."""
+    """A command in a pod that carries a conversation (``talk.Line``); it ends with its asker."""
 
     beat = _QUIET_S / 3
 
@@ -353,7 +353,7 @@ class PodLine:
             self._came.put(b"")
 
     def send(self, data: bytes) -> None:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
 
         async def send() -> None:
             with suppress(asyncio.CancelledError):  # it never began: that is heard as its end
@@ -362,18 +362,18 @@ class PodLine:
         loop.run(send())
 
     def receive(self, seconds: float) -> bytes:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         try:
             return self._came.get(timeout=max(seconds, 0))
         except queue.Empty:
             raise TimeoutError from None
 
     def why(self) -> str:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
         return self._why
 
     def close(self) -> None:
-        """See ``talking.Line``."""
+        """See ``talk.Line``."""
 
         async def cancel() -> None:
             self._work.cancel()

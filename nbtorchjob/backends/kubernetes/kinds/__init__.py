@@ -90,7 +90,7 @@ class Kind(FrozenDataclass):
 
     ``can`` is what the kind's own API can do: some of the rest we do in its place (``fit.py``),
     the others are refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
-    spec's budgets on a server of that version (``retry_owner.py``). ``notes`` state how run policies are met,
+    spec's budgets on a server of that version (``fit.py``). ``notes`` state how run policies are met,
     or why they can't be. ``children`` are the objects that its operator makes for a job besides its pods, and
     reports events about: each one's name, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
     reads off a pod how often its operator had started all nodes again before; None where it isn't recorded.
