@@ -385,17 +385,15 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     # The table of what a call needs; for a job on this machine there is nothing to compare
-    needs_lines = []
     for comparison in images_of(plan.spec, call.needs, call.text):
         unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
         if comparison.rows:
-            needs_lines.append(f"# needs{unknown if comparison.there is None else ':'}")
-        needs_lines += [f"#   {row}" for row in comparison.lines()]
+            lines.append(f"# needs{unknown if comparison.there is None else ':'}")
+        lines += [f"#   {row}" for row in comparison.lines()]
         refusal = comparison.refusal(
             comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
         )
-        needs_lines += [f"# would be refused: {refusal}"] if refusal else []
-    lines += needs_lines
+        lines += [f"# would be refused: {refusal}"] if refusal else []
     lines += ["# installs:"] if call.wanted else []
     lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]

@@ -172,10 +172,6 @@ class KubernetesBackend(Backend):
         known = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
         return [known[name] if name in known else self.known(name) for name in names]
 
-    def names(self) -> list[str]:
-        """Return the names of :meth:`jobs`."""
-        return [state.info.name for state in self.jobs()]
-
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
         try:

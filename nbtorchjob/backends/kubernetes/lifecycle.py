@@ -367,11 +367,9 @@ class _Pod:
         if self._status.get("phase") != "Failed" or self._state.get("terminated") is not None:
             return
         end = ev.NodeExited(self._latest, self._node, pod=self._uid, run=self._run)
-        failed: Object | None = None
-        for entry in self._status.get("initContainerStatuses") or ():
-            if ((entry.get("state") or {}).get("terminated") or {}).get("exitCode"):
-                failed = entry
-                break
+        inits = self._status.get("initContainerStatuses") or ()
+        ends = ((entry, (entry.get("state") or {}).get("terminated") or {}) for entry in inits)
+        failed = next((entry for entry, ended in ends if ended.get("exitCode")), None)
         if failed is not None:
             code = failed["state"]["terminated"]["exitCode"]
             text = f"its init container {failed['name']} exited with code {code}"

@@ -64,10 +64,10 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     }
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
         env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
-    limits: dict[str, Any] = {"backoffLimit": _again(sub)}
+    limits: dict[str, Any] = {"backoffLimit": sub.retries}
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX:
         # All nodes of a failed attempt end as failed, so each index counts attempts, and all count alike.
-        limits = {"backoffLimitPerIndex": _again(sub), "maxFailedIndexes": _spares(sub)}
+        limits = {"backoffLimitPerIndex": sub.retries, "maxFailedIndexes": _spares(sub)}
         if sub.spec.launch.elastic:
             # Node 0 hosts the rendezvous: when it is done, all are.
             limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
@@ -113,13 +113,7 @@ _COUNTS = {
 def _spares(sub: Submission) -> int:
     """Return how many nodes an elastic job without retries may lose for good."""
     launch = sub.spec.launch
-    return launch.max_nodes - 1 if launch.elastic and not _again(sub) else 0
-
-
-def _again(sub: Submission) -> int:
-    """Return how often the controller retries after a failure."""
-    retry = sub.spec.retry
-    return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
+    return launch.max_nodes - 1 if launch.elastic and not sub.retries else 0
 
 
 def _failures(sub: Submission) -> dict[str, Any]:

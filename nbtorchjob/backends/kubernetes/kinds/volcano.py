@@ -127,7 +127,7 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the Job; Volcano makes the Service and the NetworkPolicy itself."""
     launch, cluster = sub.spec.launch, sub.spec.cluster
-    restarts = _restarts(sub)
+    restarts = sub.retries
     task_launch = sub.spec.launch
     env: dict[str, Any] = {
         "NBTORCHJOB_DOMAIN": sub.name,
@@ -166,15 +166,10 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     ]
 
 
-def _restarts(sub: Submission) -> int:
-    retry = sub.spec.retry
-    return retry.retries if retry and not sub.ours else sub.policy.backoff_limit or 0
-
-
 def _losses(sub: Submission) -> list[dict[str, Any]]:
     if sub.spec.retry is None:
         return [{"action": "RestartJob" if sub.policy.backoff_limit else "TerminateJob", "events": _LOSSES}]
-    again = [{"action": "RestartJob", "exitCode": exits.RECOVERABLE_ERROR}] if _restarts(sub) else []
+    again = [{"action": "RestartJob", "exitCode": exits.RECOVERABLE_ERROR}] if sub.retries else []
     return [
         *again,
         {"action": "TerminateJob", "events": _LOSSES},

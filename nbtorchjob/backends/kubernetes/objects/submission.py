@@ -71,6 +71,12 @@ class Submission(FrozenDataclass):
         return self.spec.launch.run_policy or RunPolicy()
 
     @property
+    def retries(self) -> int:
+        """How often the job's own controller tries again after a failure."""
+        retry = self.spec.retry
+        return retry.retries if retry and not self.ours else self.policy.backoff_limit or 0
+
+    @property
     def deadline_s(self) -> int | None:
         """Seconds that this object may run."""
         asked = self.policy.active_deadline_seconds
