@@ -172,8 +172,10 @@ def notes(exc: BaseException, log: str) -> List[str]:
     said = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc)):
-        workers = getattr(frame.f_locals.get("self"), "_workers", ())
-        if frame.f_code.co_filename.endswith(_LOADER) and isinstance(workers, list) and workers:
+        # Other objects than torch's aren't asked: their `__getattr__` may raise, and hide the failure.
+        loader = frame.f_locals.get("self") if frame.f_code.co_filename.endswith(_LOADER) else None
+        workers = getattr(loader, "_workers", ())
+        if isinstance(workers, list) and workers:
             ended = _ended_workers(workers, exc, exited)
             break
     else:

@@ -468,6 +468,23 @@ def test_a_killed_supervisor_takes_its_job_along_and_the_loss_is_told():
     until(lambda: not left_behind(job))
 
 
+def test_a_failure_in_an_object_that_raises_whatever_it_is_asked_for_is_told():
+    def work():
+        class Sealed:
+            def __getattr__(self, name):
+                raise RuntimeError(name)
+
+            def fail(self):
+                raise ValueError("lost")
+
+        Sealed().fail()
+
+    text, failure = failed(submit(work))
+
+    assert "ValueError: lost" in text
+    assert failure.reason.cause is Cause.USER
+
+
 def test_a_result_that_can_not_be_pickled_leaves_a_succeeded_job():
     def thread():
         return threading.Thread()
