@@ -287,6 +287,26 @@ def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(
     assert ranks.run(call) == ((True, ["INFO", "OFF"]), "", "")
 
 
+WRAPS = """
+class Wraps:
+    def __init__(self, wrapped):
+        object.__setattr__(self, "wrapped", wrapped)
+
+    def __getattr__(self, name):
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.wrapped, name, value)
+"""
+
+
+def test_an_object_of_a_module_that_asks_another_for_what_it_lacks_is_made_again(root, ranks):
+    put(root, {"wraps_m.py": WRAPS})
+    wraps_m = importlib.import_module("wraps_m")
+    space = {"__name__": "__main__", "wraps": wraps_m.Wraps([3])}
+    assert ranks.run(from_cell("wraps.pop()", space, root=root)) == (3, "", "")
+
+
 CONTEXT = """
 from contextvars import ContextVar
 

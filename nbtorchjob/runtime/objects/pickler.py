@@ -133,12 +133,10 @@ class Pickler(pickle.Pickler):
             known = importable.sentinels(type_)
             if known:
                 return lambda obj: (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
-            return _leave
-        if issubclass(type_, enum.Enum):
+        elif issubclass(type_, enum.Enum):
             return _reduce_member
-        if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
-            return _reduce_trapped
-        return _leave
+        trapped = hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__")
+        return _reduce_trapped if trapped and type_ not in self.dispatch_table else _leave
 
     def reduce_tensor(self, tensor: Any) -> Any:
         """Reduce a tensor that is of no subclass."""
@@ -584,7 +582,9 @@ def _reduce_trapped(obj: Any) -> Any:
     reduced = obj.__reduce_ex__(5)
     if not isinstance(reduced, tuple) or len(reduced) > 5 or len(reduced) < 3 or reduced[2] is None:
         return reduced
-    return (*reduced, *(None,) * (5 - len(reduced)), rebuilt.fill_object)
+    plain = isinstance(reduced[2], dict) and type(obj).__dictoffset__
+    fill = rebuilt.fill_plainly if plain else rebuilt.fill_object
+    return (*reduced, *(None,) * (5 - len(reduced)), fill)
 
 
 # Python's own, which leave out what was set on an instance.
