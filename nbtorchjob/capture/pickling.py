@@ -10,7 +10,9 @@ Why something can't travel: the way from a captured name to the object that can'
 
 from __future__ import annotations
 
+import ast
 import builtins
+import inspect
 import io
 import os
 import pickle
@@ -175,7 +177,7 @@ class Pickler(pickler.Pickler):
     def _reduce_held(
         self, held: Mapping[int, tuple[Any, str]], reducer: Callable[[Any], Any], obj: Any
     ) -> Any:
-        if id(obj) not in held or fails(obj, by_reference=False) is None:
+        if id(obj) not in held or fails(obj, by_reference=False) is None or _filled_later(*held[id(obj)]):
             return reducer(obj)
         self._note_held(obj, *held[id(obj)])
         return getattr, held[id(obj)]
@@ -310,6 +312,22 @@ class Pickler(pickler.Pickler):
             for name, value in values.items()
             if isinstance(value, type | ModuleType) or type(value).__module__ in ("typing", "types")
         }
+
+
+def _filled_later(module: ModuleType, name: str) -> bool:
+    """Whether a module's variable is None once it is imported: ranks' may not have been filled yet."""
+    try:
+        body = ast.parse(inspect.getsource(module)).body
+    except (OSError, TypeError, SyntaxError):  # it has no source
+        return False
+    values = [
+        node.value
+        for node in body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id == name
+    ]
+    return bool(values) and all(isinstance(value, ast.Constant) and value.value is None for value in values)
 
 
 def _refuse_file(file: Any) -> Any:

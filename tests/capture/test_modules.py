@@ -287,6 +287,26 @@ def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(
     assert ranks.run(call) == ((True, ["INFO", "OFF"]), "", "")
 
 
+LATER = """
+import typing
+
+last: typing.Any = None
+
+def get():
+    global last
+    last = Logger()
+    return last
+"""
+
+
+def test_what_a_module_makes_when_it_is_asked_for_it_goes_by_value(root, ranks):
+    put(root, {"holds_n.py": HOLDS + LATER})
+    holds_n = importlib.import_module("holds_n")
+    space = {"__name__": "__main__", "logs": [holds_n.get(), holds_n.logger]}
+    cell = "import holds_n\nlogs[0].level, holds_n.last, logs[1] is holds_n.logger"
+    assert ranks.run(from_cell(cell, space, root=root)) == (("INFO", None, True), "", "")
+
+
 WRAPS = """
 class Wraps:
     def __init__(self, wrapped):
