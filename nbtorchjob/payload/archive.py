@@ -299,6 +299,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "lab": spec.lab,
         "pool": spec.fresh,
         "values": not call.plain or call.given or may_swap(call, spec) or _names_cloudpickle(call),
+        "threads": b"runtime.objects.threads" in call.pickle,
         "debugger": _debug(call, spec),
         "data": spec.data,
     }

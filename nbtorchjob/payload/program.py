@@ -56,7 +56,8 @@ PARTS = {
         "lab/",
         "pool/",
     ),
-    "values": ("objects/codenames.py", "objects/pickler.py", "cloudpickle/"),
+    "values": (*(f"objects/{name}.py" for name in ("codenames", "pickler", "threads")), "cloudpickle/"),
+    "threads": ("objects/threads.py",),
     "debugger": ("debug/",),
     "data": ("data/",),
 }

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -155,6 +156,13 @@ def test_what_pickles_a_value_travels_with_code_that_may_return_one(cell, travel
     assert (packed > trivial + 10_000) == travels
 
 
+def test_what_makes_a_lock_travels_with_code_that_has_one():
+    calls = (capture.from_cell("print(len(names))", {"names": names}) for names in ([1], [threading.Lock()]))
+    without, packed = (len(pack(call, JobSpec(backend="kubernetes")).data) for call in calls)
+
+    assert packed > without + 800
+
+
 def test_torch_settings_travel_with_what_lays_them_where_any_has_changed():
     spec = JobSpec(backend="kubernetes", carry_settings=True)
     plain = pack(capture.from_cell("1", {}), spec).data
@@ -192,6 +200,7 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
 # Another cloudpickle is there, too, and this nbtorchjob.
 LOOK = f"""
 import sys
+import threading
 import zipfile
 sys.path.insert(0, sys.argv[1])
 import nbtorchjob.runtime.store.payload
