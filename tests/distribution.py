@@ -7,10 +7,12 @@ alone. With quick tests at the end of each worker's part it is those that are ta
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 import pytest
+
+from nbtorchjob.backends.local.launch import pool_client
 
 # Roughly, in seconds of one worker: a test's marks say what it starts.
 SECONDS = {"kernel": 5.0, "torch": 1.5, "pods": 1.0}
@@ -47,3 +49,16 @@ def seconds(tests: Iterable[pytest.Item]) -> float:
     return sum(
         max((SECONDS.get(mark.name, 0.0) for mark in test.iter_markers()), default=0.0) for test in tests
     )
+
+
+@pytest.fixture(autouse=True)
+def marked_if_it_starts_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Refuse ranks to a test without a mark: `make check` would run it, and a worker come to it late."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this test starts ranks: mark it with pytest.mark.torch")
+
+    with pytest.MonkeyPatch.context() as patch:  # the test's own, made here, would be undone too late
+        if not seconds([request.node]):
+            patch.setattr(pool_client, "start", refuse)
+        yield

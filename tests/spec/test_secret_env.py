@@ -56,6 +56,7 @@ def test_a_plain_value_laid_over_a_secret_one_is_plain():
     assert (dict(spec.env), spec.secret_env, spec.secrets()) == ({"DB": "sqlite://"}, (), {})
 
 
+@pytest.mark.torch
 def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(monkeypatch):
     monkeypatch.setenv("MINE", f"mine-{VALUE}")
     spec = JobSpec(env={"HF_TOKEN": VALUE}, secret_env=["MINE"])

@@ -74,6 +74,7 @@ def typed(session, *lines):
     return said
 
 
+@pytest.mark.torch
 def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
     job = submit(MEETS + SLOW + STEPS + LATE)
     assert stopped(job) == [1]
@@ -100,6 +101,7 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
         pass
 
 
+@pytest.mark.torch
 def test_a_time_out_that_is_over_ends_the_job_where_nobody_is_stopped():
     waits = "import time\nif rank == 1:\n    time.sleep(1000)\n    breakpoint()\ndist.all_reduce(t)"
     job = submit(MEETS + waits)
@@ -112,6 +114,7 @@ def test_a_time_out_that_is_over_ends_the_job_where_nobody_is_stopped():
         assert "rank 1 never entered all_reduce #1" in str(failed.value)
 
 
+@pytest.mark.torch
 def test_a_rank_goes_on_where_nobody_comes():
     job = submit("breakpoint()\n1", debug_wait=0.5)
 
@@ -123,6 +126,7 @@ def test_a_rank_goes_on_where_nobody_comes():
     assert not job.state.stops
 
 
+@pytest.mark.torch
 def test_a_rank_that_fails_is_held_until_it_is_released():
     job = submit(
         "import os\nrank = os.environ['RANK']\ndef divides(x):\n    return x / 0\ndivides(3)", hold=True
@@ -143,6 +147,7 @@ def test_a_rank_that_fails_is_held_until_it_is_released():
     assert {each.how for each in job.state.goes_on.values()} == {"released"}
 
 
+@pytest.mark.torch
 def test_what_cannot_be_looked_at():
     job = submit(MEETS + "import time\nif rank:\n    breakpoint()\ntime.sleep(1000)")
     stopped(job)
@@ -158,6 +163,7 @@ def test_what_cannot_be_looked_at():
     assert job.state.phase is Phase.CANCELLED
 
 
+@pytest.mark.torch
 def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
     hidden = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
     job = submit(hidden + "x = 5\nbreakpoint()\nx")

@@ -59,6 +59,7 @@ def unfoldable(monkeypatch):
     monkeypatch.setitem(fold._APPLY, ev.Notice, raises)
 
 
+@pytest.mark.torch
 def test_a_job_whose_state_cannot_be_folded_is_cancelled_and_deleted(unfoldable, command):
     name = "unfoldable"
     nbtorchjob.submit(time.sleep, 1000, spec=JobSpec(name=name))

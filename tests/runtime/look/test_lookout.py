@@ -390,6 +390,7 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
     assert (prints.rank, prints.threads[0].frames[0].name) == (1, "rank_1_prints")
 
 
+@pytest.mark.torch
 @needs_records
 @pytest.mark.parametrize(
     ("case", "told"),

@@ -67,6 +67,7 @@ async def test_a_job_is_resumed_from_its_checkpoint_unless_it_has_none(server):
     assert (code, "left no checkpoint" in message) == (409, True)
 
 
+@pytest.mark.torch
 async def test_a_second_click_gets_the_job_that_the_first_one_starts(server, monkeypatch):
     job = api.submit(lambda: 1)
     assert await asyncio.to_thread(job.wait, LIMIT)
