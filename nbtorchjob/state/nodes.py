@@ -135,13 +135,15 @@ class Node(FrozenDataclass):
             return tuple(self.lives.values())
         joined = {worker.pod: worker.time for worker in reversed(self.workers)}
 
-        # A pod that is recreated may have been born in the same second as the one before. One that never
-        # joined the others is older than those that did if it is over, else it is still to come.
-        def age(life: Life) -> tuple[int, float, float, float, float, str]:
+        # A pod that is recreated may have been born in the same second as the one before. Where its operator
+        # doesn't count restarts, one that never joined the others is older than those that did if it is over,
+        # else it is still to come.
+        def age(life: Life) -> tuple[int, float, int, float, float, float, str]:
             never = -math.inf if life.over else math.inf
             return (
                 life.attempt,
                 life.since,
+                life.restarts or 0,
                 joined.get(life.pod, never),
                 life.end if life.over else math.inf,
                 life.gone or 0.0,

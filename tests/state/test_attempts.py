@@ -240,6 +240,20 @@ def test_pods_of_one_second_that_never_took_part_are_attempts_of_their_own(pods)
     assert len(state.attempts) == 3
 
 
+def test_pods_of_one_second_are_in_the_order_in_which_their_operator_counts_its_restarts():
+    def fails(node, restarts, pod, *, joins=True):
+        round_ = 100 + restarts
+        started = [ev.WorkersStarted(10.2, node, 0, round_, (node,), 2, pod=pod)] if joins else []
+        waits = ev.Waiting(10.0, "waiting for a host", node, pod, since=10.0, restarts=restarts)
+        return [waits, *started, ev.NodeExited(10.0, node, exits.RECOVERABLE_ERROR, pod=pod)]
+
+    # What node 1's second pod said hasn't come, or never will.
+    pods = [*fails(0, 0, "0-a"), *fails(0, 1, "0-b"), *fails(1, 0, "1-b"), *fails(1, 1, "1-a", joins=False)]
+    state = fold(info(OPERATOR, retries=1), *pods, ev.Verdict(11.0, False))
+
+    assert [attempt.number for attempt in state.attempts] == [1, 2]
+
+
 def test_the_attempts_of_a_job_without_budgets_are_told_all_the_same():
     plain = JobInfo("job", nodes=(2, 2))
     state = fold(plain, *REPLACED)
