@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Budget, Phase
 from tests.backends.full import cluster_backend
+from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.cluster.site import NotHere, Site
 
 Run = Callable[[Site, str], None]
@@ -238,7 +240,8 @@ def _run_out(site: Site, kind: str, **asked: Any) -> None:
     else:  # its pods have no limits
         job = site.stubborn(STAYS, kind=kind, **asked)
         while not job.wait(0.5):  # a JobSet starts the container again some times, and it does it again
-            site.emulator.oom_kill(site.namespace, *site.pods(job))
+            with suppress(Refusal):  # of a pod that is gone by then
+                site.emulator.oom_kill(site.namespace, *site.pods(job))
     assert job.wait(site.patience)
     failure = job.state.failure
     assert job.state.phase is Phase.FAILED

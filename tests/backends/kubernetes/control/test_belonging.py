@@ -124,12 +124,13 @@ def test_a_pod_with_a_jobs_labels_is_none_of_the_jobs(stage):
     until(lambda: (stage.signs / "begun").exists())
     until(lambda: api.jobs()[0].nodes)  # the status of its container, which a list reads, comes later
     [pod] = stage.pods()
-    meta = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}
+    # Not those by which a Job's controller selects its pods: it would adopt this one, and count its failure.
+    labels = {key: value for key, value in pod["metadata"]["labels"].items() if "controller-uid" not in key}
     container = {"name": pod["spec"]["containers"][0]["name"], "image": "localhost/python:3.11"}
     forged = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**meta, "name": "evil"},
+        "metadata": {"name": "evil", "labels": labels, "annotations": pod["metadata"]["annotations"]},
         "spec": {"restartPolicy": "Never", "containers": [{**container, "command": ["python", "-c", "1/0"]}]},
     }
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/pods", forged)

@@ -70,6 +70,8 @@ def ask(job, question="who", **how):
 
 def ready(stage, job, nodes=1):
     until(lambda: all((stage.signs / f"ready-{node}").exists() for node in range(nodes)))
+    # The statuses of their containers, which say whether a node can be asked, come later.
+    until(lambda: len([pod for pod in stage.pods() if pod["status"]["phase"] == "Running"]) == nodes)
     return job
 
 
