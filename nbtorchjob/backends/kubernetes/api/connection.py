@@ -20,8 +20,8 @@ from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from nbtorchjob.backends.kubernetes.api import proxies
 from nbtorchjob.backends.kubernetes.api.login import Login, log_in
 from nbtorchjob.errors import AnswerTooLargeError, ClusterError, UnreachableError
 from nbtorchjob.machine import processes
@@ -306,10 +306,7 @@ class Connection:
             self._multiplexers[login] = multiplex.Multiplexer(login.server, login.tls, name, CONNECT_SECONDS)
         multiplexer = self._multiplexers[login]
         server = urlsplit(login.server)
-        proxied = login.api.rest_client.proxy or (
-            "https" in getproxies() and not proxy_bypass(server.hostname or "")
-        )
-        if proxied or not multiplexer.spoken:
+        if login.api.rest_client.proxy or not multiplexer.spoken:
             return None
         headers = {"accept": request.accept}
         await login.api.update_params_for_auth(
@@ -348,7 +345,6 @@ class Connection:
             connector=aiohttp.TCPConnector(ssl=rest.ssl_context),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             raise_for_status=refused,
-            trust_env=True,
         )
         await stack.enter_async_context(session)
         self.requests += 1
@@ -415,7 +411,8 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
             why = "the connection broke off"
         proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
         if proxied and login is not None:
-            raise UnreachableError(f"{_proxy(login)} doesn't answer ({why}): start or change it") from error
+            proxy = proxies.named(login.api.rest_client.proxy, login.server)
+            raise UnreachableError(f"{proxy} doesn't answer ({why}): start or change it") from error
         raise UnreachableError(
             f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
         ) from error
@@ -423,18 +420,6 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
 
 # What OpenSSL says of a certificate, by its number (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
-
-
-def _proxy(login: Login) -> str:
-    """Name the proxy to a cluster, without a password in its address, and where it is set."""
-    named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
-    url = login.api.rest_client.proxy or next(iter(named.values()), "")
-    where = next((name for name, value in named.items() if value == url), "proxy-url of the kubeconfig")
-    address = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
-    return f"the proxy {address} ({where}) to the cluster at {login.server}"
-
-
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
 # A notebook that has seeded `random` must find its own numbers there.

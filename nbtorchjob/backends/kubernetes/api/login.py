@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from nbtorchjob import errors
+from nbtorchjob.backends.kubernetes.api import proxies
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.text import words
 
@@ -202,12 +203,12 @@ def server() -> str:
 class Account:
     """Sends requests with a token, which is read anew now and then, to the server of that authority."""
 
-    proxy = None
     proxy_headers = None
     configuration = SimpleNamespace(tls_server_name=None)
 
-    def __init__(self, folder: Path, unread: int) -> None:
+    def __init__(self, folder: Path, unread: int, proxy: str | None) -> None:
         """Raise ``OSError`` where there is no such account."""
+        self.proxy = proxy
         self._token = folder / "token"
         self._authority = folder / "ca.crt"
         self._unread = unread
@@ -245,12 +246,10 @@ class Account:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self.ssl_context, limit=0)
-            self._session = aiohttp.ClientSession(
-                connector=connector, trust_env=True, read_bufsize=self._unread
-            )
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=self._unread)
         data = None if body is None else json.dumps(body)
         response = await self._session.request(
-            method, url, headers=headers, data=data, timeout=_request_timeout
+            method, url, headers=headers, data=data, timeout=_request_timeout, proxy=self.proxy
         )
         return SimpleNamespace(response=response)
 
@@ -298,7 +297,7 @@ async def log_in(context: str | None) -> Login:
     name = merged.check(context)
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
-    settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES}
+    settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES, "trust_env": False}
     try:
         with _Complaints() as complaints:
             loader = await config.load_kube_config(
@@ -309,6 +308,7 @@ async def log_in(context: str | None) -> Login:
             raise ClusterError(
                 f"the kubeconfig's login command failed: {failure}: run it by hand, or log in again"
             )
+        settings.proxy = proxies.to_server(settings.host, settings.proxy)
         namespace = loader.current_context["context"].get("namespace") or "default"
         return Login(client.ApiClient(settings), settings.host, namespace)
     except ClusterError:
@@ -344,7 +344,8 @@ def _account() -> Login:
         raise ClusterError(f"no cluster is known: {place}; log in, or set KUBECONFIG") from error
     try:
         namespace = (ACCOUNT / "namespace").read_text().strip()
-        return Login(Account(ACCOUNT, _UNREAD_BYTES), where, namespace)
+        account = Account(ACCOUNT, _UNREAD_BYTES, proxies.to_server(where))
+        return Login(account, where, namespace)
     except OSError as error:
         why = error.strerror or "its certificate authority holds no certificate"
         raise ClusterError(f"this pod's account in {ACCOUNT} can't be read: {why}") from error

@@ -196,6 +196,38 @@ async def test_a_dead_proxy_is_named_with_where_it_is_set(server, client, tmp_pa
 
 
 @scripted
+@pytest.mark.parametrize("user", [{"token": "mine"}, {}], ids=["a token", "nothing"])
+async def test_a_netrc_is_no_login_to_a_cluster(server, client, monkeypatch, tmp_path, user):
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    kubeconfig(tmp_path / "kubeconfig", server.url, **user)
+    server.on(POD_PATH, Reply(body=FOUND))
+
+    await client.get(POD)
+
+    assert server.asked[-1].headers.get("authorization") == ("Bearer mine" if user else None)
+
+
+@scripted
+async def test_a_proxy_of_the_environment_leads_to_other_machines(server, client, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    kubeconfig(tmp_path / "kubeconfig", "http://cluster.example:6443")
+    server.on(POD_PATH, Reply(body=FOUND))
+
+    await client.get(POD)
+
+    assert server.asked[-1].headers["host"] == "cluster.example:6443"
+
+
+@scripted
+async def test_no_proxy_leads_to_this_machine(server, client, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    server.on(POD_PATH, Reply(body=FOUND))
+
+    await client.get(POD)
+
+
+@scripted
 async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, monkeypatch, tmp_path, tls):
     (tmp_path / "token").write_text("of-the-pod")
     (tmp_path / "namespace").write_text("team\n")
