@@ -226,8 +226,16 @@ class Kept:
 
 
 def unfinished() -> Iterator[JobInfo]:
-    """Yield the jobs of pools that were sent from this machine, and that nobody has seen to be over."""
+    """Yield the jobs of pools that were sent from this machine, and that nobody has seen to be over.
+
+    They come in the order in which they were sent: followed in another one, a later job may be sent again
+    before an earlier one has its mark.
+    """
+    payloads: dict[Path, float] = {}
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
+        with suppress(OSError):
+            payloads[payload] = payload.stat().st_mtime
+    for payload in sorted(payloads, key=payloads.__getitem__):
         with suppress(OSError, DamagedError):
             yield read((payload.parent / _INFO).read_bytes(), "kubernetes", payload.parent.name)
 
