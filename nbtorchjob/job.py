@@ -31,8 +31,8 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.interrupts import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
-from nbtorchjob.state.events import Event
-from nbtorchjob.state.logs import LogLine, Stream, Wanted, check_stream, compiled
+from nbtorchjob.state.facts.events import Event
+from nbtorchjob.state.facts.logs import LogLine, Stream, Wanted, check_stream, compiled
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint

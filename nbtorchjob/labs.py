@@ -22,7 +22,7 @@ from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
 from nbtorchjob.backends.resending import Behind, Kept, Taken
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import RankNames, cells, identity
-from nbtorchjob.capture.lookup import NOTHING
+from nbtorchjob.capture.cells.lookup import NOTHING
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.here import Environment
 from nbtorchjob.errors import (
@@ -43,7 +43,7 @@ from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET
 from nbtorchjob.runtime.store.payload import GIVEN, signed_given
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
-from nbtorchjob.state.events import TurnTaken
+from nbtorchjob.state.facts.events import TurnTaken
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import attempts, facts, lifetime
 from nbtorchjob.state.turns import Stage

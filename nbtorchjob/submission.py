@@ -32,7 +32,7 @@ from nbtorchjob.spec import grid, profiles
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import US, JobInfo, Origin, turns
-from nbtorchjob.state.events import CheckoutTold
+from nbtorchjob.state.facts.events import CheckoutTold
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 

@@ -12,7 +12,7 @@ from nbtorchjob.backends.local import directory
 from nbtorchjob.machine.processes import NOBODY
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import OPERATOR, US, JobInfo
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 NOW = 1_763_000_000.0
 # Small numbers fall into each other's way, as those of a real job do; the others are what somebody makes up.

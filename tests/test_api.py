@@ -42,7 +42,7 @@ from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from tests.backends.local.acted import Acted
 from tests.environment.built import wheel
 from tests.patience import LIMIT

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frontends.cli import output
-from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, factlines, fold, turns
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, apply, conclusive, fold, turns
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.info import read
 from nbtorchjob.state.text import attempts
 from nbtorchjob.ui import page

@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, i
 import pytest
 
 from nbtorchjob.frozen import FrozenDataclass, NumberedMapping, make_all
-from nbtorchjob.state.events import Event
+from nbtorchjob.state.facts.events import Event
 
 
 class Told(FrozenDataclass):

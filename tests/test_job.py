@@ -18,8 +18,9 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.state import JobInfo, JobState, Phase, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from tests.backends.full import Logs, Questions
 from tests.patience import LIMIT
 

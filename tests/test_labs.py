@@ -13,11 +13,11 @@ import pytest
 from nbtorchjob import JobSpec, capture, labs
 from nbtorchjob.backends import backend, resending
 from nbtorchjob.backends.talk import STARTING
-from nbtorchjob.capture.lookup import NOTHING
+from nbtorchjob.capture.cells.lookup import NOTHING
 from nbtorchjob.errors import AskError
 from nbtorchjob.labs import Lab, LabAnswer
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 INFO = JobInfo("bench", nodes=(1, 1), lab=60.0)
 FIRST: list[ev.Event] = [

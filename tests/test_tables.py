@@ -11,7 +11,7 @@ import nbtorchjob
 from nbtorchjob import CleanPodPolicy, Cluster, Elastic, JobSpec, Master, PyTorch, Retry, RunPolicy, Worker
 from nbtorchjob.errors import NotInstalledError
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.tables import Jobs, frame
 
 DONE = apply(

@@ -15,7 +15,7 @@ from nbtorchjob.spec.cluster import given
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import Annotated, ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
+from nbtorchjob.state.facts.events import Annotated, ArtifactsReady, CheckoutTold, Event, LogChunk, ValueReady
 
 if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk

@@ -29,9 +29,9 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.api.artifacts import MOST_BYTES, MOST_FILES
 from nbtorchjob.state import JobState
-from nbtorchjob.state import logs as loglines
-from nbtorchjob.state.events import ArtifactsReady
-from nbtorchjob.state.logs import LogLine, Stream
+from nbtorchjob.state.facts import logs as loglines
+from nbtorchjob.state.facts.events import ArtifactsReady
+from nbtorchjob.state.facts.logs import LogLine, Stream
 from nbtorchjob.text import words
 
 _PIECE_BYTES = 1 << 18  # at a time

@@ -15,7 +15,7 @@ from nbtorchjob.backends.base import Annotates, Backend, able
 from nbtorchjob.errors import NameTakenError, SpecError
 from nbtorchjob.spec import digits
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import Annotated
+from nbtorchjob.state.facts.events import Annotated
 from nbtorchjob.text.hints import hint, swap_hint
 
 # Without vowels no words come out, and without 0, 1 and l nothing is misread.

@@ -6,8 +6,8 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from nbtorchjob.state.facts.series import points_each, stride
 from nbtorchjob.state.progress import RECENT
-from nbtorchjob.state.series import points_each, stride
 
 # How the line of a ``report()`` begins, as ``runtime/facts`` writes it.
 REPORTED = b'{"event": "Reported"'

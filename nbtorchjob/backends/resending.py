@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 from nbtorchjob.errors import DamagedError, NBTorchJobError
 from nbtorchjob.machine.folders import own, state_dir
 from nbtorchjob.state import JobInfo, JobState, apply, turns
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     ArtifactsReady,
     AttemptBegan,
     AttemptPaid,
@@ -55,7 +55,7 @@ from nbtorchjob.state.events import (
     TurnTaken,
     Verdict,
 )
-from nbtorchjob.state.factlines import from_json, to_json
+from nbtorchjob.state.facts.factlines import from_json, to_json
 from nbtorchjob.state.info import MARK, read, write
 from nbtorchjob.state.turns import View
 

@@ -26,8 +26,8 @@ from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_
 from nbtorchjob.runtime.look.profiling import ENDING_S, MOST_WRITTEN
 from nbtorchjob.state import JobState, apply
 from nbtorchjob.state.diagnosis.seen import place, users_frame
-from nbtorchjob.state.events import Event, Sampled
-from nbtorchjob.state.factlines import UNREADABLE, believed
+from nbtorchjob.state.facts.events import Event, Sampled
+from nbtorchjob.state.facts.factlines import UNREADABLE, believed
 from nbtorchjob.state.spent import marked, spent
 from nbtorchjob.state.text.stacks import STATES, Held, MemoryProfile, Profile
 from nbtorchjob.text.words import line

@@ -18,7 +18,7 @@ from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.ask.questions import RECORD_BYTES, Messages
 from nbtorchjob.runtime.objects.wire import WireError
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import FAILURE, RankStops
+from nbtorchjob.state.facts.events import FAILURE, RankStops
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import line, ranks
 

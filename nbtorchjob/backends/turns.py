@@ -26,7 +26,7 @@ from nbtorchjob.backends.resending import Kept, Sent, Since, Taken, numbered, un
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, apply, turns
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     ArtifactsReady,
     AttemptBegan,
     Closed,

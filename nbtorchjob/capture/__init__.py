@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         from_function,
         ships_line,
     )
-    from nbtorchjob.capture.lookup import RankNames
+    from nbtorchjob.capture.cells.lookup import RankNames
     from nbtorchjob.capture.model import Call, Part, Ship
     from nbtorchjob.capture.modules import LocalFile, Need, of_notebook
 
@@ -52,7 +52,7 @@ _HOMES = {
     "Call": "model",
     "Part": "model",
     "Ship": "model",
-    "RankNames": "lookup",
+    "RankNames": "cells.lookup",
     "Need": "modules",
     "of_notebook": "modules",
 }  # of all others ``call``

@@ -20,9 +20,10 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from nbtorchjob.capture import arguments, cells, imported, lookup, modules, patches, pickling, report
+from nbtorchjob.capture import arguments, cells, imported, modules, patches, pickling, report
 from nbtorchjob.capture import arguments as varying
-from nbtorchjob.capture.lookup import NOTHING, RankNames
+from nbtorchjob.capture.cells import lookup
+from nbtorchjob.capture.cells.lookup import NOTHING, RankNames
 from nbtorchjob.capture.model import NO_ITEMS, Call, Part
 from nbtorchjob.capture.modules import Imports
 from nbtorchjob.errors import CaptureError

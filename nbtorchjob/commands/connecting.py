@@ -21,7 +21,7 @@ from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs
 from nbtorchjob.errors import AskError, LineError, NBTorchJobError, NotInstalledError
 from nbtorchjob.machine import folders, interrupts
 from nbtorchjob.spec import digits
-from nbtorchjob.state.events import FAILURE, STEPS
+from nbtorchjob.state.facts.events import FAILURE, STEPS
 from nbtorchjob.text import coloured, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import ranks

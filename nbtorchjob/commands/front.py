@@ -15,7 +15,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
-from nbtorchjob.state.logs import ALL, LogLine, Stream, Wanted
+from nbtorchjob.state.facts.logs import ALL, LogLine, Stream, Wanted
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job

@@ -40,8 +40,8 @@ from nbtorchjob.spec.config import Elastic, where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase, turns
+from nbtorchjob.state.facts.logs import Stream, Wanted, compiled
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.logs import Stream, Wanted, compiled
 from nbtorchjob.state.text import attempts, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint

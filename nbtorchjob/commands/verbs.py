@@ -22,7 +22,8 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
-from nbtorchjob.state import Phase, factlines
+from nbtorchjob.state import Phase
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.text import facts, lifetime, swaps
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint, run_hint

@@ -27,7 +27,7 @@ from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.install.environment import compatible
 from nbtorchjob.spec import built
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:

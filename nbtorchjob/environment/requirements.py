@@ -27,7 +27,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install.environment import normalised
 from nbtorchjob.runtime.install.packages import of_torch
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from nbtorchjob.text.words import LINE
 from nbtorchjob.text.words import line as bounded
 

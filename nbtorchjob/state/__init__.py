@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nbtorchjob.state.attempts import Attempt, Budget, Next, Spent
 from nbtorchjob.state.blame import Failure
+from nbtorchjob.state.facts.series import MAX_POINTS, Point, Series
 from nbtorchjob.state.fold import apply
 from nbtorchjob.state.info import OPERATOR, US, JobInfo, Origin
 from nbtorchjob.state.job import JobState, Phase, conclusive
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import MAX_POINTS, Point, Series
 
 __all__ = [
     "MAX_POINTS",

@@ -60,8 +60,8 @@ from typing import NamedTuple
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED, Failure, culprit
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known

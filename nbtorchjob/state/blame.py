@@ -48,8 +48,8 @@ from typing import NamedTuple
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.known import Known, described
 from nbtorchjob.state.nodes import Life, Node

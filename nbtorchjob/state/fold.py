@@ -19,14 +19,15 @@ from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import NumberedMapping, replace
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import events as ev
-from nbtorchjob.state import factlines, failure
+from nbtorchjob.state import failure
 from nbtorchjob.state.blame import ABANDONED, STOPPED
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
+from nbtorchjob.state.facts.logs import LogTail, tail_bytes
+from nbtorchjob.state.facts.series import MAX_POINTS, Point, Series, Use, points_each
 from nbtorchjob.state.job import JobState
 from nbtorchjob.state.known import described
-from nbtorchjob.state.logs import LogTail, tail_bytes
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import MAX_POINTS, Point, Series, Use, points_each
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -22,7 +22,7 @@ from nbtorchjob.spec import checked
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.spec.jobspec import GRACE_S, JobSpec, build
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts.factlines import UNREADABLE
 
 US, OPERATOR = "us", "operator"
 SAMPLED = "~"  # in front of a digest of samples: where those are alike, the rest may differ

@@ -6,10 +6,10 @@ from enum import Enum
 
 from nbtorchjob.frozen import cached_property
 from nbtorchjob.state import attempts as trying
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import Attempt, Next, Spent
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
-from nbtorchjob.state.events import GIVEN_UP, NodeLeaves, RankStops
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import GIVEN_UP, NodeLeaves, RankStops
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known

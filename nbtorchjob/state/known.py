@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass, NumberedMapping, cached_property
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.logs import LogTail
+from nbtorchjob.state.facts.series import Point, Series, Use
 from nbtorchjob.state.info import JobInfo
-from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.nodes import Life, Node
-from nbtorchjob.state.series import Point, Series, Use
 
 # Which error of which rank it is; the lowest is the first of the newest round.
 Described: TypeAlias = tuple[int, float, int]

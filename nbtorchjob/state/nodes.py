@@ -8,7 +8,7 @@ from dataclasses import field
 
 from nbtorchjob.frozen import FrozenDataclass, cached_property, replace
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 # How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
 ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)

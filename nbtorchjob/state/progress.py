@@ -21,14 +21,14 @@ from dataclasses import replace
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.seen import ASKED
-from nbtorchjob.state.events import Sampled
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import Sampled
+from nbtorchjob.state.facts.series import UNITS, Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.known import Known
-from nbtorchjob.state.series import UNITS, Point, Series, as_float
 
 _GATED = "SchedulingGated"  # it waits to be admitted, which is no trouble
 

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.grid import Early
-from nbtorchjob.state.events import AWAITED, HELD
+from nbtorchjob.state.facts.events import AWAITED, HELD
+from nbtorchjob.state.facts.series import Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.progress import REPORT, latest, unit_of
-from nbtorchjob.state.series import Point, Series, as_float
 from nbtorchjob.text import words
 
 T = TypeVar("T")  # whatever a run is known by

@@ -32,7 +32,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.spec.jobspec import build
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.fold import apply
 from nbtorchjob.state.info import MARK, US, JobInfo
 from nbtorchjob.state.job import JobState

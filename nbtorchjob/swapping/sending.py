@@ -31,7 +31,7 @@ from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME,
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, Origin, Phase, turns
-from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.facts.events import Swapped
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text.swaps import as_swapped
 from nbtorchjob.state.text.tracebacks import frames_text, summary

@@ -18,7 +18,7 @@ from nbtorchjob.payload.results import Fetched
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.turns import View
 
 _KEY = b"k" * 32

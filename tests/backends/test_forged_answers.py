@@ -18,7 +18,7 @@ from nbtorchjob.backends.kubernetes.jobs import results
 from nbtorchjob.backends.talk import Conversation
 from nbtorchjob.runtime.ask.questions import OWN, RECORD_BYTES, Messages
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.test_profiles import STARTED, TOLD, TRACE, Asked, packed, take
 
 CASES = 1500

@@ -13,8 +13,9 @@ from nbtorchjob.backends import stacks
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample, Thread
-from nbtorchjob.state import JobInfo, JobState, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from tests.backends.full import Questions
 
 STARTED = (ev.WorkersStarted(1.0, 0, 0, 0, (0,), 2), ev.WorkersStarted(1.0, 1, 0, 1, (1,), 2))

@@ -10,7 +10,7 @@ import pytest
 
 from nbtorchjob.backends.progress import NODES, Telling, lasting
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.factlines import read
+from nbtorchjob.state.facts.factlines import read
 
 
 def used(seq, *, node=0, round_=0):

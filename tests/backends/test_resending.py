@@ -23,7 +23,7 @@ from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import folders, loop
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.patience import LIMIT
 from tests.state.test_turns import BEGUN, POOL, base, known, ran, taken
 

@@ -13,8 +13,9 @@ from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.errors import JobEndedError, NBTorchJobError
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
-from nbtorchjob.state import JobInfo, JobState, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from tests.backends.full import Questions
 
 

@@ -7,7 +7,7 @@ import pytest
 from nbtorchjob.backends.turns import Feed
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, Phase
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 

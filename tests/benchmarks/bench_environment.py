@@ -22,8 +22,8 @@ from nbtorchjob.runtime.install.stock import hidden
 from nbtorchjob.runtime.store import frames, store
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state.events import EnvironmentTold
-from nbtorchjob.state.factlines import to_json
+from nbtorchjob.state.facts.events import EnvironmentTold
+from nbtorchjob.state.facts.factlines import to_json
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 from tests.environment.built import wheel
 

@@ -14,8 +14,9 @@ from nbtorchjob import capture, submission
 from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import JobState, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobState
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.fold import apply
 from tests.benchmarks.measure import Row, show
 

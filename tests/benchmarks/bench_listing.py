@@ -25,8 +25,8 @@ from nbtorchjob.frontends.server.routes import jobs
 from nbtorchjob.frontends.server.watch import Watch
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import events as ev
-from nbtorchjob.state import factlines
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from tests.benchmarks.measure import Row, own_state, show
 
 JOBS = 5000

@@ -10,7 +10,7 @@ from statistics import median
 from nbtorchjob import capture, submission
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobState
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.fold import apply
 from nbtorchjob.ui.card import render
 from tests.benchmarks.measure import Row, show

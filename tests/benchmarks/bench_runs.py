@@ -25,7 +25,7 @@ from joblib import Parallel, delayed  # type: ignore[import-not-found,import-unt
 import nbtorchjob
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import Event, NodeStarted, Reported, WorkersStarted
+from nbtorchjob.state.facts.events import Event, NodeStarted, Reported, WorkersStarted
 from nbtorchjob.ui.runs.view import PERIOD_S, mimebundle
 from tests.benchmarks.engines import engines
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread

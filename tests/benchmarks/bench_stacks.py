@@ -20,7 +20,7 @@ from nbtorchjob.runtime.rendezvous.alone import Alone
 from nbtorchjob.runtime.rendezvous.ring import GATHER, News, Ring, gather, give
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.full import Questions
 from tests.benchmarks.measure import Row, show
 

@@ -28,7 +28,7 @@ from nbtorchjob.errors import JobFailedError, LackingError, NBTorchJobError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state.events import Installed
+from nbtorchjob.state.facts.events import Installed
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.images import TORCH, built
 from tests.benchmarks.measure import own_state

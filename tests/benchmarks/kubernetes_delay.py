@@ -5,7 +5,7 @@ import time
 
 from nbtorchjob.backends import backend
 from nbtorchjob.machine import loop
-from nbtorchjob.state.events import LogChunk
+from nbtorchjob.state.facts.events import LogChunk
 from tests.benchmarks.kubernetes_cluster import Apart, chunks, running, spec, submit
 
 CELL = """

@@ -20,7 +20,7 @@ from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobState, apply
-from nbtorchjob.state.events import LogChunk
+from nbtorchjob.state.facts.events import LogChunk
 from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, chunks, forget, running, spec, submit
 
 PODS, LINES, CUTS = 8, 100_000, 3

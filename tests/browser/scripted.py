@@ -13,8 +13,9 @@ from nbtorchjob.runtime.facts import append
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.runtime.store.stream import TIMES
-from nbtorchjob.state import JobInfo, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 
 CELL = """import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.runs import view
 
 # As JupyterLab draws an output anew: in the same element, and its scripts run.

@@ -16,7 +16,7 @@ from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from tests.environment.installed import install
 from tests.environment.planted import MINE, PLANTED, file, plant
 

@@ -11,7 +11,7 @@ from nbtorchjob.environment import here, requirements
 from nbtorchjob.environment.here import environment
 from nbtorchjob.errors import SpecError
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from tests.environment.built import project, wheel
 from tests.environment.installed import install
 

@@ -18,7 +18,7 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec, submit
 from nbtorchjob.runtime import torch_versions
-from nbtorchjob.state import factlines
+from nbtorchjob.state.facts import factlines
 from tests.benchmarks.measure import own_state
 from tests.patience import LIMIT
 from tests.runtime import hangs

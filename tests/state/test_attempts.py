@@ -12,8 +12,8 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, US, Budget, JobInfo, JobState, Phase, apply, conclusive
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import losses
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 
 

@@ -5,8 +5,8 @@ import pytest
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import OPERATOR, US, Budget, Phase
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import STOPPED
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, Cause
 from tests.backends.kubernetes.recordings import ROOT, Recording
 from tests.state.test_attempts import ended, fold, info, raised, used

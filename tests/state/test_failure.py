@@ -12,8 +12,8 @@ from nbtorchjob.runtime.api import rank_api
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, failure
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import Stage
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import Stage
 from nbtorchjob.state.failure import Cause
 
 STARTED = ev.NodeStarted(1.0, 0, "host", pod="a")

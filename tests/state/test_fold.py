@@ -10,8 +10,8 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RankSample, RankUse
 from nbtorchjob.state import MAX_POINTS, JobInfo, JobState, Phase, apply, conclusive
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import Stage
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import Stage
 from nbtorchjob.state.failure import Cause
 
 

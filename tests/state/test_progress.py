@@ -12,7 +12,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.progress import QUIET_S, STALLED_S, Progress, hang, latest, missed, progress, still
 from nbtorchjob.state.text import attempts, facts
 

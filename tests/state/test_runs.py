@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import JobInfo, JobState, apply, runs
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.runs import Judge
 
 

@@ -7,7 +7,7 @@ import pytest
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import US, JobInfo, JobState, apply, progress
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 
 PLACED = ev.Waiting(1, "waiting for a host", 0, "a")

@@ -10,7 +10,7 @@ from nbtorchjob.backends import downloads
 from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
 from nbtorchjob.state.turns import Stage, View

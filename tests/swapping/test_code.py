@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.errors import SwapError
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.facts.events import Swapped
 from nbtorchjob.swapping import code
 
 CELL = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nbtorchjob import Elastic, JobSpec
 from nbtorchjob.runtime.facts.samples import GpuUse
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.ui import comparison
 

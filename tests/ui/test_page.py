@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob import Elastic, JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui import page
 
 pytestmark = pytest.mark.usefixtures("greenwich")

@@ -9,7 +9,7 @@ import pytest
 
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.state import US, JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.record import below, detail, jobs_html, jobs_text, record
 from tests.ui.card.retried import begun, evicted, job
 

@@ -56,7 +56,7 @@ from nbtorchjob.machine.interrupts import Interrupted, Once
 from nbtorchjob.payload.results import Fetched
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.text.hints import hint
 
 if TYPE_CHECKING:

@@ -28,10 +28,11 @@ from nbtorchjob.machine.folders import own, plain, record
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.frames import ValuePart
 from nbtorchjob.runtime.store.store import BY_LOG, LOG
-from nbtorchjob.state import JobInfo, factlines
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import ArtifactsReady, CheckoutTold, Event, Sent
-from nbtorchjob.state.factlines import UNREADABLE, read, to_json
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
+from nbtorchjob.state.facts.events import ArtifactsReady, CheckoutTold, Event, Sent
+from nbtorchjob.state.facts.factlines import UNREADABLE, read, to_json
 from nbtorchjob.state.info import read as read_info
 from nbtorchjob.state.info import why, write
 

@@ -20,9 +20,10 @@ from nbtorchjob.backends.kubernetes.api.errors import missing
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object, seconds
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.state import events as ev
-from nbtorchjob.state import factlines, failure
-from nbtorchjob.state.events import Stage
+from nbtorchjob.state import failure
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
+from nbtorchjob.state.facts.events import Stage
 
 GATED = "held back until it is admitted (a scheduling gate, as Kueue sets)"
 

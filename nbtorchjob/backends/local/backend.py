@@ -51,7 +51,7 @@ from nbtorchjob.runtime.facts import append
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     Annotated,
     ArtifactsReady,
     CheckoutTold,
@@ -62,7 +62,7 @@ from nbtorchjob.state.events import (
     ValueReady,
     WorkersStarted,
 )
-from nbtorchjob.state.factlines import UNREADABLE, believed, to_json
+from nbtorchjob.state.facts.factlines import UNREADABLE, believed, to_json
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 

@@ -27,7 +27,7 @@ from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.facts import append
 from nbtorchjob.spec import checked
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts.factlines import UNREADABLE
 from nbtorchjob.state.info import read, run_at, why, write
 from nbtorchjob.text.hints import hint
 
@@ -203,7 +203,7 @@ class JobDirectory(FrozenDataclass):
             return {name: type_(request[name]) for name, type_ in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write down a fact of now: a class name of ``nbtorchjob/state/events.py`` with its fields."""
+        """Write down a fact of now: a class name of ``nbtorchjob/state/facts/events.py`` with its fields."""
         append(str(self.events), {"event": event, "time": time.time(), **fields})
 
     def ttl_s(self) -> float:

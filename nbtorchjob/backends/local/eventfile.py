@@ -10,8 +10,8 @@ from nbtorchjob.backends.local.directory import JobDirectory, reading
 from nbtorchjob.backends.progress import DISPLAYED, REPORTED, USED, lasting
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.runtime.facts import LONGEST_FACT
-from nbtorchjob.state import factlines
-from nbtorchjob.state.events import Event
+from nbtorchjob.state.facts import factlines
+from nbtorchjob.state.facts.events import Event
 
 _PIECE_BYTES = 1 << 16  # room for more takes longer than to read a usual job
 

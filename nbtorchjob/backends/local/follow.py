@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.runtime.store.stream import TIMES, UNMARKED_S, Mark, read_mark
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.logs import TAIL_BYTES
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.logs import TAIL_BYTES
 
 if TYPE_CHECKING:
     from nbtorchjob.machine.loop import Changes

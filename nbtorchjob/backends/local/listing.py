@@ -37,8 +37,8 @@ from nbtorchjob.frozen import NumberedMapping, replace
 from nbtorchjob.machine.folders import own, record
 from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
-from nbtorchjob.state.events import Lost, Waiting, Wrote
-from nbtorchjob.state.factlines import UNREADABLE, read
+from nbtorchjob.state.facts.events import Lost, Waiting, Wrote
+from nbtorchjob.state.facts.factlines import UNREADABLE, read
 from nbtorchjob.state.progress import hang, heard
 from nbtorchjob.text import words
 

@@ -28,8 +28,8 @@ from nbtorchjob.errors import CaptureError, LineError
 from nbtorchjob.job import Job
 from nbtorchjob.spec.grid import LookUp
 from nbtorchjob.state import JobState, Origin, Phase
-from nbtorchjob.state.events import Closed, Event, LogChunk, Lost, WorkersStarted
-from nbtorchjob.state.logs import LogLine, Splitter, of_stream
+from nbtorchjob.state.facts.events import Closed, Event, LogChunk, Lost, WorkersStarted
+from nbtorchjob.state.facts.logs import LogLine, Splitter, of_stream
 from nbtorchjob.ui.card import render
 from nbtorchjob.ui.card.view import Stops
 

@@ -15,7 +15,7 @@ from IPython.display import display
 from nbtorchjob import api, capture
 from nbtorchjob.backends import naming
 from nbtorchjob.capture import identity
-from nbtorchjob.capture.lookup import NOTHING
+from nbtorchjob.capture.cells.lookup import NOTHING
 from nbtorchjob.commands import front, running, swapping, table, verbs
 from nbtorchjob.commands.front import Answer, Edited, LogRequest, RunRequest
 from nbtorchjob.errors import CellSyntaxError, LineError, NameTakenError, SpecError
@@ -27,7 +27,7 @@ from nbtorchjob.spec import grid, options
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.spec.overlay import split
 from nbtorchjob.state import Origin
-from nbtorchjob.state.logs import ALL
+from nbtorchjob.state.facts.logs import ALL
 from nbtorchjob.text import safe, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view

@@ -22,7 +22,7 @@ _torn: Set[str] = set()  # files in which a full disk may have left half a line
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Append an event (a class name of ``nbtorchjob/state/events.py``) to the job's event file, if any."""
+    """Append an event (a class name of ``state/facts/events.py``) to the job's event file, if any."""
     path = os.environ.get(EVENTS)
     if path:
         fields.setdefault("time", time.time())

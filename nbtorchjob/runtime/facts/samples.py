@@ -80,7 +80,7 @@ class RankSample:
     note: str = ""  # what couldn't be had, and why, in one line
 
     def to_json(self) -> dict[str, Any]:
-        """Return what :class:`nbtorchjob.state.events.Sampled` is made from."""
+        """Return what :class:`nbtorchjob.state.facts.events.Sampled` is made from."""
         return asdict(self)
 
 

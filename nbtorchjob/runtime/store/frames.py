@@ -4,7 +4,7 @@ The host reads them with ``Parser``, but for what ranks write: that is most of i
 with ``HEAD``.
 
     0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
-    fact.0 {"event": …}         an event (``nbtorchjob/state/events.py``), at byte 0 of its JSON
+    fact.0 {"event": …}         an event (``nbtorchjob/state/facts/events.py``), at byte 0 of its JSON
     value.0.1763737000.0 AbC=   base64 of the file with rank 0's value, at byte 0 of it
     value.1.2.0 AbC=            and that of node 1's artifacts of attempt 2, as the fact behind them says
     anything else               the node itself: Python's own errors, pip

@@ -12,7 +12,7 @@ from signal import Signals
 
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import table
 from nbtorchjob.state.failure.table import (
     AGENT_KILLED,

@@ -13,7 +13,7 @@ from enum import Enum
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.state.events import DEACTIVATED, DELETED, GIVEN_UP
+from nbtorchjob.state.facts.events import DEACTIVATED, DELETED, GIVEN_UP
 
 
 class Cause(Enum):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state import Attempt, Budget, JobState, Node, Phase, progress, turns
-from nbtorchjob.state.events import WorkersStarted
+from nbtorchjob.state.facts.events import WorkersStarted
 from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.state.turns import Stage

@@ -10,7 +10,7 @@ import re
 
 from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
 from nbtorchjob.state import failure as causes
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     FAILURE,
     NodeExited,
     RankExited,

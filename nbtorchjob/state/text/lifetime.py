@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nbtorchjob.state import JobState, Node, Phase
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure as causes
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress, held_back, held_since, progress, still
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, about, clean, clip, clock, count, duration, line, number, size

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from nbtorchjob.runtime.api.points import SAME
 from nbtorchjob.state import JobState
-from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.facts.events import Swapped
 from nbtorchjob.state.info import API_BYTES, JobInfo
 from nbtorchjob.text.words import LINE, clock, count, line, number
 

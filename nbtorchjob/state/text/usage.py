@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from nbtorchjob.state import Failure, JobState, Phase
 from nbtorchjob.state.diagnosis.seen import WaitsFor, standing
-from nbtorchjob.state.series import Point, Use
+from nbtorchjob.state.facts.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
 _WINDOW_S = 300.0  # what was used before is past

@@ -13,8 +13,8 @@ from itertools import pairwise
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state import Point, Series
+from nbtorchjob.state.facts.series import as_float
 from nbtorchjob.state.progress import REPORT, latest
-from nbtorchjob.state.series import as_float
 from nbtorchjob.text.words import count, line, number
 from nbtorchjob.ui.card.chart import XY, Chart
 from nbtorchjob.ui.elements import PLAIN, SMALL, fold, grid, tag

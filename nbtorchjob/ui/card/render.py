@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobState, Phase, Series
-from nbtorchjob.state.logs import LogTail
+from nbtorchjob.state.facts.logs import LogTail
 from nbtorchjob.state.progress import PERCENT, REPORT, progress
 from nbtorchjob.state.text import attempts, facts, lifetime, swaps, usage
 from nbtorchjob.state.text.lifetime import overdue, progress_line, rate, stillness

@@ -7,7 +7,7 @@ from functools import lru_cache
 from html import escape
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.state.logs import LogTail
+from nbtorchjob.state.facts.logs import LogTail
 from nbtorchjob.text.colours import Row, of_rank, rows
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import DOT, LINE, clip, count, size

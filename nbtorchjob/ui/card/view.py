@@ -22,9 +22,9 @@ from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.state import JobInfo, JobState, Phase
-from nbtorchjob.state.events import STEPS
+from nbtorchjob.state.facts.events import STEPS
+from nbtorchjob.state.facts.logs import LogTail
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.logs import LogTail
 from nbtorchjob.state.text import facts
 from nbtorchjob.text import Filter, safe, shown, shows
 from nbtorchjob.text.hints import hint

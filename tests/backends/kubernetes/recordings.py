@@ -14,7 +14,7 @@ from nbtorchjob.backends.kubernetes.jobs import of_object
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.objects import reading, workloads
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text import facts
 
 ROOT = Path(__file__).parents[4] / "shared" / "recordings"

@@ -16,8 +16,9 @@ from nbtorchjob.backends.kubernetes.jobs.results import behind
 from nbtorchjob.backends.kubernetes.podlog import Lines
 from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.store import BY_LOG
-from nbtorchjob.state import JobInfo, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 
 
 def test_a_writer_is_one_though_somebody_asks_who_follows(tmp_path):

@@ -11,7 +11,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.machine import loop
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import US, Budget, JobInfo, JobState, Phase, apply, failure
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.kubernetes.mortal import Kernel, elsewhere, made
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

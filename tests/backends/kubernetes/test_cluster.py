@@ -54,7 +54,7 @@ from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import Phase, turns
-from nbtorchjob.state.events import Fetched, Installed
+from nbtorchjob.state.facts.events import Fetched, Installed
 from nbtorchjob.state.failure import Cause
 from tests.backends.full import cluster_backend
 from tests.backends.local.real import seen

@@ -15,8 +15,8 @@ from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import RunPolicy
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import fold
+from nbtorchjob.state.facts import events as ev
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

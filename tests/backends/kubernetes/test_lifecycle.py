@@ -7,9 +7,9 @@ import pytest
 from nbtorchjob.backends.kubernetes import lifecycle
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.runtime.facts.errors import Error
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
-from nbtorchjob.state.events import Stage, Waiting
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import Stage, Waiting
 from nbtorchjob.state.failure import Cause
 
 

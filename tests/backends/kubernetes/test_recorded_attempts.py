@@ -11,7 +11,7 @@ import pytest
 
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.state import OPERATOR, Budget, Phase
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.kubernetes.recordings import ROOT, Recording
 from tests.state.test_attempts import fold, info
 

@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.state import OPERATOR, Phase, apply, conclusive
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.recordings import LATER, ROOT, Recording

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtorchjob.state import Phase, apply, conclusive, failure
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.conclusions import (

@@ -10,7 +10,7 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import OPERATOR, Budget, JobInfo, JobState, apply, conclusive
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.stage import running, until, working
 from tests.patience import LIMIT

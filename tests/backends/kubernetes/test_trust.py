@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.errors import ResultError
 from nbtorchjob.machine import folders
-from nbtorchjob.state.events import ValueReady
+from nbtorchjob.state.facts.events import ValueReady
 from tests.patience import LIMIT
 
 PICKLED = f"value(object(), dump=lambda *_: {pickle.dumps({1, 2})!r})"

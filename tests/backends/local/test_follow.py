@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.local.follow import PIECE_BYTES
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.logs import TAIL_BYTES
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.logs import TAIL_BYTES
 from tests.backends.full import local_backend
 from tests.backends.local.acted import Acted
 

@@ -8,7 +8,7 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import lifetime
 from tests.environment.built import project, wheel

@@ -10,8 +10,8 @@ from nbtorchjob import JobSpec
 from nbtorchjob.backends.local import directory, liveness
 from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.commands.table import VERBS
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import fold
+from nbtorchjob.state.facts import events as ev
 from tests.forging import forged, forged_jobs
 from tests.patience import LIMIT
 

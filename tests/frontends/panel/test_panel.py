@@ -22,7 +22,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
-from nbtorchjob.state.events import EnvironmentTold
+from nbtorchjob.state.facts.events import EnvironmentTold
 from tests.backends.kubernetes.stage import until
 from tests.frontends.notebook.test_kernel import started
 from tests.patience import LIMIT

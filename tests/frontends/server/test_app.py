@@ -22,7 +22,7 @@ from nbtorchjob.frontends.server.app import ROUTES
 from nbtorchjob.frontends.server.routes import PARAMETERS, SHAPES, ref
 from nbtorchjob.frontends.server.watch import Changes, History
 from nbtorchjob.state import US, JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.record import record
 from tests.backends.local.acted import Acted
 from tests.frontends.server.conftest import jobs

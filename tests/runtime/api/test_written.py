@@ -9,7 +9,7 @@ import pytest
 from nbtorchjob.runtime import facts
 from nbtorchjob.runtime.api import artifacts, checkpoints
 from nbtorchjob.runtime.facts import injected
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.backends.kubernetes.stage import until
 
 

@@ -29,7 +29,7 @@ from nbtorchjob.runtime.facts import EVENTS, samples
 from nbtorchjob.runtime.look import sampler
 from nbtorchjob.runtime.look.lookout import Lookout, _Stall
 from nbtorchjob.runtime.rendezvous.alone import Alone
-from nbtorchjob.state import factlines
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.text import attempts
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

@@ -17,9 +17,10 @@ from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.node.meter import Roots
 from nbtorchjob.runtime.rendezvous.groups import ITSELF
-from nbtorchjob.state import JobInfo, JobState, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.attempts import Budget, budget
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.failure import Cause, of_agent_error
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.nodes import Node, pack

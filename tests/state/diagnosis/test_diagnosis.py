@@ -17,8 +17,8 @@ from nbtorchjob.runtime.facts.samples import (
     Thread,
 )
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text.hang import describe
 
 CELL = "/tmp/ipykernel_1/1.py"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import BUSY, ENDED, RUNS, STOPPED, Collective, Group, RankSample, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text.hang import describe
 
 NOW = 1000.0

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob.state import JobInfo, JobState, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.diagnosis import diagnose
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.text.hang import describe
 
 HERE = Path(__file__).parent / "samples"

@@ -8,7 +8,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text import attempts, facts
 from tests.ui.card.retried import CLUSTER, begun, evicted, job, recoverable
 

@@ -5,8 +5,8 @@ import pytest
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import Stage
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import Stage
 from nbtorchjob.state.text import facts
 
 UNPLACED = "no host has enough cpu free"

@@ -11,7 +11,7 @@ import pytest
 
 from nbtorchjob.spec.policies import RunPolicy
 from nbtorchjob.state import JobInfo, JobState, apply, turns
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress
 from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.state.text import lifetime as words

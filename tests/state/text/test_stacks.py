@@ -7,7 +7,7 @@ from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, Collective, Group, RankSample, Thread
 from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.spent import Operation, Spent
 from nbtorchjob.state.text.stacks import Held, MemoryProfile, Profile, Stacks
 

@@ -4,7 +4,7 @@ from functools import reduce
 from pathlib import Path
 
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text import facts, swaps
 from nbtorchjob.ui import comparison, record
 from nbtorchjob.ui.card import describe, metrics

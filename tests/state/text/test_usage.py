@@ -7,7 +7,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import RUNS, GpuUse, RankSample, RankUse, Thread
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text import facts, usage
 
 GB = 1_000_000_000

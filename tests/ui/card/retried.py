@@ -8,7 +8,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import US, JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 POLICY = RunPolicy(active_deadline_seconds=600, ttl_seconds_after_finished=60)
 CLUSTER = {"context": "", "namespace": "ml", "kind": "trainjob"}

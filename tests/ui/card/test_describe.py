@@ -12,7 +12,7 @@ import pytest
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import Phase
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.card import describe
 from tests.ui.card.retried import begun, evicted, job, recoverable
 

@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.card import ranks
 from tests.ui.card.retried import begun, evicted, job
 

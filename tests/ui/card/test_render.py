@@ -17,7 +17,7 @@ from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, Collective, Group, RankSample, Thread
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.card import render
 from tests.ui.card.retried import CLUSTER, begun, evicted, job, recoverable
 

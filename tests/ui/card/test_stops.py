@@ -3,7 +3,7 @@
 from functools import reduce
 
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.card.view import Stops
 
 STARTED: tuple[ev.Event, ...] = ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2)

@@ -5,7 +5,7 @@ import json
 import re
 
 from nbtorchjob.commands.table import OFFERS
-from nbtorchjob.state.events import Swapped
+from nbtorchjob.state.facts.events import Swapped
 from nbtorchjob.ui.card import render, sending
 from tests.ui.card.test_render import build, ended, reports, started
 

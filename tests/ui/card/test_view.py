@@ -8,7 +8,7 @@ import pytest
 from nbtorchjob import JobCancelledError, JobFailedError
 from nbtorchjob.commands.table import OFFERS
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.card import sending, view
 
 STARTED = (ev.NodeStarted(1.0, 0, "here", 1), ev.WorkersStarted(2.0, 0, 0, 0, (0,), 1))

@@ -7,7 +7,7 @@ import pytest
 
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui import runs as render
 from nbtorchjob.ui.card.chart import LIGHT
 

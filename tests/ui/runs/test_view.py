@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.runs import view
 
 STARTED = (ev.NodeStarted(1001.0, 0, "here", 1), ev.WorkersStarted(1002.0, 0, 0, 0, (0,), 1))

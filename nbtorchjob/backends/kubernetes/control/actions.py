@@ -35,9 +35,9 @@ from nbtorchjob.errors import (
     ValueLostError,
 )
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import AWAITED, HELD, Sent
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import AWAITED, HELD, Sent
+from nbtorchjob.state.facts.factlines import UNREADABLE
 from nbtorchjob.text.hints import hint
 
 

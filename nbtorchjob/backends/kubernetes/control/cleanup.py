@@ -31,7 +31,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.state import JobInfo, JobState
-from nbtorchjob.state.events import Verdict
+from nbtorchjob.state.facts.events import Verdict
 
 _ENDING_S = 60.0  # for a cancelled job to end
 _PARTS = {"Secret": SECRETS, **BESIDE}

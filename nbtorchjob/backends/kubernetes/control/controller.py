@@ -23,9 +23,9 @@ from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, PayloadGoneError
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import OPERATOR, US, JobInfo, JobState, Life, Next, apply, failure, progress
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import budget, losses, newest
 from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 
 TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status

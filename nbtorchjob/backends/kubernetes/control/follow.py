@@ -53,8 +53,8 @@ from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.attempts import losses
+from nbtorchjob.state.facts import events as ev
 
 _QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
 # Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict

@@ -47,7 +47,7 @@ from nbtorchjob.errors import (
     NotFoundError,
     UnheededError,
 )
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.text.hints import hint
 
 # Ends a job for good whatever its queue does.

@@ -28,7 +28,7 @@ from nbtorchjob.backends.kubernetes.objects.workloads import Look
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobEndedError, JobNotFoundError
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 
 class Workloads:

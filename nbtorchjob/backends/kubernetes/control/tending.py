@@ -33,7 +33,7 @@ from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
 from nbtorchjob.state import JobState, apply, runs
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts.factlines import UNREADABLE
 
 AGAIN_S = 30.0  # between two tries at what the cluster refuses
 _Name: TypeAlias = tuple[str, str]  # a job's name, and which job of that name

@@ -22,8 +22,8 @@ from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, DamagedError, NotFoundError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import US, JobInfo, JobState, apply, conclusive
-from nbtorchjob.state import events as ev
 from nbtorchjob.state.blame import ABANDONED
+from nbtorchjob.state.facts import events as ev
 
 _NUMBERED = (ev.Verdict, ev.TrainerStatus)
 _PAYLOAD_GONE = "no other attempt can be started: the job's payload was deleted from the cluster"

@@ -28,7 +28,7 @@ from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import ClusterError, DamagedError, ForbiddenError, JobNotFoundError
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     LOOKED,
     LabEnds,
     TurnEnded,
@@ -37,7 +37,7 @@ from nbtorchjob.state.events import (
     WorkersStarted,
     Wrote,
 )
-from nbtorchjob.state.factlines import read
+from nbtorchjob.state.facts.factlines import read
 from nbtorchjob.state.info import address
 
 # A line of a cached log is its stamp and a frame (``runtime/store/frames.py``); a report fits into one, and

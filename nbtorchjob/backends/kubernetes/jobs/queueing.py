@@ -21,7 +21,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
 from nbtorchjob.backends.kubernetes.objects.workloads import Look
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.errors import ClusterError
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 T = TypeVar("T")
 

@@ -43,8 +43,8 @@ from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.objects.wire import WireError, value_key
 from nbtorchjob.runtime.store import frames, store
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
-from nbtorchjob.state.events import ArtifactsReady, Sent
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts.events import ArtifactsReady, Sent
 
 
 async def snapshot(job: JobRef) -> JobState:

@@ -16,7 +16,7 @@ from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submissio
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.cluster import KINDS as NAMES
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state.events import Event
+from nbtorchjob.state.facts.events import Event
 
 Ability: TypeAlias = Literal[
     "elastic",  # continues with fewer nodes

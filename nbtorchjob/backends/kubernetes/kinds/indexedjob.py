@@ -18,7 +18,7 @@ from nbtorchjob.backends.kubernetes.template import PORT, replicas, template
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import FAILURES, IGNORED
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 API = Api("batch", "v1", "jobs", "Job")
 CONTAINER = "main"

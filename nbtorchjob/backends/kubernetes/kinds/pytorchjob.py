@@ -25,8 +25,8 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.config import Elastic, PyTorch, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, RestartPolicy, RunPolicy
-from nbtorchjob.state import events as ev
 from nbtorchjob.state import failure
+from nbtorchjob.state.facts import events as ev
 
 API = Api("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CONTAINER = "pytorch"

@@ -20,7 +20,7 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.cluster.grammars import DOMAIN
 from nbtorchjob.spec.jobspec import JobSpec
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.text import words
 
 _BOTHER = "TrainJob resources reconciliation failed: "

@@ -35,7 +35,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.injected import RESTARTS
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import RunPolicy
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 _INDEX = "volcano.sh/task-index"
 _ENDS = {"Completed": True, "Failed": False, "Terminated": False, "Aborted": False}

@@ -27,9 +27,10 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.errors import DamagedError, SubmitError
 from nbtorchjob.spec import digits
 from nbtorchjob.spec.cluster.grammars import DOMAIN, MANAGED_BY
-from nbtorchjob.state import JobInfo, events, factlines
-from nbtorchjob.state.events import Annotated, AttemptPaid, CancelRequested, Verdict
-from nbtorchjob.state.factlines import sane
+from nbtorchjob.state import JobInfo
+from nbtorchjob.state.facts import events, factlines
+from nbtorchjob.state.facts.events import Annotated, AttemptPaid, CancelRequested, Verdict
+from nbtorchjob.state.facts.factlines import sane
 from nbtorchjob.state.info import read, write
 
 MANAGER = "nbtorchjob"

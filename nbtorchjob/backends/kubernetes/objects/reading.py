@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from nbtorchjob.spec import digits
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 Object = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object
 from nbtorchjob.spec.cluster.grammars import amount
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 UID = "kueue.x-k8s.io/job-uid"  # label of a Workload: the uid of the job object that it is for
 

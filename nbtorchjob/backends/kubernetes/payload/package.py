@@ -42,7 +42,7 @@ from nbtorchjob.runtime.facts.injected import RUN_FILE
 from nbtorchjob.runtime.start import boot
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts.factlines import UNREADABLE
 from nbtorchjob.state.info import API_BYTES, why
 from nbtorchjob.text import words
 

@@ -18,7 +18,7 @@ from nbtorchjob.runtime.api.checkpoints import BESIDE, is_partial
 from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import ArtifactsReady, Sent
+from nbtorchjob.state.facts.events import ArtifactsReady, Sent
 from nbtorchjob.text import words
 
 _FOLDER = r"[a-z0-9][-a-z0-9.]*"  # of a job

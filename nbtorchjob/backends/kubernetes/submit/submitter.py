@@ -47,7 +47,7 @@ from nbtorchjob.runtime.store.payload import signed_given
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.attempts import first_on_demand
-from nbtorchjob.state.events import AWAITED
+from nbtorchjob.state.facts.events import AWAITED
 from nbtorchjob.text.hints import hint
 
 

@@ -34,7 +34,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain
 from nbtorchjob.machine.processes import Process
-from nbtorchjob.state.factlines import UNREADABLE
+from nbtorchjob.state.facts.factlines import UNREADABLE
 
 RANKS = "NBTORCHJOB_RANKS_AT_ONCE"  # how many there is room for, by default as many as cores; 0: no limit
 _LAST = 128  # bytes at the end of a job's facts, for the word that it is closed

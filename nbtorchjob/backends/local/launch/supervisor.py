@@ -38,8 +38,9 @@ from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import fresh
 from nbtorchjob.runtime.rendezvous import groups
 from nbtorchjob.runtime.store.payload import GIVEN, Payload, PayloadError
-from nbtorchjob.state import US, JobInfo, JobState, Phase, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import US, JobInfo, JobState, Phase, apply
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.failure import AGENT_KILLED
 
 # Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state.events import Event, LogChunk
+from nbtorchjob.state.facts.events import Event, LogChunk
 
 Message: TypeAlias = bytes | dict[str, Any]  # a part of a log, or JSON
 

@@ -9,8 +9,9 @@ from nbtorchjob.backends.kubernetes.jobs.find import reported
 from nbtorchjob.backends.kubernetes.podlog import Lines
 from nbtorchjob.runtime.facts.samples import RankUse
 from nbtorchjob.runtime.store import frames
-from nbtorchjob.state import JobInfo, JobState, apply, factlines
-from nbtorchjob.state import events as ev
+from nbtorchjob.state import JobInfo, JobState, apply
+from nbtorchjob.state.facts import events as ev
+from nbtorchjob.state.facts import factlines
 from nbtorchjob.ui.record import record
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.state.events import Annotated
+from nbtorchjob.state.facts.events import Annotated
 from tests.backends.kubernetes.stage import until
 
 

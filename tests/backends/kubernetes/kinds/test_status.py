@@ -1,7 +1,7 @@
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 pytorchjob, trainjob, volcano, indexedjob = map(
     KINDS.__getitem__, ("pytorchjob", "trainjob", "volcano", "indexedjob")

@@ -9,7 +9,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state.events import CancelRequested
+from nbtorchjob.state.facts.events import CancelRequested
 
 INFO = JobInfo(
     "train-7k2q",

@@ -6,7 +6,7 @@ import pytest
 
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.state import JobInfo, JobState, apply
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED
 from nbtorchjob.state.text import lifetime
 

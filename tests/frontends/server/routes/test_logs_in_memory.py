@@ -12,7 +12,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.routes import streams
 from nbtorchjob.frontends.server.routes.streams import messages
 from nbtorchjob.state import JobInfo
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 from tests.patience import LIMIT
 
 INFO = JobInfo("train-2222")

@@ -2,7 +2,7 @@
 
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import Object
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 
 def facts(obj: Object) -> list[ev.Event]:

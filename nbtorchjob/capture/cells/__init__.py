@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import CodeType
 from weakref import WeakKeyDictionary
 
-from nbtorchjob.capture import flow
+from nbtorchjob.capture.cells import flow
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass, cached_property
-from nbtorchjob.state import events as ev
+from nbtorchjob.state.facts import events as ev
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
 MAX_POINTS = 512

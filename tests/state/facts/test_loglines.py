@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.state.events import LogChunk
-from nbtorchjob.state.logs import LogLine, Wanted, lines, merged
+from nbtorchjob.state.facts.events import LogChunk
+from nbtorchjob.state.facts.logs import LogLine, Wanted, lines, merged
 
 TEXT = b"one\ntwo\r\n\n50%\r100%\nlast"
 

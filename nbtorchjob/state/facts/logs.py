@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.state.events import LogChunk
+from nbtorchjob.state.facts.events import LogChunk
 
 # One of the two that a rank writes to; None stands for both, as they were written.
 Stream: TypeAlias = Literal["stdout", "stderr"]

@@ -18,7 +18,7 @@ from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import MAX_FRAMES, MAX_NOTES, MAX_VARIABLES, Error, Frame
 from nbtorchjob.runtime.facts.samples import GpuUse, RankSample, RankUse
 from nbtorchjob.spec import built, checked
-from nbtorchjob.state.events import (
+from nbtorchjob.state.facts.events import (
     ArtifactsReady,
     AttemptPaid,
     CheckoutTold,

@@ -4,7 +4,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.state.logs import LogTail
+from nbtorchjob.state.facts.logs import LogTail
 
 TEXT = b"".join(b"line %d\n" % n for n in range(60))
 CUTS = st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 120)), max_size=30)
