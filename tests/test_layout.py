@@ -81,6 +81,12 @@ def python(code):
     return done.stdout
 
 
+def test_no_folder_has_more_than_twelve_modules_side_by_side():
+    folders = [path.parent for path in (ROOT / "nbtorchjob").rglob("*.py") if path.name != "__init__.py"]
+
+    assert [folder.name for folder in {*folders} if folders.count(folder) > 12] == []
+
+
 def test_the_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
