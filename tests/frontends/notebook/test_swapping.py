@@ -19,12 +19,12 @@ def loss():
 out, step = [], 0
 while True:
     out.append(loss())
-    report(step=step, value=out[-1])
-    step += 1
-    time.sleep(0.01)
     if os.path.exists({go!r}):
         break
-    swap_point()  # what is swapped here runs once at least
+    report(step=step, value=out[-1])  # what is swapped here, or below, runs once at least
+    step += 1
+    time.sleep(0.01)
+    swap_point()
 [value for at, value in enumerate(out) if at == 0 or value != out[at - 1]]
 """
 
