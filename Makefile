@@ -51,7 +51,7 @@ layers: $(STAMP)
 pure: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not torch and not kernel and not pods"
 
-# Three workers a core: most of the time tests wait, for processes and for clocks. Not loadfile: xdist 3.8 then
+# Three workers for each of two cores: tests mostly wait, for processes and for clocks. Not loadfile: xdist 3.8 then
 # gives the test that crashed a worker to the next one, and so on. In which order: tests/distribution.py.
 unit: $(VENV)/compiled
 	$(BIN)/pytest -n 6 --dist worksteal --look-twice

@@ -53,7 +53,7 @@ def seconds(tests: Iterable[pytest.Item]) -> float:
 
 @pytest.fixture(autouse=True)
 def marked_if_it_starts_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Refuse ranks to a test without a mark: `make check` would run it, and a worker come to it late."""
+    """Refuse ranks to a test without a mark: `make check` would run it, and a worker would reach it late."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("this test starts ranks: mark it with pytest.mark.torch")

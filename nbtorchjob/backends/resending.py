@@ -228,16 +228,16 @@ class Kept:
 def unfinished() -> Iterator[JobInfo]:
     """Yield the jobs of pools that were sent from this machine, and that nobody has seen to be over.
 
-    They come in the order in which they were sent: followed in another one, a later job may be sent again
-    before an earlier one has its mark.
+    They come in the order of their numbers: followed in another order, a later job could be sent again before
+    an earlier one has its mark.
     """
-    payloads: dict[Path, float] = {}
+    numbered: list[tuple[int, Path]] = []
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
-        with suppress(OSError):
-            payloads[payload] = payload.stat().st_mtime
-    for payload in sorted(payloads, key=payloads.__getitem__):
+        with suppress(OSError):  # one without a record was never sent
+            numbered.append((int(Kept(payload.parent).record["question"].get("number", 0)), payload.parent))
+    for _, folder in sorted(numbered):
         with suppress(OSError, DamagedError):
-            yield read((payload.parent / _INFO).read_bytes(), "kubernetes", payload.parent.name)
+            yield read((folder / _INFO).read_bytes(), "kubernetes", folder.name)
 
 
 _names: dict[Path, str] = {}  # what this process is called beside the jobs of a pool, by its folder

@@ -1,4 +1,4 @@
-"""What the threads of one process share, or have each of its own: made anew, it serves those of another.
+"""What threads of one process share, and what each has of its own: made anew, it serves those of another.
 
 Locks, and what is built on them, travel while no thread uses them: what holds a lock here, or waits for
 something, isn't there to end that.
