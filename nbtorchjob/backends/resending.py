@@ -24,6 +24,7 @@ holds up nobody. The lead sorts those that wait by their numbers.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -62,6 +63,7 @@ from nbtorchjob.state.turns import View
 _LOOK_S = 0.1
 _FOLDER = "pools"  # in the state folder: below it one for each pool, and there one for each of its jobs
 _RECORD = "sent.json"
+_WRITTEN = frozenset(("question", "times", "round", "attempt", "past"))
 _PAYLOAD = "payload"
 _INFO = "info.json"
 _CANCELLED = "cancelled"
@@ -159,9 +161,21 @@ class Kept:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was written down last. Raises ``OSError`` where it isn't there."""
-        record: dict[str, Any] = json.loads((self._folder / _RECORD).read_bytes())
-        return record
+        """What was written down last. Raises ``OSError`` where it isn't there, or is damaged.
+
+        Not every file system has the content of a renamed file on its disk when the power fails.
+        """
+        written = (self._folder / _RECORD).read_bytes()
+        with suppress(ValueError):
+            record = json.loads(written)
+            if isinstance(record, dict) and record.keys() >= _WRITTEN:
+                return record
+        raise OSError(errno.EIO, "its record is damaged", str(self._folder / _RECORD))
+
+    @property
+    def number(self) -> int:
+        """That of the job among its pool's; 0 where its sender gave it none. Raises ``OSError``."""
+        return int(self.record["question"].get("number", 0))
 
     @property
     def payload(self) -> bytes:
@@ -213,7 +227,7 @@ class Kept:
                 return None
             marks = self._folder.glob(f"{_BY}*") if record.get("due", 0.0) <= time.time() else ()
             if any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in marks):
-                return int(record["question"].get("number", 0))
+                return self.number
         return 0
 
     def over(self, round_: int, end: Sequence[Event]) -> None:
@@ -233,8 +247,8 @@ def unfinished() -> Iterator[JobInfo]:
     """
     numbered: list[tuple[int, Path]] = []
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
-        with suppress(OSError):  # one without a record was never sent
-            numbered.append((int(Kept(payload.parent).record["question"].get("number", 0)), payload.parent))
+        with suppress(OSError):
+            numbered.append((Kept(payload.parent).number, payload.parent))
     for _, folder in sorted(numbered):
         with suppress(OSError, DamagedError):
             yield read((folder / _INFO).read_bytes(), "kubernetes", folder.name)
@@ -509,8 +523,7 @@ class Sent:
         """Whether others go first; that is asked again as it is sent."""
         with suppress(OSError):
             if self._kept is not None:
-                number = self._kept.record["question"].get("number", 0)
-                return is_behind(lab.info.run, number, lab.round)
+                return is_behind(lab.info.run, self._kept.number, lab.round)
         return False
 
     def _pause(self, kept: Kept, lost: Taken, plan: Plan) -> None:

@@ -29,6 +29,7 @@ from tests.state.test_turns import BEGUN, POOL, base, known, ran, taken
 
 LAB = known(*BEGUN, info=POOL)
 BEFORE, AFTER = Taken(LAB, 5, Since(None, None)), Taken(LAB, 7, Since(None, None))
+RECORD = {"question": {}, "times": 1, "round": 5, "attempt": 1, "past": []}
 AGAIN = Error("RecoverableError", "again", recoverable=True, time=150.1)
 LOST = [
     taken(5, 100.0, "c1"),
@@ -95,8 +96,7 @@ def kept(tmp_path, monkeypatch):
     """Return what keeps a job as its sender does."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
-    record = {"question": {}, "times": 1, "round": 5, "attempt": 1, "past": []}
-    return lambda info: Kept.made(info, POOL.run, "c1", memoryview(b"payload"), record)
+    return lambda info: Kept.made(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
 
 
 def sends(backend):
@@ -313,10 +313,9 @@ def test_budgets_that_make_no_sense_are_none(retry):
 @pytest.mark.parametrize("how", ["is sent", "pauses", "is followed by nobody"])
 def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how):
     first, later, order = job(), job("2"), []
-    record = {"times": 1, "round": 5, "attempt": 1, "past": []}
     keeps = [
         Kept.made(
-            info, POOL.run, f"c{number}", memoryview(b"whole"), {**record, "question": {"number": number}}
+            info, POOL.run, f"c{number}", memoryview(b"whole"), {**RECORD, "question": {"number": number}}
         )
         for number, info in ((1, first), (2, later))
     ]
@@ -462,8 +461,8 @@ def test_a_fork_that_outlives_its_kernel_follows_no_job(kept, tmp_path):
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
 @pytest.mark.usefixtures("kept")
 def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
-    Kept.made(job(), "other", "c1", memoryview(b"whole"), {"round": 5})
-    Kept.made(job(), "pool", "c2", memoryview(b"whole"), {"round": 5})
+    Kept.made(job(), "other", "c1", memoryview(b"whole"), RECORD)
+    Kept.made(job(), "pool", "c2", memoryview(b"whole"), RECORD)
 
     assert Kept.of("other", "c1", "lab/c1") is not None
     assert Kept.of(pool, id_, "lab/c1") is None
@@ -471,7 +470,7 @@ def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
 
 @pytest.mark.usefixtures("kept")
 def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
-    Kept.made(job(), "other", "c1", memoryview(b"whole"), {"round": 5})
+    Kept.made(job(), "other", "c1", memoryview(b"whole"), RECORD)
     asked = []
 
     def refuse(name):
@@ -483,6 +482,22 @@ def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
     sender.look()
     sender.look()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("record", [b"", b"\0" * 64, b"[]", b'{"round": 5}', b'{"question": '], ids=repr)
+def test_a_record_that_a_power_cut_damaged_hides_no_other_job(kept, tmp_path, record):
+    lost, whole = job(), job("2")
+    keeps = kept(lost)
+    Kept.made(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
+    (written,) = tmp_path.glob("pools/*/c1/sent.json")
+    written.write_bytes(record)
+
+    assert [info.id for info in resending.unfinished()] == [whole.id]
+    assert not resending.is_behind(POOL.run, 3, 5)
+    sent = Sent(lost, Taken(LAB, 5, Since(None, None)), kept=keeps)
+    sent.take_up(lambda *sending: AFTER)
+    assert sent.attempt == 1
+    sent.over()
 
 
 def test_a_job_of_a_pool_that_is_gone_is_not_taken_for_one_of_a_pool_of_that_name(monkeypatch):
