@@ -200,7 +200,9 @@ def _meta(namespace: str, name: str = NAME) -> dict[str, Any]:
 def _yaml(obj: Mapping[str, Any]) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(obj, sort_keys=False, width=1 << 22)
+    # That of libyaml, which PyYAML's wheels have: 2 MB take 20 ms, and 0.8 s in Python.
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(obj, Dumper=dumper, sort_keys=False, width=1 << 22)
     return text
 
 

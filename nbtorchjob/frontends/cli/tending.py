@@ -81,7 +81,7 @@ def _write_base(folder: Path, manifests: str) -> None:
 
     files = {}
     for text in manifests.split("---\n"):
-        body = yaml.safe_load(text)
+        body = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         name = f"{body['kind']}-{body['metadata'].get('namespace', '')}-{body['metadata']['name']}"
         files[f"{re.sub('[^a-z0-9]+', '-', name.lower())}.yaml"] = text
     listed = "".join(f"  - {name}\n" for name in files)
