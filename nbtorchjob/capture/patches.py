@@ -36,8 +36,8 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
     for package in [*_looks]:
         if package not in sys.modules:
             _looks.pop(package, None)  # another thread may capture something, too
-    for package in dict.fromkeys(("builtins", *sorted(tops))):
-        spaces, look = _spaces(package), _looks.get(package)
+    for package, spaces in _spaces(tops).items():
+        look = _looks.get(package)
         if look is None or not look.holds(spaces):
             look = _looks[package] = _Look(package, spaces)
         for name in look.suspects:
@@ -45,16 +45,14 @@ def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
 
 
-def _spaces(package: str) -> dict[str, dict[str, Any]]:
-    """Return the variables of the installed modules of a package, by the modules' names."""
-    if package == "builtins":
-        return {package: vars(builtins)}
-    below = f"{package}."
-    return {
-        name: importable.attributes(module)
-        for name, module in sys.modules.copy().items()
-        if (name == package or name.startswith(below)) and importable.installed(module)
-    }
+def _spaces(packages: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the variables of builtins, and of the installed modules of packages by the modules' names."""
+    spaces: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in ("builtins", *sorted(packages))}
+    for name, module in sys.modules.copy().items():  # there may be thousands
+        package = name.partition(".")[0]
+        if package in spaces and importable.installed(module):
+            spaces[package][name] = importable.attributes(module)
+    return {**spaces, "builtins": {"builtins": vars(builtins)}}
 
 
 def _patches(name: str, space: Mapping[str, Any], captured: Mapping[str, Any], *, top: bool) -> list[str]:
@@ -125,8 +123,8 @@ class _Look:
         self._remember(spaces)
         partials = any(type(value) is partial for value in [*spaces.get(package, {}).values()])
         if partials or self._has_patches():
-            found = (name for name, space in spaces.items() if _patches(name, space, {}, top=False))
-            self.suspects = [*dict.fromkeys((*found, *([package] if partials else [])))]
+            with_patches = (name for name, space in spaces.items() if _patches(name, space, {}, top=False))
+            self.suspects = [*dict.fromkeys((*with_patches, *([package] if partials else [])))]
             self._remember({name: spaces[name] for name in spaces if name not in self.suspects})
 
     def _remember(self, spaces: Mapping[str, dict[str, Any]]) -> None:
@@ -143,9 +141,9 @@ class _Look:
         self._is_other = [*map(not_, self._is_definition)]
         self._definitions = [*compress(values, self._is_definition)]
         self._types = [*compress(kinds, self._is_other)]
-        functions = [each for each in map(_function, self._definitions) if type(each) is FunctionType]
-        self._globals = [*{id(each.__globals__): each.__globals__ for each in functions}.values()]
-        self._classes = [*{id(each): each for each in self._definitions if _can_change(each)}.values()]
+        functions = [value for value in map(_function, self._definitions) if type(value) is FunctionType]
+        self._globals = [*{id(f.__globals__): f.__globals__ for f in functions}.values()]
+        self._classes = [*{id(value): value for value in self._definitions if _can_change(value)}.values()]
         self._homes = self._homes_now()
         self._calls = any(map(_is_callable_of_notebook, {id(kind): kind for kind in self._types}.values()))
 
