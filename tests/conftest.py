@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import urllib.request
+from itertools import takewhile
 
 import pytest
 from hypothesis import settings
@@ -169,14 +170,15 @@ def clean_environment(no_more_builtins, monkeypatch, tmp_path):
     home.mkdir()
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder of its script
-    before, modules = dict(os.environ), {*sys.modules}
+    before, newest = dict(os.environ), next(reversed(sys.modules))
     yield
     # What code under test sets of itself: with a variable for torch, each job after it would start cold.
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
-    # What was imported from that folder: another test may make a module of the same name.
-    for name in sys.modules.keys() - modules:
+    # What was imported from that folder: another test may make a module of the same name. Of thousands of
+    # modules only those are looked at that came since.
+    for name in [*takewhile(lambda name: name != newest, reversed(sys.modules))]:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
