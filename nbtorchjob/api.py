@@ -164,7 +164,7 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     import difflib  # late: a name that is known needs none
 
     known = job_names()
-    runs = [each for each in known if naming.is_in_group(each, _spelled(name))]
+    runs = [job for job in known if naming.is_in_group(job, _spelled(name))]
     if runs:
         said = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
         raise JobNotFoundError(said)
@@ -311,7 +311,7 @@ def map(
     at_least: int = 1,
     largest: str | Sequence[str] = (),
 ) -> Runs[T]:
-    """Run ``fn(**each)`` as a job for each of ``given``; return their handles at once.
+    """Run ``fn(**arguments)`` as a job for each mapping in ``parameters``; return their handles at once.
 
     They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
     ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
@@ -402,7 +402,7 @@ class TorchJobFunction(Generic[P, T]):
         return _submit(self.fn, args, kwargs, self.spec)
 
     def map(self, parameters: Iterable[Mapping[str, Any]], **more: Any) -> Runs[T]:
-        """Run as a job for each of ``given``, as :func:`nbtorchjob.map` does, which takes the same."""
+        """Run as a job for each mapping in ``parameters``; takes what :func:`nbtorchjob.map` takes."""
         return map(self.fn, parameters, spec=self.spec, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -393,8 +393,8 @@ class Lab:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
                 # It may have been taken as its sender was interrupted.
-                told = self._heard(id_) if was_taken else turns.sent(self.state, id_)
-                if told is not None:
+                turn_fact = self._heard(id_) if was_taken else turns.sent(self.state, id_)
+                if turn_fact is not None:
                     self._turns.cancel(f"{self.info.address}{MARK}{id_}")
             raise
         labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
@@ -429,10 +429,10 @@ class Lab:
         return Job(self._turns, info, trust=self.trust), int(reply["base"])
 
     def _again(
-        self, question: Mapping[str, Any], data: memoryview, times: int, told: Mapping[str, Any]
+        self, question: Mapping[str, Any], data: memoryview, times: int, attempts: Mapping[str, Any]
     ) -> Taken:
         """Send a job of a pool for that time, with what its lead is to tell of its attempts."""
-        asked = {**question, "id": turns.again(question["id"], times), **told}
+        asked = {**question, "id": turns.again(question["id"], times), **attempts}
         since = self._turns.now(self.info)
         try:
             before, reply = self._sent(asked, data, lambda text: None)

@@ -322,8 +322,8 @@ class Reader:
         yield offset if record["from"] == offset else 0
         while isinstance(part := self._talk.receive(_PART_S), bytes):
             yield part
-        told = _told(part)
-        self.end = str(told.get("sha256")), told.get("changed") is True
+        last = _told(part)
+        self.end = str(last.get("sha256")), last.get("changed") is True
 
 
 def _told(record: Mapping[str, Any] | None) -> Mapping[str, Any]:

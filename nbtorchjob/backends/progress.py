@@ -47,9 +47,9 @@ def lasting(lines: list[bytes]) -> list[bytes]:
     to read and fold a line takes four times as long as to see that.
     """
     reports = [(line, _plain(line) if line.startswith(REPORTED) else None) for line in lines]
-    told = [(match[1], match[2], int(match[3])) for _, match in reports if match]
+    places = [(match[1], match[2], int(match[3])) for _, match in reports if match]
     newest: dict[tuple[bytes, bytes], int] = {}
-    for rank, round_, seq in told:
+    for rank, round_, seq in places:
         newest[rank, round_] = max(seq, newest.get((rank, round_), 0))
     most = points_each(len({rank for rank, _ in newest}))
     steps = {which: stride(seq, most) for which, seq in newest.items()}

@@ -110,7 +110,7 @@ class _Answers:
         fact = believed({**record, "samples": [{**sample, "threads": []} for sample in samples]})
         if not isinstance(fact, Sampled):
             return fact
-        told = []
+        whole = []
         for sample, written in zip(fact.samples, samples, strict=True):
             text = json.dumps(written.get("threads"))
             if text not in self._threads:
@@ -118,18 +118,18 @@ class _Answers:
                 if not isinstance(one, Sampled):
                     return one
                 self._threads[text] = one.samples[0].threads
-            told.append(replace(sample, threads=self._threads[text]))
-        return replace(fact, samples=tuple(told))
+            whole.append(replace(sample, threads=self._threads[text]))
+        return replace(fact, samples=tuple(whole))
 
 
 def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
     """Return what one node told another; nothing where that is no record, or too long for one."""
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(record["packed"]), RECORD_BYTES)
-        told = json.loads(data)
+        report = json.loads(data)
     except (ValueError, TypeError, zlib.error, RecursionError):
         return {}
-    return told if isinstance(told, dict) and told.get("node") == record.get("of") else {}
+    return report if isinstance(report, dict) and report.get("node") == record.get("of") else {}
 
 
 def look(backend: Backend, name: str) -> None:

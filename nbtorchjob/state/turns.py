@@ -384,8 +384,8 @@ def _sweep(taken: ev.TurnTaken) -> dict[str, object]:
     """Return the fields of a run's record that say of which group it is."""
     try:
         record = json.loads(taken.sweep or "{}")
-        group, number, given = str(record["group"]), int(record["number"]), dict(record["given"])
-        return {"group": group, "number": number, "given": given, "early": dict(record["early"])}
+        group, number, parameters = str(record["group"]), int(record["number"]), dict(record["given"])
+        return {"group": group, "number": number, "given": parameters, "early": dict(record["early"])}
     except (ValueError, KeyError, TypeError, RecursionError):  # of none, or what nobody honest tells
         return {}
 

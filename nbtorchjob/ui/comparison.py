@@ -116,13 +116,13 @@ def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.
     known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
     drawn = {}
     for metric in known:
-        told = {at: curves[metric] for at, curves in enumerate(per_job) if metric in curves}
+        lines = {at: curves[metric] for at, curves in enumerate(per_job) if metric in curves}
         drawn[metric] = chart.curves(
-            {names[at]: curve.points for at, curve in told.items()},
+            {names[at]: curve.points for at, curve in lines.items()},
             width=_WIDTH,
             height=_HEIGHT,
-            x_label=next(iter(told.values())).label,
-            colours=[*told],  # a job's is the same in all charts
+            x_label=next(iter(lines.values())).label,
+            colours=[*lines],  # a job's is the same in all charts
         )
     return drawn
 

@@ -159,8 +159,8 @@ class Seen:
 
     def repeats(self) -> Repeats:
         """Return what a new answer will repeat."""
-        given = chain.from_iterable(stamps for stamps, _ in self._recent)
-        return Repeats(Counter(given), self._before, self._latest)
+        recent = chain.from_iterable(stamps for stamps, _ in self._recent)
+        return Repeats(Counter(recent), self._before, self._latest)
 
 
 class Repeats:

@@ -192,17 +192,17 @@ class LocalBackend(Backend):
             raise
         return info
 
-    def _running(self, given: str) -> Iterator[JobState]:
+    def _running(self, stem: str) -> Iterator[JobState]:
         """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""
         for job in self._listing.look(directory.jobs_dir()):
             name = job.name
-            if naming.is_run(name, given) and not job.folder.cancel.exists():
+            if naming.is_run(name, stem) and not job.folder.cancel.exists():
                 try:
                     state = job.state()
                 except DAMAGED as exc:
                     self._listing.leave_out(name, exc)
                     continue
-                if given in (name, state.info.spec.get("name")) and not state.phase.terminal:
+                if stem in (name, state.info.spec.get("name")) and not state.phase.terminal:
                     yield state
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:

@@ -101,8 +101,8 @@ class ResumableTraining:
         self._where = _OUTSIDE
         self._saves_next = False  # once the step, or the epoch, is over
         self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
-        for each in self._optimizers:
-            _notice_steps(each, self)
+        for optimizer in self._optimizers:
+            _notice_steps(optimizer, self)
         group()  # raises where this rank is one of several and has none yet
         if folder is None and ROUND not in os.environ:
             self._checkpoints = None  # in a notebook
@@ -271,7 +271,7 @@ class ResumableTraining:
         self.step = progress["training"]["step"]
         self._saved = self._progress([])
         if checkpoints.has(path, MARK):  # else it would be left out, as what isn't asked for
-            for group in (group for each in self._optimizers for group in each.param_groups):
+            for group in (group for own in self._optimizers for group in own.param_groups):
                 group.setdefault(MARK, [])
         state = {**self._state(), "others": checkpoints.blank(self._others)}
         # torch has given each parameter a state, and insists on that. One that never had a gradient has none.
@@ -282,11 +282,11 @@ class ResumableTraining:
         set_state_dict(
             self._model, self._optimizers, model_state_dict=state["model"], optim_state_dict=optimizer
         )
-        groups = [(each, group) for each in self._optimizers for group in each.param_groups]
-        parameters = [(each, parameter) for each, group in groups for parameter in group["params"]]
-        for name, (each, parameter) in zip(_names(optimizer), parameters):
+        groups = [(own, group) for own in self._optimizers for group in own.param_groups]
+        parameters = [(own, parameter) for own, group in groups for parameter in group["params"]]
+        for name, (own, parameter) in zip(_names(optimizer), parameters):
             if name in aside:
-                each.state.pop(parameter, None)
+                own.state.pop(parameter, None)
         for name, other in self._others.items():
             other.load_state_dict(checkpoints.unpacked(name, state["others"][name]))
 
@@ -313,7 +313,7 @@ def _names(optimizer: Dict[str, Any]) -> List[str]:
 @contextlib.contextmanager
 def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
     """Put gradients aside of optimizers without a state, which torch describes by a step with zeros."""
-    groups = [group for each in optimizers if not each.state for group in each.param_groups]
+    groups = [group for optimizer in optimizers if not optimizer.state for group in optimizer.param_groups]
     gradients = [(parameter, parameter.grad) for group in groups for parameter in group["params"]]
     for parameter, _ in gradients:
         parameter.grad = None

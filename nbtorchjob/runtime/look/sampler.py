@@ -225,10 +225,10 @@ def _threads() -> Iterator[Thread]:
     """Yield the threads that do the user's work, main first."""
     me, main = threading.get_ident(), threading.main_thread().ident
     # The user's frames are let go before anything else runs: what they hold would end with this thread.
-    stacks, given = {}, {}
+    stacks, arguments = {}, {}
     for ident, frame in sys._current_frames().items():
         if ident != me:
-            stacks[ident], given[ident] = _places(frame), _given(frame)
+            stacks[ident], arguments[ident] = _places(frame), _given(frame)
             if stacks[ident][-1:] and stacks[ident][-1].filename.endswith("selectors.py"):
                 stacks[ident] += _awaited(frame)
     del frame
@@ -238,7 +238,7 @@ def _threads() -> Iterator[Thread]:
         name = "main" if ident == main else getattr(named.get(ident), "name", "")
         if ident == main or does_work(frames):
             known = map(_with_line, shortened(frames))
-            yield Thread(str(name or "thread")[:_LINE], tuple(known), given[ident])
+            yield Thread(str(name or "thread")[:_LINE], tuple(known), arguments[ident])
 
 
 def _places(frame: Any) -> "list[Frame]":

@@ -56,11 +56,11 @@ class Nvml:
         if self._calls.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
         indices: Iterable[int] = range(min(count.value, _MOST))
-        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
-        if given is not None and not any(word.isalpha() for word in given):
+        if visible is not None and not any(word.isalpha() for word in visible):
             # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
-            numbers = takewhile(str.isdigit, (name.strip() for name in given.split(",")))
+            numbers = takewhile(str.isdigit, (name.strip() for name in visible.split(",")))
             indices = sorted({*indices}.intersection(map(int, numbers)))
         return [reading for reading in map(self._read, indices) if reading is not None]
 

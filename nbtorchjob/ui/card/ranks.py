@@ -154,9 +154,9 @@ def html(state: JobState, now: float) -> str:
         # A row for each node, the worst first; of very many nodes the worst ten
         known = {pulse.rank: pulse for pulse in pulses}
         nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
-        told = [(node, mine) for node, mine in nodes if mine]
-        told.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
-        shown = told if len(told) <= _MOST_NODES else told[:_FEW_NODES]
+        heard = [(node, mine) for node, mine in nodes if mine]
+        heard.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
+        shown = heard if len(heard) <= _MOST_NODES else heard[:_FEW_NODES]
         per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
         rows = []
         for node, mine in shown:
@@ -166,7 +166,7 @@ def html(state: JobState, now: float) -> str:
             )
             row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
             rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
-        more = told[len(shown) :]
+        more = heard[len(shown) :]
         words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
         text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
         row = (tag("div", "".join(rows), PLAIN) + text_line(text)) + tag("div", said, PLAIN)

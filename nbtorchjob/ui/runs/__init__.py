@@ -226,8 +226,8 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
         if not state.series:
             series[state.info.id] = []
         else:
-            told = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
-            values = [value for value in told if math.isfinite(value)]
+            course = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
+            values = [value for value in course if math.isfinite(value)]
             many = min(_SPARKS, len(values))
             series[state.info.id] = [
                 values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)
@@ -292,8 +292,8 @@ def _charts(states: Sequence[JobState]) -> list[str]:
     few = [state for state in states if state.info.id in colours]
     drawn: dict[str, dict[str, metrics.Curve]] = {}
     for metric in _metrics(states):
-        found = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
-        if curves := {key: curve for key, curve in found.items() if curve is not None}:
+        by_run = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
+        if curves := {key: curve for key, curve in by_run.items() if curve is not None}:
             drawn[metric] = curves
     drawn = dict(islice(drawn.items(), _MOST_CHARTS))
     width = _WIDTHS.get(len(drawn), 0)
