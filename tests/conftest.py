@@ -124,7 +124,7 @@ def settings_of_process():
     # The second is set where ipykernel before 7 is imported.
     others = {"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"}
     env = {f"${name}": value for name, value in os.environ.items() if name not in others}
-    handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
+    handlers = {number.name: signal.getsignal(number) for number in signal.Signals}
     return {**env, **handlers, "cwd": os.getcwd(), "sys.path": [*sys.path]}
 
 

@@ -158,7 +158,7 @@ def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
         apply, factlines.read(lines([record, record, factlines.to_json(known)])), JobState(JobInfo("job"))
     )
 
-    assert [each.text for each in state.notices] == ["known"]
+    assert [notice.text for notice in state.notices] == ["known"]
     assert len(state.refused) == 1
     text = render.text(state, NOW).replace("it has", "its")
     assert f"Ignored 1 invalid fact from this job ({event}: its " in text

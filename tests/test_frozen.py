@@ -48,7 +48,7 @@ def test_it_holds_and_shows_what_a_frozen_dataclass_does(args, given):
 
     assert asdict(told) == asdict(made)
     assert repr(told) == repr(made).replace("Made", "Told")
-    assert [each.name for each in fields(Told)] == [each.name for each in fields(Made)]
+    assert [field.name for field in fields(Told)] == [field.name for field in fields(Made)]
     assert asdict(replace(told, node=7)) == asdict(replace(made, node=7))
     assert Told.__match_args__ == Made.__match_args__
     assert not told.late
@@ -129,7 +129,7 @@ def test_one_that_holds_itself_can_be_shown():
 def test_its_parameters_are_those_of_the_library_s():
     assert Told(1.0, 2)  # the first one
     told, made = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
-    assert [(each.name, each.kind) for each in told] == [(each.name, each.kind) for each in made]
+    assert [(field.name, field.kind) for field in told] == [(field.name, field.kind) for field in made]
     with pytest.raises(TypeError, match=r"^Told.__init__\(\) missing 1 required positional argument: 'node'"):
         Told(1.0)  # type: ignore[call-arg]
 
@@ -145,11 +145,11 @@ def test_what_asks_the_class_finds_a_dataclass_before_there_is_one_of_it():
     class Same(Asked):
         pass
 
-    assert [each.name for each in fields(Asked)] == ["time"]
+    assert [field.name for field in fields(Asked)] == ["time"]
     assert More(1.0, "a") == More(1.0, text="a")
     assert [asdict(Same(1.0)), asdict(Asked(1.0))] == [{"time": 1.0}] * 2
     assert Same(1.0) != Asked(1.0)
-    assert [is_dataclass(each) for each in (Asked, FrozenDataclass)] == [True, False]
+    assert [is_dataclass(cls) for cls in (Asked, FrozenDataclass)] == [True, False]
 
 
 def test_all_are_made_in_a_process_that_others_are_forked_from():

@@ -123,7 +123,7 @@ def test_as_completed_takes_a_jobs_future(backend):
     future = job.future()
     backend.tell(*STARTED, backend.value(0, 3), *ENDED)
 
-    assert [each.result() for each in concurrent.futures.as_completed([future], LIMIT)] == [3]
+    assert [ended.result() for ended in concurrent.futures.as_completed([future], LIMIT)] == [3]
     assert job.state.name == "swift-otter"
 
 
@@ -416,7 +416,7 @@ def test_asks_its_nodes_what_their_ranks_do(backend):
     assert backend.asked == ["job sample 3.0"]
     assert found.asked
     assert found.trouble == {1: "doesn't answer"}
-    assert [each.state for each in found.samples.values()] == [RUNS, STOPPED]
+    assert [sample.state for sample in found.samples.values()] == [RUNS, STOPPED]
     assert found.diagnosis is not None
     assert found.diagnosis.ranks == (1,)
 

@@ -35,7 +35,7 @@ def train(lr, *, seed=7, folder=None):
 
 @pytest.mark.torch
 def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
-    runs = nbtorchjob.map(train, [{**each, "folder": folder} for each in GIVEN], spec=JobSpec(name="rates"))
+    runs = nbtorchjob.map(train, [{**point, "folder": folder} for point in GIVEN], spec=JobSpec(name="rates"))
 
     assert [job.name for job in runs] == ["rates-r1", "rates-r2", "rates-r3"]
     assert runs.wait(LIMIT)
@@ -75,7 +75,7 @@ def test_jobs_come_as_they_end_and_share_one_payload():
 
     ended = {job.name: job.result(LIMIT) for job in nbtorchjob.as_completed(runs, LIMIT)}
 
-    assert ended == {job.name: (each["lr"], 7) for job, each in zip(runs, GIVEN, strict=True)}
+    assert ended == {job.name: (run["lr"], 7) for job, run in zip(runs, GIVEN, strict=True)}
     saved = {(directory.jobs_dir() / job.name / "saved.pyz").stat().st_ino for job in runs}
     assert len(saved) == 1
 

@@ -93,6 +93,8 @@ def test_pyright_understands_it_too(elsewhere):
     command = [pyright, "--outputjson", "--level", "error", "--pythonpath", sys.executable, elsewhere.name]
     done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)
     lines = CONSUMER.read_text().splitlines()
-    errors = {each["range"]["start"]["line"] for each in json.loads(done.stdout)["generalDiagnostics"]}
+    errors = {
+        diagnostic["range"]["start"]["line"] for diagnostic in json.loads(done.stdout)["generalDiagnostics"]
+    }
 
     assert errors == {number for number, line in enumerate(lines) if "type: ignore" in line}

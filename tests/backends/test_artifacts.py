@@ -40,7 +40,7 @@ def sends(job, data, node=0, attempt=1):
 
 
 def paths(job, **how):
-    return [each.path for each in attach(job.name).artifacts(**how)]
+    return [artifact.path for artifact in attach(job.name).artifacts(**how)]
 
 
 def link(name):

@@ -185,7 +185,7 @@ def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
 
 
 def test_a_number_that_no_node_gives_ends_the_conversation():
-    for odd in (each for each in ODD if each not in ("", "9" * 5000, "\x1b]52;c;YQ==\x07")):
+    for odd in (value for value in ODD if value not in ("", "9" * 5000, "\x1b]52;c;YQ==\x07")):
         conversation = Conversation(1, KEY, {"question": "sample"})
         with suppress(ValueError):  # what can't be said
             message = Messages(KEY).write({"number": odd}, RECORD_BYTES)

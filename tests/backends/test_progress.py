@@ -18,7 +18,7 @@ def used(seq, *, node=0, round_=0):
 
 
 def kept(telling):
-    return [(each["node"], each["round"], each["seq"]) for each in map(json.loads, telling.lines)]
+    return [(fact["node"], fact["round"], fact["seq"]) for fact in map(json.loads, telling.lines)]
 
 
 def test_what_nodes_use_is_thinned_evenly_and_the_newest_is_kept():
@@ -36,7 +36,7 @@ def test_of_a_few_nodes_the_newest_round_is_kept():
     lines = [*(used(0, node=node) for node in range(NODES + 3)), used(0, round_=1), b'{"event": "Used"']
     assert telling.sift(lines) == []
 
-    assert {each[:2] for each in kept(telling)} == {(0, 1), *((node, 0) for node in range(1, NODES))}
+    assert {fact[:2] for fact in kept(telling)} == {(0, 1), *((node, 0) for node in range(1, NODES))}
 
 
 def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():

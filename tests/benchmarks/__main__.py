@@ -42,8 +42,8 @@ def main() -> int:
             for key, row in rows or ():
                 found[checkout][key].append(row)
     summarize(*found.values())
-    for each in dict.fromkeys(failed):
-        print(f"FAILED: {each}")
+    for benchmark in dict.fromkeys(failed):
+        print(f"FAILED: {benchmark}")
     return 1 if failed else 0
 
 
@@ -70,8 +70,8 @@ def summarize(now: dict[str, list[Row]], then: dict[str, list[Row]] | None = Non
             continue
         ratio = median(row.ratio for row in rows)
         table = key.rpartition(": ")[0]
-        peers = [each for other, of in now.items() for each in of if each.peer and other.startswith(table)]
-        best = f"{min(each.ratio for each in peers):.3f}" if peers else ""
+        peers = [row for other, of in now.items() for row in of if row.peer and other.startswith(table)]
+        best = f"{min(peer.ratio for peer in peers):.3f}" if peers else ""
         line = [key, f"{ratio:.3f}", f"<= {goal:g}", "ok" if ratio <= goal else "OVER", best]
         if then is not None:
             before = [row.ratio for row in then.get(key, ())]

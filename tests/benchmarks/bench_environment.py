@@ -143,7 +143,7 @@ class Nodes:
 def installing(folder: Path) -> None:
     nodes = Nodes(folder)
     nodes.kept(), nodes.stocked()  # which install them
-    subjects = {each.__name__: each for each in (nodes.pip, nodes.kept, nodes.stocked)}
+    subjects = {subject.__name__: subject for subject in (nodes.pip, nodes.kept, nodes.stocked)}
     if installer():
         subjects |= {"uv": nodes.uv, "sent": nodes.sent}
     taken = in_turn(subjects, INSTALLED)
@@ -166,7 +166,8 @@ def main() -> None:
         needed()
         first = time.perf_counter() - begun
         taken = in_turn(
-            {each.__name__: each for each in (captured, told, needed, compared, unchanged, saved)}, ROUNDS
+            {subject.__name__: subject for subject in (captured, told, needed, compared, unchanged, saved)},
+            ROUNDS,
         )
         installing(folder)
     found = medians(taken)

@@ -124,7 +124,7 @@ def at_once(lab: Lab, cells: int, rng: random.Random) -> str:
         return "ranks differ"
     for start, came in zip(starts, home, strict=True):
         wanted = [*range(start, start + cells)]
-        if came != wanted or [each for each in first if each in wanted] != wanted:
+        if came != wanted or [line for line in first if line in wanted] != wanted:
             return f"out of order, lost, or twice: {first}, and home came {came}"
     turns = sum((a < cells) != (b < cells) for a, b in itertools.pairwise(first))
     print(f"  they took turns {turns} times")

@@ -67,7 +67,7 @@ def main() -> None:
             taken["own"].append(first_line(own))
         began = time.perf_counter()
         seen = [send(there).result(120) for _ in range(IN_A_ROW)]
-        each = (time.perf_counter() - began) / IN_A_ROW
+        of_one = (time.perf_counter() - began) / IN_A_ROW
         assert len({repr(found) for found in seen}) == 1, set(map(repr, seen))
         pool.job.delete()
     base = median(taken["own"])
@@ -77,7 +77,7 @@ def main() -> None:
         Row("with pods of its own, median", base, base),
         Row("in a pool, of 2 s", median(taken["pool"]), MEDIAN_S, 1),
         Row("in a pool, worst, of 4 s", max(taken["pool"]), WORST_S, 1),
-        Row(f"each of {IN_A_ROW} in a row, to its value", each, base),
+        Row(f"each of {IN_A_ROW} in a row, to its value", of_one, base),
     ]
     note = f"{IN_A_ROW} jobs in a row found the same files and variables, each having left some"
     show(f"A cell's first line on 2 nodes, {PAIRS} times", "a job with pods of its own", rows, note)

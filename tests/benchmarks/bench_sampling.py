@@ -185,7 +185,7 @@ def answers() -> None:
                 began = time.perf_counter()
                 found = inquiry.samples()
                 taken.append(time.perf_counter() - began)
-                assert {each["state"] for each in found} == {"runs"}, found
+                assert {rank["state"] for rank in found} == {"runs"}, found
             ranks.end()
         rows.append(Row(f"{number} ranks", statistics.median(taken), 1.0, 1.0))
         notes.append(f"{number} ranks: {len(json.dumps(found)):,} bytes")
@@ -215,7 +215,7 @@ def _start(told: Connection) -> None:
             Sampler(0).start(folder)
             took["node"].append(1e6 * (middle - began))
             took["rank"].append(1e6 * (time.perf_counter() - middle))
-        told.send({name: statistics.median(each) for name, each in took.items()})
+        told.send({name: statistics.median(seconds) for name, seconds in took.items()})
         signal.pause()
 
 

@@ -68,7 +68,7 @@ async def taken(browser: Browser, url: str, subject: Subject) -> Taken:
     opened = await page.evaluate(subject.open_)
     memory, heap, nodes = await used(page, session)
     frames = sorted(await page.evaluate("scroller => bench.scroll(scroller)", subject.scroller))
-    changed, found = [await page.evaluate(each) for each in (subject.change, subject.find)]
+    changed, found = [await page.evaluate(script) for script in (subject.change, subject.find)]
     await page.close()
     milliseconds = (opened, median(frames), frames[int(0.95 * len(frames))], changed, found)
     first, frame, late, change, find = (value / 1000 for value in milliseconds)

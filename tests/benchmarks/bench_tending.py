@@ -130,8 +130,8 @@ def deaths(kills: int) -> None:
         kernel = [sys.executable, "-m", "nbtorchjob", "attach", "--quiet", job.name]
         server = [sys.executable, "-c", SERVER]
         everybody = [Mortal(kills, words) for words in (tender, tender, kernel, kernel, kernel, server)]
-        for each in everybody:
-            each.join()
+        for process in everybody:
+            process.join()
         before = len(made(stage)[0])
         job.wait()
         names, lives = made(stage)[0], len(list(stage.signs.glob("life-*")))

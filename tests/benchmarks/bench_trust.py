@@ -126,7 +126,7 @@ def main() -> None:
     with own_state() as folder:
         for name, launch in LAUNCHES.items():
             found = ports(folder / name.replace(" ", "-"), launch)
-            said = ", ".join(f"{found.count(each)} at {each}" for each in sorted(set(found)))
+            said = ", ".join(f"{found.count(count)} at {count}" for count in sorted(set(found)))
             print(f"ports of a job of {name}: {said}")
 
 

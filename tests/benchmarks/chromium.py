@@ -31,7 +31,7 @@ def built(script: str, css: str, style: str, folder: Path) -> Path:
     subprocess.run(command, check=True, cwd=EXTENSION)
     shutil.copy(THEME, folder / "theme.css")
     styles = (EXTENSION / "style" / name for name in ("states.css", css))
-    (folder / "part.css").write_text("".join(each.read_text() for each in styles))
+    (folder / "part.css").write_text("".join(style.read_text() for style in styles))
     (folder / "index.html").write_text(PAGE.format(style=style))
     return folder
 

@@ -90,11 +90,11 @@ def main() -> None:
         inner = next(folder.glob("cloudpickle-*/"))
         shutil.rmtree(inner / "cloudpickle")  # the one that is installed is meant
         theirs, ours = outcomes(inner, ours=False), outcomes(inner, ours=True)
-    good = [each for each, (outcome, _) in theirs.items() if outcome == "PASSED"]
-    same = [each for each in good if ours.get(each, ("", ""))[0] == "PASSED"]
+    good = [test for test, (outcome, _) in theirs.items() if outcome == "PASSED"]
+    same = [test for test in good if ours.get(test, ("", ""))[0] == "PASSED"]
     print(f"{len(good)} of {len(theirs)} pass with cloudpickle, {len(same)} of them with a capture's")
-    for each in sorted(set(good) - set(same)):
-        print(f"{each:<70} {' '.join(ours.get(each, ('', 'not run')))[:200]}")
+    for test in sorted(set(good) - set(same)):
+        print(f"{test:<70} {' '.join(ours.get(test, ('', 'not run')))[:200]}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Case:
     @property
     def cell(self) -> str:
         names = ", ".join(self.modules)
-        return f"import {names}\n' '.join(str(getattr(each, 'version', None)) for each in ({names},))"
+        return f"import {names}\n' '.join(str(getattr(module, 'version', None)) for module in ({names},))"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -106,7 +106,7 @@ class Rig:
         """Have a distribution here, which an index may have; return its module."""
         info = install(self.here, name, version, f"{name}.py")
         with open(info / "METADATA", "a") as file:
-            file.writelines(f"Requires-Dist: {each}\n" for each in requires)
+            file.writelines(f"Requires-Dist: {requirement}\n" for requirement in requires)
         if wheels:
             wheel(self.wheels, name, version, *requires)
         return name
@@ -234,8 +234,8 @@ class Rig:
             return case.failed(str(exc)), f"refused here: {exc}"
         try:
             values = job.results(120)
-            by = {each.by for each in job.state.installs.values() if isinstance(each, Installed)}
-            count = max((len(each.packages) for each in job.state.installs.values()), default=0)
+            by = {install.by for install in job.state.installs.values() if isinstance(install, Installed)}
+            count = max((len(install.packages) for install in job.state.installs.values()), default=0)
             told = f"{values[0]} ({count} by {'/'.join(sorted(by)) or 'nobody'})"
             return values == [case.value] * case.nodes and by <= {tool, ""}, told
         except JobFailedError as exc:

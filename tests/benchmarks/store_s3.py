@@ -84,7 +84,7 @@ def fresh() -> Any:
 def held() -> dict[str, int]:
     """Return what the bucket holds, by what stands for it."""
     files: Mapping[str, Any] = fresh().find("bucket", detail=True)
-    return {name.removeprefix("bucket/"): each["size"] for name, each in files.items()}
+    return {name.removeprefix("bucket/"): file["size"] for name, file in files.items()}
 
 
 def show(title: str, began: float) -> None:
@@ -134,8 +134,8 @@ def ended(job: Job[Any], before: str = "", by: str = "") -> None:
     *found, big = job.result(WITHIN_S)
     assert found == [20 * MB, MB, "small", "1.0", before], found
     assert len(big) == 6 * MB
-    installs = [each for each in job.state.installs.values() if isinstance(each, Installed)]
-    assert {each.by for each in installs} == {by}, installs
+    installs = [install for install in job.state.installs.values() if isinstance(install, Installed)]
+    assert {install.by for install in installs} == {by}, installs
     folder = Path(f"left by {job.name}")
     job.artifacts(folder)
     assert (folder / "big.bin").stat().st_size == 6 * MB
@@ -150,8 +150,8 @@ def leftovers() -> list[str]:
 def main() -> None:
     with own_state() as folder, s3() as reached, Emulator(kinds=("indexedjob",)) as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
-        for each in Path(built(TORCH)).parent.glob("lib/*/site-packages/uv*"):
-            each.unlink()  # this environment's: the image is to have none
+        for path in Path(built(TORCH)).parent.glob("lib/*/site-packages/uv*"):
+            path.unlink()  # this environment's: the image is to have none
         rig = Rig(folder, reached)
         began = time.monotonic()
         first = rig.send(rig.spec)
@@ -173,7 +173,7 @@ def main() -> None:
 
         shared._UNUSED_S = shared._YOUNG_S = -1.0  # a month, and an hour: S3 tells times itself
         print("gc, beside jobs that have ended:", leftovers())
-        assert not any("_shipped" in each for each in leftovers())  # as there are jobs that use it
+        assert not any("_shipped" in leftover for leftover in leftovers())  # as there are jobs that use it
         first.delete()
         assert not [name for name in held() if name.startswith(f"jobs/{first.name}/")], held()
         again.delete()

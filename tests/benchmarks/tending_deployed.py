@@ -126,9 +126,11 @@ def trial(here: "dynamic.DynamicClient", core: "client.CoreV1Api", image: str) -
     jobs = here.resources.get(api_version="kubeflow.org/v1", kind="PyTorchJob")
 
     def over() -> bool:
-        found = [each for each in jobs.get(namespace=NAMESPACE).items if each.metadata.name == f"{name}-a2"]
+        found = [item for item in jobs.get(namespace=NAMESPACE).items if item.metadata.name == f"{name}-a2"]
         conditions = (found[0].to_dict().get("status") or {}).get("conditions") or () if found else ()
-        return any(each["type"] == "Succeeded" and each["status"] == "True" for each in conditions)
+        return any(
+            condition["type"] == "Succeeded" and condition["status"] == "True" for condition in conditions
+        )
 
     until("the second attempt has ended well", over)
     print(log(tender.metadata.name), end="")

@@ -60,12 +60,12 @@ def _job(name: str, facts: Iterable[ev.Event], log: str = "", ended: bool = Fals
     return name
 
 
-def _begun(at: float, nodes: int = 1, each: int = 2, round: int = 0) -> Iterator[ev.Event]:
+def _begun(at: float, nodes: int = 1, per_node: int = 2, round: int = 0) -> Iterator[ev.Event]:
     for node in range(nodes):
         if not round:
             yield ev.NodeStarted(at, node, f"gpu-{node}", 100 + node)
-        ranks = tuple(range(node * each, (node + 1) * each))
-        yield ev.WorkersStarted(at + 0.5, node, 0, round, ranks, nodes * each)
+        ranks = tuple(range(node * per_node, (node + 1) * per_node))
+        yield ev.WorkersStarted(at + 0.5, node, 0, round, ranks, nodes * per_node)
 
 
 def _reports(
@@ -112,15 +112,15 @@ def _ended(at: float, code: int = 0, nodes: int = 1) -> Iterator[ev.Event]:
     yield ev.Closed(at + 0.2)
 
 
-def _hung(at: float, now: float, nodes: int, each: int, odd: int) -> Iterator[ev.Event]:
+def _hung(at: float, now: float, nodes: int, per_node: int, odd: int) -> Iterator[ev.Event]:
     """Yield what the nodes say of ranks that wait for the ``odd`` one."""
     call = Collective(417, "all_reduce", at, False, ((1024,),), ("float32",))
-    everybody = tuple(range(nodes * each))
+    everybody = tuple(range(nodes * per_node))
     waits = (Frame("<cell>", 9, "<module>", "dist.all_reduce(loss)"), _WAIT)
     reads = (Frame("<cell>", 8, "<module>", "batch = next(loader)"),)
     for node in range(nodes):
         samples = []
-        for rank in range(node * each, (node + 1) * each):
+        for rank in range(node * per_node, (node + 1) * per_node):
             mine = replace(call, seq=416, done=True) if rank == odd else call
             group = Group("0", everybody, (mine,))
             thread = Thread("main", reads if rank == odd else waits)

@@ -193,5 +193,5 @@ def test_a_job_of_a_stranger_runs_nothing_in_the_pages_of_who_opens_it(lab, stra
     again.run(1)
     again.output(1).locator(".jp-RenderedImage img").wait_for()
     notebook7.check()
-    for each in (shown, alone, notebook7):
-        each.page.close()
+    for opened in (shown, alone, notebook7):
+        opened.page.close()

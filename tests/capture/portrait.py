@@ -73,7 +73,7 @@ class _Portrait:
         """Say with which tensor before it shares memory."""
         start = tensor.untyped_storage().data_ptr()
         self._memory.append((start, tensor.storage_offset()))
-        return f"memory {[each for each, _ in self._memory].index(start)}"
+        return f"memory {[known for known, _ in self._memory].index(start)}"
 
     def _vars(self, value: Any) -> str:
         own = dict(vars(value)) if hasattr(value, "__dict__") else {}

@@ -89,8 +89,8 @@ def version(python: str) -> tuple[int, int]:
 
 def examples() -> list[Example]:
     """Return the cells of the corpus that this Python can run without torch."""
-    found = [each for each in corpus() if each.since <= _HERE]
-    return [each for each in found if not re.search(r"\btorch\b|\bnp\.", each.before + each.cell)]
+    found = [case for case in corpus() if case.since <= _HERE]
+    return [case for case in found if not re.search(r"\btorch\b|\bnp\.", case.before + case.cell)]
 
 
 def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
@@ -99,12 +99,12 @@ def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
     ranks = Ranks(folder, python)
     found = []
     try:
-        for number, each in enumerate(cells):
+        for number, cell in enumerate(cells):
             with _notebook(folder / f"cell {number}"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                words = difference(each, ranks)
-            if not _expected(each.title, words, there):
-                found.append(f"{each.title}: {words or 'it is the same'}")
+                words = difference(cell, ranks)
+            if not _expected(cell.title, words, there):
+                found.append(f"{cell.title}: {words or 'it is the same'}")
     finally:
         ranks.close()
     return found

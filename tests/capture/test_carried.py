@@ -106,7 +106,7 @@ def test_each_setting_is_tried():
 
 def test_a_filter_of_a_librarys_warning_holds_once_that_is_imported(process, ranks):
     warnings.simplefilter("ignore", np.exceptions.VisibleDeprecationWarning)
-    text = "import warnings, numpy\n[each[2].__name__ for each in warnings.filters if each[0] == 'ignore']"
+    text = "import warnings, numpy\n[entry[2].__name__ for entry in warnings.filters if entry[0] == 'ignore']"
     value, _, error = ranks.run(from_cell(text, {"__name__": "__main__"}))
     assert error == ""
     assert "VisibleDeprecationWarning" in value

@@ -231,7 +231,7 @@ def _run(code, values):
         exec(code, {**values, **tools})
     except Exception as exc:
         seen.append(type(exc))
-    return [repr(each).partition(" at 0x")[0] for each in seen]
+    return [repr(value).partition(" at 0x")[0] for value in seen]
 
 
 @settings(max_examples=150)

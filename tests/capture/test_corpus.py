@@ -20,10 +20,10 @@ from tests.capture.corpus import corpus, define, difference
 from tests.capture.portrait import portrait
 from tests.capture.ranks import plainly
 
-CORPUS = [each for each in corpus() if sys.version_info >= each.since]
+CORPUS = [case for case in corpus() if sys.version_info >= case.since]
 
 
-@pytest.mark.parametrize("example", CORPUS, ids=[each.title for each in CORPUS])
+@pytest.mark.parametrize("example", CORPUS, ids=[case.title for case in CORPUS])
 def test_a_cell_means_the_same(example, ranks, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
     monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
@@ -44,7 +44,7 @@ def test_a_cell_means_the_same(example, ranks, monkeypatch):
 def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
     spec = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
     elsewhere = ("modules", "imported")  # of files that they write beside the notebook
-    for example in [each for each in CORPUS if not (each.outcome or each.title.startswith(elsewhere))][::18]:
+    for example in [case for case in CORPUS if not (case.outcome or case.title.startswith(elsewhere))][::18]:
         monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
         namespace = vars(sys.modules["__main__"])
         define(example.before, namespace)

@@ -67,8 +67,8 @@ def graphs(draw):
         if kind == "cycle":
             cycles.append(found)
         made.append(found)
-    for each in cycles:
-        each += [each, made[-1]]
+    for cycle in cycles:
+        cycle += [cycle, made[-1]]
     return made
 
 
@@ -76,17 +76,21 @@ def _look(value):
     """Make what functions hold visible."""
     seen: dict[int, object] = {}
 
-    def inside(each):
-        if id(each) in seen:
+    def inside(graph):
+        if id(graph) in seen:
             return
-        seen[id(each)] = each
-        if isinstance(each, types.FunctionType):
-            cells = [cell.cell_contents for cell in each.__closure__ or ()]
-            found.append((each, each.__closure__, cells, each.__defaults__))
-            for part in (*cells, *(each.__defaults__ or ())):
+        seen[id(graph)] = graph
+        if isinstance(graph, types.FunctionType):
+            cells = [cell.cell_contents for cell in graph.__closure__ or ()]
+            found.append((graph, graph.__closure__, cells, graph.__defaults__))
+            for part in (*cells, *(graph.__defaults__ or ())):
                 inside(part)
         for part in (
-            each if isinstance(each, list | tuple) else vars(each).values() if hasattr(each, "inner") else ()
+            graph
+            if isinstance(graph, list | tuple)
+            else vars(graph).values()
+            if hasattr(graph, "inner")
+            else ()
         ):
             inside(part)
 
@@ -103,8 +107,8 @@ def test_a_graph_is_the_same_at_the_other_end(graph):
         pickled = pickling.dump({"graph": graph})
         found = pickle.loads(pickled.data, buffers=pickled.buffers)["graph"]
         # What is changed through one name is changed through the others, at both ends alike.
-        for each in (graph, found):
-            for part in each:
+        for copy in (graph, found):
+            for part in copy:
                 if isinstance(part, list) and part and isinstance(part[0], torch.Tensor | np.ndarray):
                     part[0][0] = 99
                 elif isinstance(part, list) and part and isinstance(part[0], types.FunctionType):

@@ -125,6 +125,6 @@ def test_a_librarys_formatter_or_filter_asks_nothing_of_the_image(notebook, rank
     logging.getLogger("train").addHandler(handler)
     call = from_cell("logging.getLogger('train').error('kept')", notebook)
 
-    assert {each.module.partition(".")[0] for each in call.needs} <= {"torch"}
+    assert {need.module.partition(".")[0] for need in call.needs} <= {"torch"}
     _, out, error = ranks.run(call)
     assert (out.strip(), error) == ("kept", "")

@@ -236,8 +236,8 @@ def test_what_is_looked_up_by_a_name_that_code_computes_is_noted(body, says):
     space = {"__name__": "__main__", "kept": 3}
     exec(f"import importlib\nname = 'kept'\ndef f(name): return {body}", space)
     called, written = from_cell("f(name)", space), from_cell(f"name\n{body}", space)
-    assert [says in each for each in called.notes] == [True] * bool(says), called.notes
-    assert [says in each for each in written.notes] == [True] * bool(says), written.notes
+    assert [says in note for note in called.notes] == [True] * bool(says), called.notes
+    assert [says in note for note in written.notes] == [True] * bool(says), written.notes
 
 
 @pytest.mark.parametrize("cell", ["import handmade_a\nhandmade_a.twice(4)", "f()"])
@@ -282,7 +282,7 @@ def test_what_its_own_module_holds_goes_by_reference_where_it_cannot_be_pickled(
     space["log"] = [holds_l.logger, other := holds_l.Logger()]
     other.level = "OFF"
     call = from_cell(
-        "import holds_l\nlog[0] is holds_l.logger, [each.level for each in log]", space, root=root
+        "import holds_l\nlog[0] is holds_l.logger, [logger.level for logger in log]", space, root=root
     )
     assert ranks.run(call) == ((True, ["INFO", "OFF"]), "", "")
 

@@ -82,7 +82,7 @@ def test_several_cells_need_only_what_none_before_them_sets():
     call = capture.from_cells(cells, notebook(CODE), "lab, cells 1-3")
     found = pickle.loads(call.pickle, buffers=call.buffers)
 
-    assert [(each["ranks"], each["theirs"]) for each in found["cells"]] == [((), []), ((1,), []), ((), ["a"])]
+    assert [(cell["ranks"], cell["theirs"]) for cell in found["cells"]] == [((), []), ((1,), []), ((), ["a"])]
     assert shipped(call)["scale"] == 2
     with pytest.raises(CaptureError, match="'a'"):
         capture.from_cells(cells[1:], notebook(CODE), "lab, cells 2-3")

@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         began, names = time.monotonic(), left(kubeconfig, patience)
         add("nothing is left behind", began, f"**{', '.join(names)}**" if names else RIGHT)
     print("\n| case | took | |\n|---|---|---|", *rows, sep="\n")
-    return sum("**" in each for each in rows)
+    return sum("**" in row for row in rows)
 
 
 if __name__ == "__main__":

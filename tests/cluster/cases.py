@@ -290,8 +290,8 @@ def preempted(site: Site, kind: str) -> None:
     assert urgent.result(site.patience) == "urgent"
     assert job.result(site.patience) == "stayed"
     assert job.state.attempts[0].budget is Budget.PREEMPTIONS
-    for each in (job, urgent):
-        each.delete()
+    for run in (job, urgent):
+        run.delete()
 
 
 @case("memory that runs out, in a queue of Kueue's")
@@ -481,9 +481,9 @@ def displays(site: Site, kind: str) -> None:
     """Show something on rank 0: it is there to be drawn, and a figure where the image can make one."""
     job = site.submit(SHOWS, kind=kind)
     drawn = job.result(site.patience)
-    shown = [each.data for each in job.state.displays]
+    shown = [display.data for display in job.state.displays]
     assert shown[0].get("text/html") == "<b>shown</b>", shown
-    assert ["image/png" in each for each in shown[1:]] == [True] * drawn, shown
+    assert ["image/png" in bundle for bundle in shown[1:]] == [True] * drawn, shown
     job.delete()
 
 

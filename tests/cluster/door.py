@@ -35,11 +35,11 @@ class Door:
         """Break all connections, and let none through."""
         opened, self._opened = self._opened, None
         ends, self._ends = self._ends, []
-        for each in (opened, *ends):
-            if each is not None:
+        for connection in (opened, *ends):
+            if connection is not None:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
 
     def _take(self, opened: socket.socket) -> None:
         with suppress(OSError):  # it is shut
@@ -62,7 +62,7 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 @contextmanager
 def behind_a_door(config: dict[str, Any]) -> Iterator[tuple[Path, Door]]:
     """Yield a kubeconfig that reaches the cluster of this one through a door, and the door."""
-    [cluster] = [each["cluster"] for each in config["clusters"]]
+    [cluster] = [entry["cluster"] for entry in config["clusters"]]
     url = urlsplit(cluster["server"])
     assert url.hostname is not None
     door = Door((url.hostname, url.port or 443))

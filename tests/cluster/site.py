@@ -269,7 +269,7 @@ class Site:
             config = _kubeconfig()
             command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login)}
             user = {"exec": {**command, "interactiveMode": "Never"}}
-            config["users"] = [{**each, "user": user} for each in config["users"]]
+            config["users"] = [{**entry, "user": user} for entry in config["users"]]
             path = Path(folder) / "config"
             path.write_text(yaml.safe_dump(config))
             with _in_environment(KUBECONFIG=str(path)):
@@ -392,10 +392,10 @@ def _kubeconfig() -> dict[str, Any]:
     path = Path(os.environ["KUBECONFIG"])
     config = yaml.safe_load(path.read_text())
     named = config["current-context"]
-    [context] = [each for each in config["contexts"] if each["name"] == named]
+    [context] = [entry for entry in config["contexts"] if entry["name"] == named]
     for plural, one in (("clusters", "cluster"), ("users", "user")):
-        config[plural] = [each for each in config[plural] if each["name"] == context["context"][one]]
-    [cluster] = [each["cluster"] for each in config["clusters"]]
+        config[plural] = [entry for entry in config[plural] if entry["name"] == context["context"][one]]
+    [cluster] = [entry["cluster"] for entry in config["clusters"]]
     if authority := cluster.pop("certificate-authority", None):
         data = (path.parent / authority).read_bytes()
         cluster["certificate-authority-data"] = base64.b64encode(data).decode()

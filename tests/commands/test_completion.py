@@ -36,7 +36,7 @@ def offered(text):
         limit=None,
     )
     found = completion.matcher(context)
-    texts = [each.text for each in found["completions"]]
+    texts = [completion.text for completion in found["completions"]]
     assert found["suppress"] == bool(texts)
     return texts
 

@@ -126,4 +126,4 @@ def test_a_job_without_artifacts_says_so(phase, said):
     job: Any = Left(phase=phase)
     verb = VERBS["artifacts"]
     assert verb.answers is not None
-    assert [each.text for each in verb.answers(verb.parse(["job"]), lambda name: job)] == [said]
+    assert [answer.text for answer in verb.answers(verb.parse(["job"]), lambda name: job)] == [said]

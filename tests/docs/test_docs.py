@@ -122,7 +122,9 @@ def test_toml_blocks_are_files_of_profiles(paper, monkeypatch):
 @having("yaml")
 def test_yaml_blocks_are_objects_to_be_applied(paper):
     for text in blocks(paper, "yaml"):
-        assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in yaml.safe_load_all(text))
+        assert all(
+            {"apiVersion", "kind", "metadata"} <= document.keys() for document in yaml.safe_load_all(text)
+        )
 
 
 @having("bash")
@@ -201,7 +203,7 @@ def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
     text = (ROOT / "docs" / "cli.md").read_text()
     said = [*COMMANDS, *map(str, EXITS)]
 
-    assert [each for each in said if not re.search(rf"(`|nbtorchjob ){each}\b", text)] == []
+    assert [verb for verb in said if not re.search(rf"(`|nbtorchjob ){verb}\b", text)] == []
 
 
 def test_every_command_of_jupyterlab_is_in_the_docs():

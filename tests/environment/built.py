@@ -19,7 +19,7 @@ def wheel(
     stem = f"{re.sub('[-_.]+', '_', name)}-{version}"
     path = folder / f"{stem}-{tag}.whl"
     info = f"{stem}.dist-info"
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     members = {
         **dict.fromkeys(modules or (f"{name}.py",), f"version = {version!r}\n"),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",

@@ -20,13 +20,13 @@ def file(folder, name, text=""):
 
 def plant(folder, *made):
     """Fill a folder with these distributions, each as ``install`` takes it, or with plain files."""
-    for each in made:
-        if not isinstance(each, str):
-            install(folder, *each)
-        elif named := _EGG(each):
-            file(folder, each, f"Metadata-Version: 1.0\nName: {named[1]}\nVersion: {named[2]}\n")
+    for path in made:
+        if not isinstance(path, str):
+            install(folder, *path)
+        elif named := _EGG(path):
+            file(folder, path, f"Metadata-Version: 1.0\nName: {named[1]}\nVersion: {named[2]}\n")
         else:
-            file(folder, each)
+            file(folder, path)
 
 
 def apart():
@@ -39,8 +39,8 @@ def apart():
         def own(text, number=number):
             return re.sub("mine|other|more|space", rf"\g<0>{number}", text)
 
-        here = [tuple(own(text.replace(SUFFIX, ".py")) for text in each) for each in mine]
-        there = [own(each) if isinstance(each, str) else tuple(map(own, each)) for each in theirs]
+        here = [tuple(own(text.replace(SUFFIX, ".py")) for text in texts) for texts in mine]
+        there = [own(text) if isinstance(text, str) else tuple(map(own, text)) for text in theirs]
         yield case, here, there, own(module)
 
 

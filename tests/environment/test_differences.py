@@ -49,12 +49,13 @@ def told(name="image"):
 def refused(found):
     """Whether a node refuses to run what needs that."""
     try:
-        environment.check_modules([vars(each) | {"mend": each.mend} for each in found if each.surely])
-    except PayloadError as exc:
-        (each,) = found
-        told = (
-            f"this image lacks {each.distribution} {each.version}, which the call imports: add {each.mend}, "
+        environment.check_modules(
+            [vars(difference) | {"mend": difference.mend} for difference in found if difference.surely]
         )
+    except PayloadError as exc:
+        (missing,) = found
+        told = f"this image lacks {missing.distribution} {missing.version}, which the call imports: "
+        told += f"add {missing.mend}, "
         return str(exc) == f"{told}or use an image that has it"
     return False
 
@@ -80,7 +81,7 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
     file(tmp_path / "project", "mine/__init__.py")
     sys.path.append(str(tmp_path / "project"))  # as site does with what a .pth file names
     found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
-    assert [each.mend for each in found] == [f"--package {tmp_path}/project"]
+    assert [difference.mend for difference in found] == [f"--package {tmp_path}/project"]
     standing("there")
 
     assert "mine 0.1" in images.compared(found, own, told()).refusal("it", strict=False)
@@ -151,7 +152,7 @@ def test_of_many_that_differ_strict_proposes_one_option(standing):
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
     standing("here", MINE, ("a", "1.0.3", "a.py"))
     found = needs(Imports(frozenset(["mine", "a"])), ())
-    asked = [vars(each) | {"mend": each.mend} for each in found]
+    asked = [vars(difference) | {"mend": difference.mend} for difference in found]
     there = standing("there", ("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py"))
 
     with pytest.raises(
@@ -175,7 +176,7 @@ def test_what_a_job_sets_for_python_makes_another_case():
         asked_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
         for name in ("a", "b", None)
     ]
-    assert len({each.image for (each,) in own}) == 3
+    assert len({difference.image for (difference,) in own}) == 3
 
 
 def test_another_python_is_refused_where_it_cant_compile_the_code():

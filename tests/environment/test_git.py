@@ -137,7 +137,7 @@ def test_one_look_serves_all_who_wait_for_it(checkout, program, tmp_path):
 def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(checkout, program, tmp_path):
     def looked_at(folder):
         looker.look(folder, told.append)
-        for thread in [each for each in threading.enumerate() if each.name == "nbtorchjob-git"]:
+        for thread in [running for running in threading.enumerate() if running.name == "nbtorchjob-git"]:
             thread.join(LIMIT)
 
     again = tmp_path / "again"

@@ -217,7 +217,7 @@ def test_what_somebody_else_s_node_tells_installs_nothing_but_that():
 
     text = "\n".join(requirements.lock_requirements(told(evil)))
 
-    assert [str(each) for each in parsed(text)] == ["ok==1"]
+    assert [str(requirement) for requirement in parsed(text)] == ["ok==1"]
 
 
 def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkey
 
     text = "\n".join(requirements.lock_requirements(told(found.distributions, origins=here.origins())))
 
-    assert {each.name for each in parsed(text)} >= {"torch", "pytest"}
+    assert {requirement.name for requirement in parsed(text)} >= {"torch", "pytest"}
     assert "# near==1.0: editable, from /home/me" in text.splitlines()
 
 

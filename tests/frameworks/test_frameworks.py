@@ -77,7 +77,7 @@ def test_a_trainer_saves_before_its_node_ends(name, shell):
 
     assert "its ranks left" in str(job.exception())
     step = int(logged(job)[-1]["step"])
-    assert [each.name for each in folder_of(job).checkpoints.glob(f"*step={step}.ckpt")]
+    assert [path.name for path in folder_of(job).checkpoints.glob(f"*step={step}.ckpt")]
 
 
 @pytest.mark.parametrize("name", [installed("lightning")])
@@ -154,7 +154,7 @@ def trainers_losses(folder, until):
         disable_tqdm=True,
     )
     torch.manual_seed(0)
-    dataset = [{"input_ids": each, "labels": each} for each in tokens]
+    dataset = [{"input_ids": token, "labels": token} for token in tokens]
     trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=dataset, callbacks=[Stop()])
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     return losses

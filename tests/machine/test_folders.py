@@ -73,7 +73,7 @@ def test_the_newest_stay(folder):
         os.utime(folder / f"{number}", (number, number))
     folders.cached("things", "new", make)
 
-    assert {each.name for each in folder.iterdir()} == {"new", *map(str, range(9, 40))}
+    assert {path.name for path in folder.iterdir()} == {"new", *map(str, range(9, 40))}
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def compiled(monkeypatch, folder):
 def used(path, days):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
-    for each in (path, path.parent):
-        os.utime(each, (time.time() - days * 86400,) * 2)
+    for place in (path, path.parent):
+        os.utime(place, (time.time() - days * 86400,) * 2)
 
 
 def test_what_nobody_used_for_long_is_removed(compiled):

@@ -27,7 +27,7 @@ def use() -> None:
     assert_type(mean([1.0]), float)
     runs = nbtorchjob.map(train, [{"lr": 0.1}], spec=spec)
     assert_type(runs, Runs[float])
-    assert_type([each.name for each in as_completed(runs)], list[str])
+    assert_type([run.name for run in as_completed(runs)], list[str])
     assert_type([state.phase.value for state in nbtorchjob.jobs()], list[str])
     with keep(spec, name="lab") as lab:
         assert_type(lab.run(train, [1.0]).result(), float)

@@ -111,9 +111,9 @@ class Lab:
             lines = self.events.read_bytes().split(b"\n")[:-1]
             found = [record for line in lines if (record := parsed(line))]
             return [
-                each
-                for each in found
-                if kind in (None, each["event"]) and all(each.get(k) == v for k, v in like.items())
+                fact
+                for fact in found
+                if kind in (None, fact["event"]) and all(fact.get(k) == v for k, v in like.items())
             ]
         return []
 
@@ -136,8 +136,8 @@ class Lab:
         return self.until(lambda: self._bases(many))
 
     def _bases(self, many):
-        taken = {each["round"] for each in self.facts("TurnTaken") if each["id"]}
-        rounds = sorted({each["round"] for each in self.facts("WorkersStarted")} - taken)
+        taken = {fact["round"] for fact in self.facts("TurnTaken") if fact["id"]}
+        rounds = sorted({fact["round"] for fact in self.facts("WorkersStarted")} - taken)
         if len(rounds) < many:
             return None
         with suppress(AskError, FileNotFoundError, ConnectionError):
@@ -159,7 +159,7 @@ class Lab:
         ended = self.until(
             lambda: len(found := self.facts("TurnEnded", round=round_)) == len(taken["nodes"]) and found
         )
-        return sorted(rank for each in ended for rank in each["failed"])
+        return sorted(rank for fact in ended for rank in fact["failed"])
 
     # What is asked
 

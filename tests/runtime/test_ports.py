@@ -54,8 +54,8 @@ def family(pid):
 def listens(*pids):
     """Return the addresses at which these processes, and what they started, listen."""
     held = set()
-    for each in (each for pid in pids for each in family(pid)):
-        for fd in Path(f"/proc/{each}/fd").iterdir():
+    for process in (process for pid in pids for process in family(pid)):
+        for fd in Path(f"/proc/{process}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 held.add(str(fd.readlink()))
     found = []

@@ -66,11 +66,11 @@ def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(mo
     monkeypatch.delenv("MINE")
     again = job.retry()
     assert again.result(LIMIT) == [VALUE, f"mine-{VALUE}"]
-    for each in (job, again):
-        state = each.state
+    for run in (job, again):
+        state = run.state
         pages = (page.description(state, 0.0, {}, Path("/")), record.detail(state, 0.0, {}))
         shown = (json.dumps(pages, default=str), describe.text(state, 0.0, {}, Path("/")))
-        kept = (directory.jobs_dir() / each.name / "job.json").read_text()
+        kept = (directory.jobs_dir() / run.name / "job.json").read_text()
         assert not [text for text in (*shown, kept) if VALUE in text]
     with pytest.raises(SpecError, match="secret_env"):
         nbtorchjob.submit(int, spec=JobSpec(secret_env=["MINE"]))

@@ -531,7 +531,7 @@ def test_what_pods_write_beside_their_ranks_is_kept_to_a_bound():
     lines = [ev.NodeOutput(float(n), 0, "a", f"line {n}") for n in range(1000)]
     random.Random(0).shuffle(lines)
 
-    assert [each.text for each in fold(*lines).output][-1:] == ["line 999"]
+    assert [line.text for line in fold(*lines).output][-1:] == ["line 999"]
     assert len(fold(*lines).output) < 100
 
 

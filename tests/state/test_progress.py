@@ -26,7 +26,7 @@ def job(*facts, world=2, **info):
 
 
 def reports(*metrics, rank=0, every=2.0, round_=0, since=2.0):
-    return [ev.Reported(since + n * every, rank, round_, n, each) for n, each in enumerate(metrics)]
+    return [ev.Reported(since + n * every, rank, round_, n, metric) for n, metric in enumerate(metrics)]
 
 
 def steps(*numbers, total=10, **more):

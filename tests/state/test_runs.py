@@ -41,7 +41,7 @@ def reported(number, reports, *more, begins=0.0):
 
 def losses(number, values, *more, first=0, begins=0.0):
     return reported(
-        number, [{"epoch": at, "loss": each} for at, each in enumerate(values, first)], *more, begins=begins
+        number, [{"epoch": at, "loss": value} for at, value in enumerate(values, first)], *more, begins=begins
     )
 
 
@@ -170,7 +170,7 @@ def test_any_order_of_runs_gives_the_same_and_the_best_is_never_halved(curves, f
     found = stops(early, *states)
 
     assert stops(early, *shuffled) == found
-    always = [n for n, values in enumerate(curves, 1) if values and all(each == 0 for each in values)]
+    always = [n for n, values in enumerate(curves, 1) if values and all(value == 0 for value in values)]
     assert not {f"g-r{n}" for n in always} & found.keys()
 
 

@@ -140,7 +140,7 @@ def test_what_began_before_or_ended_after_counts_as_far_as_it_was_seen():
     assert parts(read(event("aten::mm", -50, 20), event("aten::mm", 90, 400))) == {"compute": 30, "idle": 70}
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)).map(lambda each: (each[0], sum(each))))
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)).map(lambda span: (span[0], sum(span))))
 
 
 def moments(spans):
@@ -165,7 +165,7 @@ def test_ranges_are_the_main_threads_and_collectives_have_rows_of_their_own():
     found = marked(TRACE, {"pid": 7, "ranges": [["forward", 2000, 5000]], "collectives": gloos})
 
     events = [event for event in found["traceEvents"] if event.get("cat") == "user_annotation"]
-    assert [(each["name"], each["pid"], each["tid"], each["ts"], each["dur"]) for each in events] == [
+    assert [(event["name"], event["pid"], event["tid"], event["ts"], event["dur"]) for event in events] == [
         ("forward", 7, 7, 1.0, 3.0),
         ("gloo:broadcast", 7, 1, 1.0, 2.0),
         ("gloo:all_reduce", 7, 2, 2.0, 6.0),

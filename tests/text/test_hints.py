@@ -45,7 +45,7 @@ def test_no_text_that_a_terminal_may_show_names_a_magic():
     found = set()
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE)
-        if OF_NOTEBOOKS & {each.as_posix() for each in (place, *place.parents)}:
+        if OF_NOTEBOOKS & {folder.as_posix() for folder in (place, *place.parents)}:
             continue
         tree = ast.parse(path.read_text())
         # Text on a line of its own is a docstring.

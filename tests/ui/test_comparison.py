@@ -53,7 +53,7 @@ def compared(one, other, values=(None, None)):
 
 def part(text, title):
     """Return the lines below a title."""
-    return [each.strip() for each in text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].split("\n")]
+    return [line.strip() for line in text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].split("\n")]
 
 
 def test_jobs_that_are_alike_say_so_in_a_line():

@@ -27,13 +27,13 @@ def job(name, cell="\nlr = 1\ntrain(lr)\n", losses=(3.0, 2.0, 1.0), **spec):
 
 def part(found, title):
     """Return the only part of that title."""
-    (wanted,) = [each for each in found["parts"] if each["title"].startswith(title)]
+    (wanted,) = [part for part in found["parts"] if part["title"].startswith(title)]
     return wanted
 
 
 def text(part):
     """Return its code."""
-    return "".join(each for _, each in part["code"])
+    return "".join(text for _, text in part["code"])
 
 
 def test_a_job_s_page_has_its_options_and_the_code_of_its_cells():
@@ -44,7 +44,7 @@ def test_a_job_s_page_has_its_options_and_the_code_of_its_cells():
     assert found["heading"].startswith("fox running")
     assert ["name", "fox"] in part(found, "Job")["rows"]
     assert text(part(found, "Options")) == "%%torchjob --nnodes 2 --nproc-per-node 3 --name fox"
-    titles = [each["title"] for each in found["parts"]]
+    titles = [part["title"] for part in found["parts"]]
     assert titles[-2:] == ["Code of Cell In[7]", "Code of Cell In[2]"]
     assert text(part(found, "Code of Cell In[7]")) == "lr = 1\ntrain(lr)\n"
 
@@ -54,7 +54,7 @@ def test_of_a_spec_that_can_t_be_read_all_else_is_there():
 
     found = page.description(state, NOW, {}, Path("/state"))
 
-    assert not [each for each in found["parts"] if each["title"] == "Options"]
+    assert not [part for part in found["parts"] if part["title"] == "Options"]
     assert part(page.comparison([state, state], NOW), "Options")["said"][0].startswith(
         "The spec of 1 fox, 2 fox"
     )

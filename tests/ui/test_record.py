@@ -100,9 +100,9 @@ def test_a_job_that_says_nothing_says_since_when():
     steps = [ev.Reported(103.0 + 2 * n, 0, 0, n, {"step": n + 1, "steps": 10}) for n in range(3)]
     found = [sent(state(*running(), *steps), now) for now in (110.0, 120.0, 170.0)]
 
-    assert [each["status"] for each in found] == ["RUNNING", "RUNNING", "STALLED"]
-    assert [each["still"] for each in found] == [None, *[{"since": 107, "unit": "step", "usual": 2}] * 2]
-    assert [each["progress"]["left"] for each in found] == [11, None, None]
+    assert [run["status"] for run in found] == ["RUNNING", "RUNNING", "STALLED"]
+    assert [run["still"] for run in found] == [None, *[{"since": 107, "unit": "step", "usual": 2}] * 2]
+    assert [run["progress"]["left"] for run in found] == [11, None, None]
 
 
 def test_a_job_that_never_told_anything_is_quiet_after_a_while():

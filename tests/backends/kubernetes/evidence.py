@@ -74,7 +74,7 @@ async def _tasks() -> list[str]:
 def _awaited(work: Any) -> Iterator[str]:
     """Follow what a task awaits down to the future that it waits for."""
     while work is not None:
-        kind = next((each for each in _KINDS if getattr(work, f"{each}_frame", None)), None)
+        kind = next((kind for kind in _KINDS if getattr(work, f"{kind}_frame", None)), None)
         if kind is None:  # what is waited for, or has ended meanwhile
             yield f"   {work!r}"[:_FUTURE]
             return

@@ -54,7 +54,7 @@ class Recording:
     def refused(self):
         """The messages of what the cluster refused to create."""
         lines = map(json.loads, (self.path / "actions.jsonl").read_text().splitlines())
-        return [each["response"]["message"] for each in lines if each["status"] >= 400]
+        return [line["response"]["message"] for line in lines if line["status"] >= 400]
 
     def is_ours(self, obj):
         """Whether an object is of the job that was recorded, and not of one that took its quota."""

@@ -118,7 +118,7 @@ class Stage:
     def warn(self, job, reason, message):
         """Let a component tell of trouble with the object of an Indexed Job."""
         jobs = self.objects("apis/batch/v1/{}/jobs")
-        (obj,) = (each for each in jobs if each["metadata"]["name"] == job.name)
+        (obj,) = (obj for obj in jobs if obj["metadata"]["name"] == job.name)
         self.tell({**obj, "kind": "Job", "apiVersion": "batch/v1"}, reason, message)
 
     def tell(self, obj, reason, message, type="Warning"):

@@ -30,7 +30,7 @@ def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage,
 
     assert job.result(LIMIT) == 3
     assert job.info.retry_owner == OPERATOR
-    assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, Budget.FAILURES, None]
+    assert [attempt.budget for attempt in job.state.attempts] == [Budget.FAILURES, Budget.FAILURES, None]
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -68,7 +68,7 @@ def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     job.resume()
 
     assert job.result(LIMIT) == number
-    assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, None]
+    assert [attempt.budget for attempt in job.state.attempts] == [Budget.FAILURES, None]
     assert job.state.budgets[0].used == 1
     later = elsewhere(stage, job, monkeypatch, tmp_path)
     assert later.wait(LIMIT)
@@ -81,9 +81,9 @@ def test_ranks_know_the_number_of_an_attempt_that_a_runtimes_jobset_starts(stage
     stock["metadata"] = {"name": "again"}
     jobset = stock["spec"]["template"]["spec"]
     jobset["failurePolicy"] = {"maxRestarts": 2}
-    for each in jobset["replicatedJobs"]:
-        each["template"]["spec"] |= {"backoffLimit": 0}
-        each["template"]["spec"]["template"]["spec"] |= {"restartPolicy": "Never"}
+    for replicated in jobset["replicatedJobs"]:
+        replicated["template"]["spec"] |= {"backoffLimit": 0}
+        replicated["template"]["spec"]["template"]["spec"] |= {"restartPolicy": "Never"}
     own = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
     stage.cluster.request("POST", f"{path}/namespaces/{stage.namespace}/trainingruntimes", stock | own)
 

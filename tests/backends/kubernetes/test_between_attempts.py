@@ -54,9 +54,9 @@ def test_a_job_that_is_cancelled_between_two_attempts_has_ended_for_everybody(st
     job = between(stage, kind=kind)
     job.cancel()
 
-    for each in (job, attach(job)):
-        assert each.wait(LIMIT)
-        assert each.state.phase is Phase.CANCELLED
+    for handle in (job, attach(job)):
+        assert handle.wait(LIMIT)
+        assert handle.state.phase is Phase.CANCELLED
     assert [state.phase for state in api.jobs()] == [Phase.CANCELLED]
     assert made(stage)[0] == [job.name]
 
@@ -190,8 +190,8 @@ def test_a_job_whose_payload_was_deleted_ends_with_its_last_failure(stage, attac
     stage.delete("api/v1/{}/secrets", package.first_name(job.info))
     stage.sign("go")
 
-    for each in (job, attach(job)):
-        assert each.wait(LIMIT)
-        assert (each.state.phase, each.state.failure.error.message) == (Phase.FAILED, "boom")
-        assert "was deleted" in each.state.notices[-1].text
+    for handle in (job, attach(job)):
+        assert handle.wait(LIMIT)
+        assert (handle.state.phase, handle.state.failure.error.message) == (Phase.FAILED, "boom")
+        assert "was deleted" in handle.state.notices[-1].text
     assert [state.phase for state in api.jobs()] == [Phase.FAILED]

@@ -41,7 +41,7 @@ def test_a_writer_is_one_though_somebody_asks_who_follows(tmp_path):
             claimed = [claim() for _ in range(300)]
         finally:
             over.set()
-    assert all(each.result() is None for each in asking)
+    assert all(future.result() is None for future in asking)
     assert all(claimed)
 
 

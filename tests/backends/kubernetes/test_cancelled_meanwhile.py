@@ -14,7 +14,7 @@ def test_a_job_whose_pods_went_while_nobody_looked_was_cancelled(stage):
     job = stage.submit("begin(); wait('never')", kind="pytorchjob")
     with Kernel(stage, job) as kernel:
         kept = folders.state_dir()
-        until(lambda: any("NodeStarted" in each.read_text() for each in kept.rglob("facts.jsonl")))
+        until(lambda: any("NodeStarted" in path.read_text() for path in kept.rglob("facts.jsonl")))
         kernel.kill()
     job.cancel()
     until(lambda: not stage.pods())

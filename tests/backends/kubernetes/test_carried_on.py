@@ -42,7 +42,7 @@ def check(stage, job, kind, attempts=2):
     assert job.result(LIMIT) == attempts
     assert job.info.retry_owner == US
     failed = [(number, Budget.FAILURES) for number in range(1, attempts)]
-    assert [(each.number, each.budget) for each in job.state.attempts] == [*failed, (attempts, None)]
+    assert [(attempt.number, attempt.budget) for attempt in job.state.attempts] == [*failed, (attempts, None)]
     assert [spent.used for spent in job.state.budgets] == [attempts - 1, 0]
     assert job.state.phase is Phase.SUCCEEDED
     jobs, services = made(stage)

@@ -170,12 +170,12 @@ def test_without_budgets_a_job_is_tried_as_often_as_its_operator_does_by_itself(
     for kind, told in play(stages, row, PLAIN, "plain").items():
         wanted = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
         if kind == "trainjob":  # it starts a container again in place, before anybody can stop it
-            told, wanted = (each._replace(attempts=()) for each in (told, wanted))
+            told, wanted = (cause._replace(attempts=()) for cause in (told, wanted))
         assert told == wanted, kind
 
 
 @pytest.mark.parametrize(
-    ("row", "where"), [(row, where) for row in ROWS for where in row.apart], ids=lambda each: str(each)[:60]
+    ("row", "where"), [(row, where) for row in ROWS for where in row.apart], ids=lambda value: str(value)[:60]
 )
 def test_what_is_not_compared(row, where):
     pytest.skip(f"{row.name}, {' '.join(where)}: {row.apart[where]}")

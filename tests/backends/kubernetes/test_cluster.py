@@ -409,7 +409,7 @@ def test_packages_are_installed_on_each_node_and_from_the_store_without_an_index
     for _ in range(2):
         job = submission.submit(capture.from_cell(cell, {}), spec)
         assert job.results(END_S) == [["1.0", "2.0"]] * 2
-        by.append([each.by for each in job.state.installs.values() if isinstance(each, Installed)])
+        by.append([install.by for install in job.state.installs.values() if isinstance(install, Installed)])
         assert job.state.environment is not None
         assert set(job.state.environment.installed) == {"nbtj-fresh", "nbtj-below", "nbtj-mine"}
         job.delete()
@@ -463,8 +463,8 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
     assert f"ranks work in {where}: {tmp_path}/image has another big" in third.state.notices[0].text
     assert (tmp_path / "image" / "big").read_text() == "the image's"
     assert stored.stat().st_mtime_ns == when
-    for each in (job, again, third):
-        each.delete()
+    for run in (job, again, third):
+        run.delete()
     assert [path.name for path in store.iterdir()] == ["_shipped"]
     assert [*(store / "_shipped" / "uses").iterdir()] == []
 
@@ -498,7 +498,7 @@ def test_what_ranks_leave_comes_home_by_the_log_or_the_store_and_stays_here(
 
     size = variables["size"]
     sizes = {"loss": 1, "node-1/loss": 1, "runs/events-0": size, "runs/events-1": size}
-    assert {each.path: each.size for each in found} == sizes
+    assert {artifact.path: artifact.size for artifact in found} == sizes
     assert (tmp_path / "home" / "node-1" / "loss").read_text() == "1"
     job.delete()
     with pytest.raises(JobNotFoundError):

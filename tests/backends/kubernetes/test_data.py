@@ -54,9 +54,9 @@ def test_ranks_read_a_folder_of_a_claim_that_is_mounted_for_reading(stage, claim
 
     assert job.result(LIMIT) == ("words", ["a.txt"])
     (pod,) = [pod for pod in stage.pods() if pod["metadata"]["name"].startswith(job.name)]
-    (volume,) = [each for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each]
+    (volume,) = [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
     (mounted,) = [
-        each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == volume["name"]
+        mount for mount in pod["spec"]["containers"][0]["volumeMounts"] if mount["name"] == volume["name"]
     ]
     assert volume["persistentVolumeClaim"] == {"claimName": "corpus", "readOnly": True}
     assert (mounted["mountPath"], mounted["readOnly"]) == (str(claim), True)

@@ -45,7 +45,7 @@ def team(cluster, tmp_path, monkeypatch):
 def written(namespace):
     """Return the manifests by kind."""
     found = [*yaml.safe_load_all(cluster_backend().tenders([namespace]))]
-    return {each["kind"]: each for each in found} | {"Secrets": [e for e in found if e["kind"] == "Secret"]}
+    return {obj["kind"]: obj for obj in found} | {"Secrets": [e for e in found if e["kind"] == "Secret"]}
 
 
 def program(stage, parts, folder):
@@ -63,7 +63,7 @@ def program(stage, parts, folder):
     boot = boot.replace("/tmp/", f"{folder}/").replace(deployment.PLACE, str(folder))
     ahead, last = boot.split("\nfrom ")
     there = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
-    env = {each["name"]: each["value"] for each in container["env"]}
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
     env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
     asked = json.dumps({**json.loads(asked), "listen": str(folder / "s")})
     # Without the packages that are installed here.
@@ -75,8 +75,8 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
     stage, tmp_path, monkeypatch
 ):
     parts = written(stage.namespace)
-    for each in (*parts["Secrets"], *(part for kind, part in parts.items() if not kind.startswith("Secret"))):
-        stage.cluster.request("POST", stage.cluster.collection(each), each)
+    for obj in (*parts["Secrets"], *(part for kind, part in parts.items() if not kind.startswith("Secret"))):
+        stage.cluster.request("POST", stage.cluster.collection(obj), obj)
     folder = tmp_path / "pod"
     folder.mkdir()
     user, process = program(stage, parts, folder)
@@ -96,8 +96,8 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
         process.terminate()
     assert process.wait(LIMIT) == 0
 
-    asked = [each for each in stage.cluster.attempts(user) if each.namespace == stage.namespace]
-    assert {Right(each.verb, each.group, each.resource) for each in asked} <= {*server.tender_rights()}
+    asked = [attempt for attempt in stage.cluster.attempts(user) if attempt.namespace == stage.namespace]
+    assert {Right(right.verb, right.group, right.resource) for right in asked} <= {*server.tender_rights()}
 
 
 def test_its_pod_is_one_that_a_restricted_namespace_takes(team):

@@ -52,7 +52,7 @@ def test_a_node_that_is_replaced_is_an_attempt_that_its_next_pod_is_told_of(stag
     stage.sign("go")
 
     assert job.result(LIMIT) == 7
-    assert [each.budget for each in job.state.attempts] == [Budget.FAILURES, None]
+    assert [attempt.budget for attempt in job.state.attempts] == [Budget.FAILURES, None]
 
 
 TURNS = f"""
@@ -75,7 +75,7 @@ def test_nodes_that_fail_in_turns_are_stopped_by_who_counts_though_each_has_its_
     assert job.wait(LIMIT)
 
     assert (job.state.phase, job.state.verdict.reason) == (Phase.FAILED, STOPPED)
-    (limit,) = {each["spec"]["backoffLimitPerIndex"] for each in stage.objects("apis/batch/v1/{}/jobs")}
+    (limit,) = {obj["spec"]["backoffLimitPerIndex"] for obj in stage.objects("apis/batch/v1/{}/jobs")}
     assert limit == 1
 
 

@@ -95,9 +95,9 @@ def played(request, crds, recordings):
             return differences(Player(cluster, recordings / name))
 
         def found(name):
-            for each in names[names.index(name) :][:BESIDE]:
-                if each not in playing:
-                    playing[each] = pool.submit(play, each)
+            for beside in names[names.index(name) :][:BESIDE]:
+                if beside not in playing:
+                    playing[beside] = pool.submit(play, beside)
             return playing[name].result()
 
         yield found

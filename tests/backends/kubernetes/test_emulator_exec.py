@@ -36,13 +36,13 @@ AS = {
 def recorded():
     """Return what was recorded and is said here again."""
     names = sorted(path.stem for path in (SHARED / "recordings-2" / "api").glob("exec-*.json"))
-    return [name for name in names if not any(re.fullmatch(each, name) for each in LEFT_OUT.values())]
+    return [name for name in names if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT.values())]
 
 
 def pod(name, *commands):
     containers = [
-        {"name": each, "image": IMAGE, "command": ["sh", "-c", command]}
-        for each, command in zip(("main", "side"), commands, strict=False)
+        {"name": container, "image": IMAGE, "command": ["sh", "-c", command]}
+        for container, command in zip(("main", "side"), commands, strict=False)
     ]
     spec = {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
     return {
@@ -76,7 +76,7 @@ def cluster():
 
 def phases(emulator):
     found = emulator.objects(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    return {each["metadata"]["name"]: each["status"].get("phase") for each in found}
+    return {pod["metadata"]["name"]: pod["status"].get("phase") for pod in found}
 
 
 def ended(emulator, name, container):
@@ -119,7 +119,9 @@ def run(cluster, path, protocols=(V5,), token="", said=()):
 
 
 def joined(messages):
-    return {channel: b"".join(data for each, data in messages if each == channel) for channel in (1, 2, 3)}
+    return {
+        channel: b"".join(data for message, data in messages if message == channel) for channel in (1, 2, 3)
+    }
 
 
 def path(*command, pod="x", **more):
@@ -142,13 +144,13 @@ class Recorded:
         self.bad_token = "bad-token" in name
         offered = self.request.get("headers", {}).get("Sec-WebSocket-Protocol", "")
         self.offered = offered.replace(" ", "").split(",") if offered else []
-        frames = [each for each in one.get("frames", ()) if each.get("type") == "binary"]
+        frames = [frame for frame in one.get("frames", ()) if frame.get("type") == "binary"]
         self.said = [
-            bytes([each["channel"], *(each.get("bytes") or each.get("payload", "").encode())])
-            for each in frames
-            if each["from"] == "client"
+            bytes([frame["channel"], *(frame.get("bytes") or frame.get("payload", "").encode())])
+            for frame in frames
+            if frame["from"] == "client"
         ]
-        self.heard = [(each["channel"], whole(each)) for each in frames if each["from"] == "server"]
+        self.heard = [(frame["channel"], whole(frame)) for frame in frames if frame["from"] == "server"]
 
     def run(self, cluster):
         token = "nobody's" if self.bad_token else token_of(cluster, self.user) if self.user else ""

@@ -42,7 +42,7 @@ def running(pod):
 
 
 def waiting(pod):
-    states = [each["state"] for each in pod["status"].get("containerStatuses", ())]
+    states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
     return [state["waiting"]["reason"] for state in states if "waiting" in state]
 
 
@@ -134,7 +134,11 @@ def test_an_evicted_pod_carries_the_condition_until_it_is_gone(cluster):
     pod = cluster.request("GET", f"{PODS}/p")
 
     assert "deletionTimestamp" in pod["metadata"]
-    assert [each["reason"] for each in pod["status"]["conditions"] if each["type"] == "DisruptionTarget"]
+    assert [
+        condition["reason"]
+        for condition in pod["status"]["conditions"]
+        if condition["type"] == "DisruptionTarget"
+    ]
 
 
 def test_a_server_that_restarts_keeps_its_port_and_its_pods(cluster):

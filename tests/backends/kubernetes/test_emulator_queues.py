@@ -61,10 +61,11 @@ class Story:
                 value = (value or {}).get(name)
             self._note("suspend", bool(value))
         elif resource == "workloads":
-            for each in (obj.get("status") or {}).get("conditions") or ():
-                if each["type"] in ("QuotaReserved", "Evicted", "Admitted"):
+            for condition in (obj.get("status") or {}).get("conditions") or ():
+                if condition["type"] in ("QuotaReserved", "Evicted", "Admitted"):
                     self._note(
-                        each["type"], (each["status"], each["reason"], VARIES.sub("", each["message"]))
+                        condition["type"],
+                        (condition["status"], condition["reason"], VARIES.sub("", condition["message"])),
                     )
 
     def _note(self, what, value):
@@ -105,9 +106,9 @@ def recorded(folder):
     )
     lines = [json.loads(line) for line in text.splitlines()]
     return [
-        (each["t"], each["type"], each["resource"], each["object"])
-        for each in lines
-        if each["type"] != "BOOKMARK"
+        (line["t"], line["type"], line["resource"], line["object"])
+        for line in lines
+        if line["type"] != "BOOKMARK"
     ]
 
 
@@ -126,28 +127,32 @@ class Play:
         self.actions = [json.loads(line) for line in (folder / "actions.jsonl").read_text().splitlines()]
         text = re.sub(r"\bsleep [\d.]+", "gate", (folder / "manifest.yaml").read_text())
         text = re.sub(r"-lt \d+ \]", "-lt 1 ]", text)
-        self.documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
+        self.documents = [
+            document for document in yaml.safe_load_all(text) if document["kind"] != "Namespace"
+        ]
         self.space = next(
-            each["metadata"]["namespace"] for each in self.documents if each["metadata"].get("namespace")
+            document["metadata"]["namespace"]
+            for document in self.documents
+            if document["metadata"].get("namespace")
         )
 
     def run(self):
         """Play it to its end; raise where it goes otherwise."""
         self.cluster.namespace(self.space)
-        for each in self.documents:
-            if each["kind"] in FURNITURE:
-                self._once(each)
+        for document in self.documents:
+            if document["kind"] in FURNITURE:
+                self._once(document)
         for t, step in sorted(self._steps(), key=lambda step: step[0]):
             self._arrive(t)
             step()
         self._arrive(float("inf"))
 
     def _steps(self):
-        waiting = [each for each in self.documents if each["kind"] not in FURNITURE]
+        waiting = [document for document in self.documents if document["kind"] not in FURNITURE]
         for action in self.actions:
             if action["what"].startswith("create "):
                 kind = action["what"].split()[1]
-                body = next(each for each in waiting if each["kind"] == kind)
+                body = next(document for document in waiting if document["kind"] == kind)
                 waiting.remove(body)
                 yield (
                     action["t"],
@@ -169,8 +174,8 @@ class Play:
     def _once(self, body):
         path = self.cluster.collection(body)
         if not any(
-            each["metadata"]["name"] == body["metadata"]["name"]
-            for each in self.cluster.request("GET", path)["items"]
+            item["metadata"]["name"] == body["metadata"]["name"]
+            for item in self.cluster.request("GET", path)["items"]
         ):
             self.cluster.request("POST", path, body)
 
@@ -182,7 +187,7 @@ class Play:
 
     def _workload(self):
         found = self.cluster.objects(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{self.space}/workloads")
-        return next(each["metadata"]["name"] for each in found if named(each) == "m")
+        return next(pod["metadata"]["name"] for pod in found if named(pod) == "m")
 
     def _let_end(self, job, number):
         """Let so many pods of a job end, and no more: with the last one the job ends, and others begin."""
@@ -190,14 +195,14 @@ class Play:
         def ends():
             pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
             mine = [
-                each
-                for each in pods
-                if each["metadata"]["name"].startswith(f"{job}-")
-                and "deletionTimestamp" not in each["metadata"]
+                pod
+                for pod in pods
+                if pod["metadata"]["name"].startswith(f"{job}-")
+                and "deletionTimestamp" not in pod["metadata"]
             ]
-            left = [each for each in mine if each["status"].get("phase") != "Succeeded"]
+            left = [pod for pod in mine if pod["status"].get("phase") != "Succeeded"]
             more = number - (len(mine) - len(left))
-            opened = [self.cluster.open_gate(each["metadata"]["uid"]) for each in left[: max(more, 0)]]
+            opened = [self.cluster.open_gate(pod["metadata"]["uid"]) for pod in left[: max(more, 0)]]
             return len(mine) >= number and all(opened)
 
         until(ends)
@@ -218,14 +223,14 @@ class Play:
 
     def _changes(self):
         history = self.cluster.history(self.space)
-        return [(0.0, each.type, each.resource.plural, each.object) for each in history]
+        return [(0.0, event.type, event.resource.plural, event.object) for event in history]
 
 
 def shaped(value):
     """Return an answer with a word in place of whatever differs from cluster to cluster."""
     if isinstance(value, dict):
-        return {key: shaped(each) for key, each in value.items()}
-    return [shaped(each) for each in value] if isinstance(value, list) else type(value).__name__
+        return {key: shaped(item) for key, item in value.items()}
+    return [shaped(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
 def test_who_waits_in_a_queue_is_told_as_a_real_visibility_server_did(kueue):

@@ -129,7 +129,7 @@ def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_pa
         expected[need.module] = STAYS.get(case, need.version)
         installed.update([] if case in STAYS else [need.distribution])
     names = ", ".join(expected)
-    cell = f"import {names}\n[getattr(each, 'version', None) for each in ({names})]"
+    cell = f"import {names}\n[getattr(module, 'version', None) for module in ({names})]"
     yanked = [path.name for path in (tmp_path / "index").iterdir()]
     with Index(tmp_path / "index", login="me:secret", yanked=yanked) as index:
         own = {**spec.env, "PIP_INDEX_URL": index.url("me:secret")}
@@ -151,7 +151,7 @@ def test_the_images_of_workers_and_of_a_runtime_are_known_once_their_first_nodes
     job = submission.submit(capture.from_cell("1", {}), mixed)
 
     assert "has no torch" in str(job.exception(LIMIT))
-    assert [each.image for each in cluster_backend().there(mixed)] == [TORCH, PYTHON]
+    assert [image.image for image in cluster_backend().there(mixed)] == [TORCH, PYTHON]
     assert job.state.environments[1].distributions == {}
     with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch"):
         submission.submit(capture.from_cell("1", {}), mixed)

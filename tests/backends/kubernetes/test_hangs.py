@@ -197,7 +197,7 @@ def place(name, code):
 
 def tree(pid):
     """Return a process and those that came of it."""
-    return [pid, *(each for child in children(pid) for each in tree(child))]
+    return [pid, *(descendant for child in children(pid) for descendant in tree(child))]
 
 
 def parent(pid):
@@ -220,9 +220,9 @@ def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
         jobs[0].told("no rank waits in a collective: ranks 0-3 sleep in ")
         says_which_node_does_not_answer(jobs[0].job)
     finally:
-        for each in jobs:
-            each.end_ranks()  # one that is stopped would take its grace period
-            each.job.cancel()
+        for job in jobs:
+            job.end_ranks()  # one that is stopped would take its grace period
+            job.job.cancel()
 
 
 def names_who_was_missing(job):

@@ -51,7 +51,7 @@ WAITS: dict[str, tuple[str, Any, str, Cause]] = {
 
 
 def spent(state):
-    return [each.used for each in state.budgets]
+    return [budget.used for budget in state.budgets]
 
 
 def ends(state):

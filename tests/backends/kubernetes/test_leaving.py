@@ -112,7 +112,7 @@ def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, tai
 
     assert job.result(LIMIT) == "done", job.state
     assert each_step_once(job, 0, 1), job.state.notices
-    assert [each.budget for each in job.state.attempts] == [Budget.PREEMPTIONS, None]
+    assert [attempt.budget for attempt in job.state.attempts] == [Budget.PREEMPTIONS, None]
     assert [told.why for told in job.state.leaves] == [f"its host has the taint {selection.TAINTS[0]}"]
 
 
@@ -179,5 +179,7 @@ def test_at_a_pods_deadline_what_its_ranks_left_comes_home_in_the_grace_period(s
     stage.cluster.fail_pods(stage.namespace, stage.pod(), why=player.DEADLINE)
 
     assert job.wait(LIMIT)
-    assert [each.failure.reason.cause for each in job.state.attempts if each.failure] == [Cause.DEADLINE]
-    assert [each.path for each in job.artifacts(tmp_path)] == ["loss"]
+    assert [attempt.failure.reason.cause for attempt in job.state.attempts if attempt.failure] == [
+        Cause.DEADLINE
+    ]
+    assert [artifact.path for artifact in job.artifacts(tmp_path)] == ["loss"]

@@ -199,7 +199,7 @@ def test_what_volcano_made_for_a_former_job_is_gone_before_the_next_one_of_its_n
 
     (obj,) = stage.objects(collection(KINDS["volcano"].api))
     for path in (SERVICES, CONFIGMAPS):
-        (made,) = [each for each in stage.objects(path) if each["metadata"]["name"].startswith("same")]
+        (made,) = [obj for obj in stage.objects(path) if obj["metadata"]["name"].startswith("same")]
         assert labelling.owned(made, obj)
     stage.sign("go")
     assert (job.name, job.result(LIMIT)) == ("same", 1)
@@ -220,7 +220,7 @@ def test_a_name_by_which_an_operator_would_take_anothers_object_is_refused(stage
     said = str(stage.refused(NameTakenError, name="web", kind=kind))
 
     assert f"has a {what} '{name}' that nbtorchjob didn't make: choose another --name" in said
-    assert name in {each["metadata"]["name"] for each in stage.objects(path)}
+    assert name in {obj["metadata"]["name"] for obj in stage.objects(path)}
 
 
 @pytest.mark.parametrize(("kind", "what", "name"), FOREIGN)
@@ -238,7 +238,7 @@ def test_an_attempt_whose_operator_would_take_anothers_object_waits_until_that_i
     said = " ".join(wait.text for wait in job.state.waiting)
     assert "attempt 2 can't be started" in said
     assert "isn't this job's, and has the name: delete it" in said
-    assert name in {each["metadata"]["name"] for each in stage.objects(path)}
+    assert name in {obj["metadata"]["name"] for obj in stage.objects(path)}
     stage.delete(path, name)
     assert job.result(LIMIT) == 2
 

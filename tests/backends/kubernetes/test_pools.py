@@ -629,8 +629,9 @@ import json, sys
 from nbtorchjob import api
 job = api.attach(sys.argv[1])
 job.wait()
-attempts = [[each.number, each.failure and each.failure.reason.line] for each in job.state.attempts]
-budgets = [each.used for each in job.state.budgets]
+attempts = [[attempt.number, attempt.failure and attempt.failure.reason.line]
+            for attempt in job.state.attempts]
+budgets = [budget.used for budget in job.state.budgets]
 print(json.dumps([job.state.phase.value, attempts, budgets, job.info.created]))
 """
 

@@ -76,7 +76,7 @@ def submit(stage, kind, part=ENDS, **asked):
 
 def workload(stage, job):
     found = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
-    mine = [each for each in found if each["metadata"]["ownerReferences"][0]["name"] == job.name]
+    mine = [obj for obj in found if obj["metadata"]["ownerReferences"][0]["name"] == job.name]
     return mine[0] if mine else None
 
 
@@ -99,9 +99,11 @@ def without_workloads(stage):
     """Be a user as Kueue's stock roles leave one: who may read Workloads, and change none."""
     name = stage.become()
     plurals = ("workloads", "localqueues")
-    of = [Right(verb, "kueue.x-k8s.io", each) for verb in ("get", "list", "watch") for each in plurals]
+    of = [Right(verb, "kueue.x-k8s.io", plural) for verb in ("get", "list", "watch") for plural in plurals]
     of.append(Right("get", "visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"))
-    rules = [{"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]} for each in of]
+    rules = [
+        {"apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb]} for right in of
+    ]
     stage.cluster.allow(name, stage.namespace, rules)
     find.forget()
 
@@ -134,10 +136,10 @@ def test_a_job_waits_in_its_queue_and_runs_when_there_is_quota(queues, kind):
     until(lambda: {place(second.state), place(third.state)} == {(1, 2), (2, 2)})
     ahead = {(1, 2): "1st of 2", (2, 2): "2nd of 2"}[place(second.state)]
     until(lambda: f"queued in team: {ahead}; needs 900m cpu, 0.9 of 1 used" in told(second)[1])
-    assert {place(each) for each in api.jobs() if each.queued} == {(1, 2), (2, 2)}
-    assert [facts.phase(each) for each in api.jobs() if each.name == second.name] == ["QUEUED"]
+    assert {place(job) for job in api.jobs() if job.queued} == {(1, 2), (2, 2)}
+    assert [facts.phase(job) for job in api.jobs() if job.name == second.name] == ["QUEUED"]
     queues.sign("go")
-    assert [each.result(LIMIT) for each in (first, second, third)] == [1, 1, 1]
+    assert [job.result(LIMIT) for job in (first, second, third)] == [1, 1, 1]
 
 
 def test_without_a_right_to_its_cluster_queue_a_job_tells_what_its_namespace_uses(queues):
@@ -159,7 +161,7 @@ def test_kueue_counts_places_and_is_asked_now_and_then(queues):
     until(lambda: second.state.standing and second.state.standing.used)
     listed = [api.jobs() for _ in range(9)]
 
-    assert {place(each) for jobs in listed for each in jobs if each.queued} == {(1, 1)}
+    assert {place(job) for jobs in listed for job in jobs if job.queued} == {(1, 1)}
     asked = [path for _, path in queues.cluster.requests if path.endswith("/pendingworkloads")]
     assert sum(queues.namespace in path for path in asked) < len(listed)
     queues.sign("go")
@@ -381,12 +383,12 @@ def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queue
 def test_a_priority_in_queues_that_isnt_there_is_found_missing(queues):
     high = f"high-{queues.namespace}"
     asked = {"queue": "team", "workload_priority": high}
-    before = [each for each in api.doctor(queues.spec(cpu="1", **asked)) if high in each.text]
+    before = [finding for finding in api.doctor(queues.spec(cpu="1", **asked)) if high in finding.text]
     make(queues, "WorkloadPriorityClass", high, None)
-    after = [each for each in api.doctor(queues.spec(cpu="1", **asked)) if high in each.text]
+    after = [finding for finding in api.doctor(queues.spec(cpu="1", **asked)) if high in finding.text]
 
-    assert [(each.good, "would never start" in each.text) for each in before] == [(False, True)]
-    assert [(each.good, "exists" in each.text) for each in after] == [(True, True)]
+    assert [(finding.good, "would never start" in finding.text) for finding in before] == [(False, True)]
+    assert [(finding.good, "exists" in finding.text) for finding in after] == [(True, True)]
     offered = cluster_backend().choices(queues.spec())["workload-priority"]
     assert high in [choice.value for choice in offered]
 
@@ -435,7 +437,7 @@ def test_what_a_queue_may_borrow_counts(queues, limits, nodes, good, words):
     until(lambda: any("is open" in text for text in findings(queues, queue="team")))
     found = findings(queues, queue="team", launch=Elastic(nodes, nodes))
 
-    assert [(text, each) for text, each in found.items() if words in text and each is good]
+    assert [(text, state) for text, state in found.items() if words in text and state is good]
     if not good:  # and so says Kueue
         job = submit(queues, "indexedjob", launch=Elastic(nodes, nodes))
         job.wait(0)
@@ -505,9 +507,9 @@ def test_what_is_exported_of_a_queued_job_can_be_applied_whatever_webhooks_have_
         job = submit(queues, kind, cell=f"'{kind}'")
         path = KINDS_OF[kind].format(f"namespaces/{queues.namespace}")
         live = queues.cluster.request("GET", f"/{path}/{job.name}")
-        written = [each for each in job.export(tmp_path / kind) if each.suffix == ".yaml"]
-        files = [yaml.safe_load(each.read_text()) for each in written]
-        assert {each["metadata"]["namespace"] for each in files} == {queues.namespace}
+        written = [path for path in job.export(tmp_path / kind) if path.suffix == ".yaml"]
+        files = [yaml.safe_load(path.read_text()) for path in written]
+        assert {file["metadata"]["namespace"] for file in files} == {queues.namespace}
         if kind == "trainjob":  # as it is on the cluster nobody can create it once more
             meta = {"name": "copy", "namespace": queues.namespace, "labels": live["metadata"]["labels"]}
             with pytest.raises(HTTPError, match="422"):

@@ -130,7 +130,9 @@ def test_what_never_runs_is_queued_and_says_why(name):
 
 
 def test_what_its_queue_does_is_nobodys_suspension():
-    for recording in [each for name in ("preempted", "drained", "queued-quota") for each in recorded(name)]:
+    for recording in [
+        recording for name in ("preempted", "drained", "queued-quota") for recording in recorded(name)
+    ]:
         phases = {facts.phase(state) for state in recording.read(recording.changes)}
 
         assert "QUEUED" in phases, recording.path
@@ -139,11 +141,11 @@ def test_what_its_queue_does_is_nobodys_suspension():
 
 # attempt() can't count what Kueue admits again: only its Workload counts that, and pods have no token.
 def test_pods_that_a_queue_admits_again_learn_nothing_that_those_before_them_did_not():
-    for recording in [each for name in ("preempted", "drained") for each in recorded(name)]:
+    for recording in [recording for name in ("preempted", "drained") for recording in recorded(name)]:
         pods = [change["object"] for change in recording.changes if change["resource"] == "pods"]
         learned: dict[int, dict[str, object]] = {}
         for pod in filter(recording.is_ours, pods):
-            meta, env = pod["metadata"], [each.get("env") for each in pod["spec"]["containers"]]
+            meta, env = pod["metadata"], [container.get("env") for container in pod["spec"]["containers"]]
             lives = learned.setdefault(recording.kind.node(pod), {})
             lives[meta["uid"]] = (meta["labels"], meta["annotations"], env)
 
@@ -160,7 +162,9 @@ def test_what_was_deactivated_is_suspended():
 
 
 def test_what_its_queue_gave_up_is_told_like_a_deadline():
-    for recording in [each for name in ("max-execution-time", "pods-not-ready") for each in recorded(name)]:
+    for recording in [
+        recording for name in ("max-execution-time", "pods-not-ready") for recording in recorded(name)
+    ]:
         failure = apply(recording.state(), ev.Closed(LATER + 1e6)).failure
 
         assert failure is not None

@@ -46,4 +46,4 @@ def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch)
     assert f"tqdm=={told.environment.distributions['tqdm']}" in lock.splitlines()
     assert answer.data["captured"] == {"x": ["1", "2"]}
     assert answer.data["packages"] == {}
-    assert [each["value"] for each in answer.data["results"]] == [2, 3]
+    assert [result["value"] for result in answer.data["results"]] == [2, 3]

@@ -66,9 +66,9 @@ def test_a_job_whose_time_has_come_is_removed_and_its_value_and_log_stay_here(st
     until(lambda: not stage.left())
 
     later = api.attach(job.name)
-    for each in (job, later):
-        assert each.result(LIMIT) == (2 if retry else 1)
-        assert set(each.logs(0).split()) == ({"1", "2"} if retry else {"1"})
+    for run in (job, later):
+        assert run.result(LIMIT) == (2 if retry else 1)
+        assert set(run.logs(0).split()) == ({"1", "2"} if retry else {"1"})
     assert api.jobs() == []
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_its_cluster_removes_just_then_is_removed_once(stage, caplog,
     job = stage.submit(HANGS, name="same", kind=kind, launch=launch)
     assert job.wait(LIMIT)
     assert kind == "indexedjob" or removed.wait(LIMIT)
-    until(lambda: [state.info.run for state in api.jobs()] == [each.info.run for each in newer])
+    until(lambda: [state.info.run for state in api.jobs()] == [run.info.run for run in newer])
 
     assert job.state.failure.reason.cause is Cause.DEADLINE
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -193,10 +193,10 @@ def test_a_job_that_takes_too_long_is_ended(stage, attach, kind):
     job = stage.submit(HANGS, kind=kind, launch=deadline(1))
     assert job.wait(LIMIT)
 
-    for each in (job, attach(job)):
-        assert each.wait(LIMIT)
-        assert each.state.phase is Phase.FAILED
-        assert each.state.failure.reason.cause is Cause.DEADLINE
+    for handle in (job, attach(job)):
+        assert handle.wait(LIMIT)
+        assert handle.state.phase is Phase.FAILED
+        assert handle.state.failure.reason.cause is Cause.DEADLINE
     if kind in BY_US:
         until(lambda: all(pod["status"].get("phase") != "Running" for pod in stage.pods()))
 
@@ -206,11 +206,11 @@ def test_a_deadline_draws_on_no_budget_and_nothing_follows_it(stage, attach, kin
     job = stage.submit(HANGS, kind=kind, retry=RETRY, launch=deadline(1))
     assert job.wait(LIMIT)
 
-    for each in (job, attach(job)):
-        assert each.wait(LIMIT)
-        (only,) = each.state.attempts
-        assert (only.failure.reason.cause, only.budget, each.state.next) == (Cause.DEADLINE, None, None)
-        assert [spent.used for spent in each.state.budgets] == [0, 0]
+    for handle in (job, attach(job)):
+        assert handle.wait(LIMIT)
+        (only,) = handle.state.attempts
+        assert (only.failure.reason.cause, only.budget, handle.state.next) == (Cause.DEADLINE, None, None)
+        assert [spent.used for spent in handle.state.budgets] == [0, 0]
 
 
 def test_a_deadline_that_passed_while_nobody_followed_ends_the_job(stage, attach):

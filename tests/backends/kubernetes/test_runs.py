@@ -118,7 +118,7 @@ def test_what_runs_share_is_sent_once_and_goes_with_the_last_of_them(stage, kind
     assert runs.results(LIMIT) == [1, 2, 3]
 
     big = [secret for secret in stage.objects("api/v1/{}/secrets") if held(secret) > 10_000]
-    assert [each["metadata"]["labels"][labelling.GROUP] for each in big] == ["sweep"] * len(big)
+    assert [obj["metadata"]["labels"][labelling.GROUP] for obj in big] == ["sweep"] * len(big)
     assert 1 < len(big) < 4  # and no more for three runs than for one
 
     runs[0].delete()

@@ -64,10 +64,10 @@ def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path):
     found = [
         yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
     ]
-    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+    names = [(obj["kind"], obj["metadata"]["name"]) for obj in found]
     assert names[-1][1] == job.name
     assert len([name for kind, name in names if kind == "Service"]) == 1
-    assert all(labelling.attempt(each) == 1 for each in found)
+    assert all(labelling.attempt(obj) == 1 for obj in found)
 
 
 def test_a_name_is_free_again_once_its_job_is_deleted(stage):
@@ -85,8 +85,8 @@ def test_what_a_rank_said_of_its_end_is_kept_of_each_attempt(stage):
         stage.sign(f"go-{number}")
     job.wait(LIMIT)
 
-    assert [each.failure.reason.cause for each in job.state.attempts] == [Cause.USER] * 3
-    assert [each.failure.round for each in job.state.attempts] == [0, 1, 2]
+    assert [attempt.failure.reason.cause for attempt in job.state.attempts] == [Cause.USER] * 3
+    assert [attempt.failure.round for attempt in job.state.attempts] == [0, 1, 2]
 
 
 def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, attach):
@@ -101,7 +101,7 @@ def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, at
     later = attach(job)
     stage.sign("go")
 
-    for each in (later, job):
-        assert each.result(LIMIT) == 2
-        assert [attempt.budget for attempt in each.state.attempts] == [Budget.PREEMPTIONS, None]
-        assert "evicted" in each.state.attempts[0].failure.reason.line
+    for run in (later, job):
+        assert run.result(LIMIT) == 2
+        assert [attempt.budget for attempt in run.state.attempts] == [Budget.PREEMPTIONS, None]
+        assert "evicted" in run.state.attempts[0].failure.reason.line

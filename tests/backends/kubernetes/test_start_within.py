@@ -48,13 +48,13 @@ def test_what_cant_start_is_ended_and_told_why(stage, monkeypatch, tmp_path, kin
     job = stage.submit(kind=kind, retry=retry, launch=within("1s", 2), **asked)
     assert job.wait(LIMIT)
 
-    for each in (job, elsewhere(stage, job, monkeypatch, tmp_path)):
-        assert each.wait(LIMIT)
-        failure = each.state.failure
-        assert (each.state.phase, failure.reason.cause) == (Phase.FAILED, Cause.DEADLINE)
+    for handle in (job, elsewhere(stage, job, monkeypatch, tmp_path)):
+        assert handle.wait(LIMIT)
+        failure = handle.state.failure
+        assert (handle.state.phase, failure.reason.cause) == (Phase.FAILED, Cause.DEADLINE)
         assert failure.reason.line.startswith("held back for 1 s, and ended: ")
         assert what in failure.reason.line
-        assert [spent.used for spent in each.state.budgets] == ([0, 0] if retry else [])
+        assert [spent.used for spent in handle.state.budgets] == ([0, 0] if retry else [])
     until(lambda: not stage.pods())
 
 

@@ -96,14 +96,14 @@ def test_the_emulators_trainer_takes_what_a_real_one_takes(stage):
 def put(stage, job, name=None, seconds=60, **status):
     """Post a status as the job's pods do, by a token for it or for another; return the answer's code."""
     (pod, *_) = stage.pods()
-    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
     url = env["KUBEFLOW_TRAINER_SERVER_URL"]
     audience = f"/{TOLD.format(f'namespaces/{stage.namespace}')}/{name or job.name}/status"
     token = podtokens.issue(stage.namespace, audience, seconds)
     (authority,) = [
-        each["data"]["ca.crt"]
-        for each in stage.objects("api/v1/{}/configmaps")
-        if each["metadata"]["name"] == f"{job.name}-tls-config"
+        obj["data"]["ca.crt"]
+        for obj in stage.objects("api/v1/{}/configmaps")
+        if obj["metadata"]["name"] == f"{job.name}-tls-config"
     ]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     body = {"trainerStatus": {"lastUpdatedTime": now, **status}}

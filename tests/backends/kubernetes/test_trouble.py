@@ -244,7 +244,7 @@ def orphan(stage):
     until(lambda: len(stage.left()) == 2)  # with the payload that it owns
     kernel.kill()
     kernel.wait()
-    [name] = [each for each in stage.left() if each.endswith("-claim")]
+    [name] = [name for name in stage.left() if name.endswith("-claim")]
     return name
 
 

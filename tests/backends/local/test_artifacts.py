@@ -44,7 +44,7 @@ def test_what_two_nodes_leave_comes_home_by_their_names(tmp_path):
 
     found = job.artifacts(tmp_path / "home")
 
-    assert [(each.path, each.size, each.node) for each in found] == [
+    assert [(artifact.path, artifact.size, artifact.node) for artifact in found] == [
         ("config", 7, 0),
         ("empty", 0, 0),
         ("loss", 10, 0),
@@ -75,7 +75,7 @@ def test_each_attempt_has_its_own_and_failed_ones_too(tmp_path):
     with pytest.raises(JobFailedError):
         job.result()
 
-    assert {each.attempt for each in job.artifacts()} == {2}
+    assert {artifact.attempt for artifact in job.artifacts()} == {2}
     assert job.artifacts(tmp_path, attempt=1)[0].attempt == 1
     assert contents(tmp_path)["runs/events-0"] == "events"
     with pytest.raises(SpecError, match="attempt: got 3"):

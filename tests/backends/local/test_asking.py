@@ -57,7 +57,7 @@ def ask(here, job, question="who", **how):
 
 def sampled(answers):
     records = [record for answer in answers for record in answer.records]
-    return [(one["event"], one["node"], [each["rank"] for each in one["samples"]]) for one in records]
+    return [(one["event"], one["node"], [sample["rank"] for sample in one["samples"]]) for one in records]
 
 
 @pytest.mark.torch

@@ -73,7 +73,7 @@ def test_a_node_refuses_a_folder_that_is_another_runs_by_now():
         return "ran"
 
     job = submit(once_more, retry=Retry(retries=1, preemptions=1, backoff=3))
-    seen(job, lambda state: any(each.failure for each in state.attempts))
+    seen(job, lambda state: any(attempt.failure for attempt in state.attempts))
     record = directory.jobs_dir() / job.name / "job.json"
     text = record.read_text()
     record.write_text(text.replace(f'"created":{job.info.created}', '"created":1.5'))
@@ -376,7 +376,7 @@ def kernel(name, backoff, go):
 
 def without_lines(attempts):
     """Return attempts without what their ranks wrote last, which is read a moment after the facts."""
-    return [replace(each, lines=()) for each in attempts]
+    return [replace(attempt, lines=()) for attempt in attempts]
 
 
 def test_a_kernel_killed_between_attempts_changes_nothing(folder):

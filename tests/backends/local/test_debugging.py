@@ -119,7 +119,7 @@ def test_a_rank_goes_on_where_nobody_comes():
     job = submit("breakpoint()\n1", debug_wait=0.5)
 
     assert job.result(LIMIT) == 1
-    assert [each.how for each in job.state.goes_on.values()] == ["nobody", "nobody"]
+    assert [end.how for end in job.state.goes_on.values()] == ["nobody", "nobody"]
     assert "rank 0 was stopped for 0.5 s, and nobody came: it goes on" in str(job.state.notices)
     job = submit("breakpoint()\n1", debug_wait=0)
     assert job.result(LIMIT) == 1
@@ -133,7 +133,7 @@ def test_a_rank_that_fails_is_held_until_it_is_released():
     )
     assert stopped(job, 2) == [0, 1]
     assert job.state.phase is Phase.RUNNING
-    assert [each.error.type for each in job.state.errors] == ["ZeroDivisionError"] * 2
+    assert [error.error.type for error in job.state.errors] == ["ZeroDivisionError"] * 2
 
     with pytest.raises(AskError, match=r"^which rank of \S+ ranks 0-1 are stopped: "), job.debugger():
         pass
@@ -144,7 +144,7 @@ def test_a_rank_that_fails_is_held_until_it_is_released():
     assert job.release() == [0, 1]
 
     assert job.exception(LIMIT).error.type == "ZeroDivisionError"
-    assert {each.how for each in job.state.goes_on.values()} == {"released"}
+    assert {end.how for end in job.state.goes_on.values()} == {"released"}
 
 
 @pytest.mark.torch

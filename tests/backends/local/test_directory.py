@@ -99,7 +99,7 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(act, here, spec, why):
     change(job, spec=spec)
 
     [answer] = verbs.describe(ParsedArgs([job.name], {}), api.attach)
-    [told] = [each for each in answer.text.split("\n") if "its spec can't be read" in each]
+    [told] = [line for line in answer.text.split("\n") if "its spec can't be read" in line]
     assert why in told
     assert "\nWhen:\n" in answer.text
     assert answer.data["spec"] == spec
@@ -220,7 +220,7 @@ def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
 
     assert {state.info.name for state in here.jobs()} == {good.name, bad.name}
     state = here.snapshot(bad.name)
-    assert [each.text for each in state.notices] == ["goes on"]
+    assert [notice.text for notice in state.notices] == ["goes on"]
     assert len(state.refused) == 3
     assert not state.phase.terminal
 

@@ -16,7 +16,7 @@ from nbtorchjob.ui.record import record
 
 def listed(here=None):
     """Return what a process makes of each job, one that has seen nothing yet by default: status by name."""
-    return {each["name"]: each["status"] for each in (here or LocalBackend()).summaries(record)}
+    return {summary["name"]: summary["status"] for summary in (here or LocalBackend()).summaries(record)}
 
 
 def kept_file():
@@ -77,8 +77,8 @@ def test_a_job_that_another_machine_keeps_is_not_remembered_as_lost(act):
 
 def test_a_job_is_deleted_once_its_time_is_over(act, monkeypatch):
     job, other = ended(act), ended(act)
-    for each, ttl in ((job, "3600"), (other, "7200")):
-        (each.folder.path / "ttl").write_text(ttl)
+    for run, ttl in ((job, "3600"), (other, "7200")):
+        (run.folder.path / "ttl").write_text(ttl)
     assert {*listed()} == {job.name, other.name}
 
     in_an_hour = time.time() + 3601

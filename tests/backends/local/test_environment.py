@@ -46,9 +46,19 @@ def test_jobs_that_can_import_the_same_share_a_file(tmp_path, monkeypatch):
     assert told == [job.state.environment for job in (one, other, later)]
 
     assert os.path.samefile(folder_of(one).environment, folder_of(other).environment)
-    assert [each and each.distributions.get("meanwhile", "") for each in told] == ["", "", "1.0"]
-    assert [each and "meanwhile" in each.origins for each in told] == [False, False, True]
-    assert {each and each.python for each in told} == {".".join(map(str, sys.version_info[:3]))}
+    assert [environment and environment.distributions.get("meanwhile", "") for environment in told] == [
+        "",
+        "",
+        "1.0",
+    ]
+    assert [environment and "meanwhile" in environment.origins for environment in told] == [
+        False,
+        False,
+        True,
+    ]
+    assert {environment and environment.python for environment in told} == {
+        ".".join(map(str, sys.version_info[:3]))
+    }
 
 
 def test_a_file_that_no_job_has_is_removed_in_time(tmp_path, monkeypatch):
@@ -86,7 +96,7 @@ def test_what_git_says_of_the_notebook_s_folder_is_told_and_stays_with_a_retry()
     job = ended(name="told")
     until(lambda: api.snapshot("told").checkout)
     again = api.retry("told")
-    found = [api.snapshot(each.name).checkout for each in (job, again)]
+    found = [api.snapshot(run.name).checkout for run in (job, again)]
 
     assert found[0] is not None
     assert found[0] == found[1]

@@ -95,7 +95,7 @@ def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, 
     first, second = job.state.attempts
     assert (first.budget, second.failure) == (Budget.PREEMPTIONS, None)
     assert first.left.metrics["step"] == float(before.split()[-1])
-    assert [each.path for each in job.artifacts(attempt=1)] == ["rank-0", "rank-1"]
+    assert [artifact.path for artifact in job.artifacts(attempt=1)] == ["rank-0", "rank-1"]
 
 
 def test_ranks_that_are_told_in_their_first_step_leave_after_it():

@@ -101,7 +101,7 @@ def test_a_running_job_says_how_far_it_is(act, here):
         report(job, step, rank=1, step=step // 2, steps=5000)
     [later] = here.jobs()
 
-    assert [done(each) for each in (state, later)] == [500, 750]
+    assert [done(record) for record in (state, later)] == [500, 750]
 
 
 def test_a_running_job_says_when_its_ranks_wrote_last(act, here):
@@ -236,13 +236,13 @@ def test_a_folder_that_is_damaged_harms_no_other_and_may_recover(act, here):
 
 def test_a_job_is_deleted_once_its_time_is_over(act, here):
     job, running = act(), act()
-    for each in (job, running):
-        (each.folder.path / "ttl").write_text("60")
+    for run in (job, running):
+        (run.folder.path / "ttl").write_text("60")
     job.end()
     assert len(listed(here)) == 2
 
-    for each in (job, running):
-        os.utime(each.folder.events, (0, time.time() - 61))
+    for run in (job, running):
+        os.utime(run.folder.events, (0, time.time() - 61))
     assert [*listed(here)] == [running.name]
     assert not job.folder.path.exists()
 

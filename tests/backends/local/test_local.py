@@ -814,7 +814,7 @@ def test_what_is_done_to_an_ended_job_may_be_repeated():
 def test_the_doctor_says_what_this_machine_refuses():
     found = api.doctor(JobSpec(cluster=nbtorchjob.Cluster(gpu=1)))
 
-    assert [each.text for each in found if not each.good] == [
+    assert [finding.text for finding in found if not finding.good] == [
         "gpu can't be given on the local backend: it is for --backend kubernetes"
     ]
 

@@ -56,8 +56,8 @@ def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
     assert loads.spent.parts["data"] > loads.spent.parts["ranks"], str(loads)
     names = {
         event["name"]
-        for each in (waits, loads)
-        for event in json.loads(gzip.decompress(each.path.read_bytes()))["traceEvents"]
+        for run in (waits, loads)
+        for event in json.loads(gzip.decompress(run.path.read_bytes()))["traceEvents"]
     }
     assert {"aten::addmm", "gloo:all_reduce", LOADING, "DistributedDataParallel.forward"} <= names
     assert job.logs(0) == job.logs(1) == ""

@@ -118,7 +118,7 @@ def test_what_is_written_down_of_it_stays():
     assert third.results(LIMIT) == second.results(LIMIT) == [2, 2]
     fourth = second.retry()
 
-    assert [each.name for each in (second, third, fourth)] == ["given-2", "given-3", "given-4"]
+    assert [run.name for run in (second, third, fourth)] == ["given-2", "given-3", "given-4"]
     same = ("label", "sources", "ships", "spec", "notebook", "cell", "nodes", "call")
     assert [getattr(fourth.info, name) for name in same] == [getattr(job.info, name) for name in same]
     assert fourth.results(LIMIT) == [2, 2]

@@ -47,8 +47,8 @@ def test_ranks_read_what_was_there_at_submission_and_write_beside_it(here):
         assert lab.run(read).results(LIMIT) == ["2", "2"]
         lab.run(write).results(LIMIT)
     assert (here / "result").read_text() == "kept"
-    for each in (job, again, lab.job):
-        each.delete()
+    for run in (job, again, lab.job):
+        run.delete()
 
 
 def test_a_dry_run_says_what_is_shipped_and_what_is_not_there_is_an_error(here):

@@ -62,8 +62,8 @@ def process(script):
         return started[-1]
 
     yield start
-    for each in started:
-        each.kill()
-        each.wait()
-        for stream in filter(None, (each.stdout, each.stderr)):
+    for server in started:
+        server.kill()
+        server.wait()
+        for stream in filter(None, (server.stdout, server.stderr)):
             stream.close()

@@ -427,7 +427,7 @@ def test_jobs_are_told_apart(command, pair):
 
     assert told.out.startswith("one-of-two and two-of-two differ in options; alike: captured data, packages")
     assert data["options"] == {"--nproc-per-node": ["2", "1"]}
-    assert [each["value"] for each in data["results"]] == [6, 6]
+    assert [result["value"] for result in data["results"]] == [6, 6]
     assert same.out.startswith(
         "one-of-two and itself are alike in options, captured data, packages and hosts"
     )
@@ -444,6 +444,6 @@ def test_map_runs_a_function_for_each_value(command, script):
 
     told = [json.loads(line) for line in done.out.splitlines()]
     assert done.code == 0, done.err
-    given = [(each["given"]["lr"], each["value"]["loss"]) for each in told]
+    given = [(run["given"]["lr"], run["value"]["loss"]) for run in told]
     assert given == [(1, 10), (2, 20)]
     assert "2/2 mapped-r" in done.err

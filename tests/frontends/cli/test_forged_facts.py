@@ -38,11 +38,11 @@ def test_no_forged_fact_keeps_a_verb_from_answering(jobs, command):
     for job in jobs:
         name = job.path.name
         names = [name, f"{name}#1"] if job.info().lab else [name]
-        for each in names:
+        for field in names:
             for verb in verbs:
-                done = command(verb, each, *WORDS.get(verb, ()))
-                assert done.code in range(5), (verb, each, done)
-                assert "Traceback" not in done.err, (verb, each, done)
+                done = command(verb, field, *WORDS.get(verb, ()))
+                assert done.code in range(5), (verb, field, done)
+                assert "Traceback" not in done.err, (verb, field, done)
         for verb in last:
             done = command(verb, name)
             assert done.code == 0, (verb, done, job.events.read_text())

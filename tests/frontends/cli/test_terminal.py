@@ -188,10 +188,10 @@ def test_a_log_is_a_rank_s_or_its_end(command):
 def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
     command("run", *TWO, "train.py:train", "--", "1")
 
-    each = {f"[rank{rank}]: rank {rank} step {step}" for rank in (0, 1) for step in (0, 1)}
+    lines = {f"[rank{rank}]: rank {rank} step {step}" for rank in (0, 1) for step in (0, 1)}
     for follow in ((), ("-f",)):
         stamped = command("logs", "--all-ranks", "--timestamps", *follow).out.splitlines()
-        assert {line.partition(" ")[2] for line in stamped} == each
+        assert {line.partition(" ")[2] for line in stamped} == lines
     times = [
         line.partition(" ")[0] for line in command("logs", "--all-ranks", "--timestamps").out.splitlines()
     ]
@@ -201,7 +201,7 @@ def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
     assert command("logs", "--grep", "(").code == command("logs", "--since", "soon").code == 2
     assert command("logs", "--all-ranks", "--rank", "1").code == 2
     for follow in ((), ("-f",)):
-        assert set(command("logs", "--node", "0", *follow).out.splitlines()) == each
+        assert set(command("logs", "--node", "0", *follow).out.splitlines()) == lines
     assert command("logs", "--node", "1").err.startswith("nbtorchjob: node: got 1, but it must be 0: ")
 
 

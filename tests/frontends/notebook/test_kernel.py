@@ -240,10 +240,10 @@ def test_a_job_outlives_its_kernel_and_a_new_kernel_has_all_of_it(kernel, folder
 
 def test_two_kernels_can_submit_at_once(kernel):
     with started() as other:
-        cells = [each.start("%%torchjob -d\n6 * 7") for each in (kernel, other)]
-        for each in cells:
-            each.end()
-        values = [each.run("%torchjob attach").value for each in (kernel, other)]
+        cells = [client.start("%%torchjob -d\n6 * 7") for client in (kernel, other)]
+        for cell in cells:
+            cell.end()
+        values = [client.run("%torchjob attach").value for client in (kernel, other)]
 
     assert values == ["42", "42"]
 

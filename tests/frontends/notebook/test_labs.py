@@ -117,7 +117,7 @@ def test_what_a_lab_lacks_is_said_before_a_cell_is_sent(notebook, lab, tmp_path,
     assert len(lab.state.turns) == 2
 
     # What a cell has installed no fact tells of.
-    folder = "folder = next(each for each in sys.path if each.endswith('/files'))"
+    folder = "folder = next(path for path in sys.path if path.endswith('/files'))"
     write = "os.makedirs(folder, exist_ok=True)\nopen(f'{folder}/left_pad.py', 'w').close()"
     notebook.value(f"%%torchjob --on lab --rank 0\nimport sys\n{folder}\n{write}")
     assert notebook.value("%%torchjob --on lab\nimport left_pad\nleft_pad.__name__") == "left_pad"

@@ -109,7 +109,7 @@ def judged(base=LOCAL, /, check=fits, **changed):
 
 @pytest.mark.parametrize("key", SAMPLES)
 def test_an_entry_becomes_a_value_and_that_the_same_entry(key):
-    entries = held(CLUSTER, **{each: SAMPLES[each] for each in (key, *BESIDE.get(key, ()))})
+    entries = held(CLUSTER, **{field: SAMPLES[field] for field in (key, *BESIDE.get(key, ()))})
     if key == "worker-replicas":
         entries[form.LAUNCH] = "PyTorch"
 

@@ -44,7 +44,7 @@ class Screen:
 
     def _find(self, name):
         found = list(self._walk(self.panel.widget))
-        return next(each for each in found if getattr(each[0], "description", None) == name)
+        return next(row for row in found if getattr(row[0], "description", None) == name)
 
     def __getitem__(self, name):
         return self._find(name)[0]
@@ -60,22 +60,22 @@ class Screen:
             widget, above = self._find(name)
         except StopIteration:
             return False
-        return all(each.layout.display != "none" for each in (widget, *above))
+        return all(part.layout.display != "none" for part in (widget, *above))
 
     def error(self, name):
         """Return what stands as wrong in the field of that input, as HTML."""
         _, above = self._find(name)
-        (field,) = [each for each in above if "nbtorchjob-field" in each._dom_classes]
+        (field,) = [part for part in above if "nbtorchjob-field" in part._dom_classes]
         wrong, _, help = field.children[-1].value.partition('<div class="nbtorchjob-help">')
         assert help
         return wrong
 
     def html(self, within, cls):
-        return next(each.value for each, _ in self._walk(within) if cls in each._dom_classes)
+        return next(part.value for part, _ in self._walk(within) if cls in part._dom_classes)
 
     def fold(self, title):
-        found = [each for each, _ in self._walk(self.panel.widget) if "nbtorchjob-fold" in each._dom_classes]
-        (button,) = [each for each in found if each.description[2:].startswith(title)]
+        found = [part for part, _ in self._walk(self.panel.widget) if "nbtorchjob-fold" in part._dom_classes]
+        (button,) = [part for part in found if part.description[2:].startswith(title)]
         return button
 
     def open(self, title):
@@ -88,7 +88,7 @@ class Screen:
     def texts(self):
         """Return what can be copied: the line, the call, the manifests."""
         return [
-            each.value for each, _ in self._walk(self.panel.widget) if "nbtorchjob-text" in each._dom_classes
+            part.value for part, _ in self._walk(self.panel.widget) if "nbtorchjob-text" in part._dom_classes
         ]
 
     @property
@@ -108,12 +108,12 @@ class Screen:
 
     @property
     def output(self):
-        found = [each for each, _ in self._walk(self.panel.widget) if hasattr(each, "outputs")]
+        found = [part for part, _ in self._walk(self.panel.widget) if hasattr(part, "outputs")]
         return found[0].outputs
 
     @property
     def said(self):
-        return "".join(each.get("text", "") for each in self.output)
+        return "".join(part.get("text", "") for part in self.output)
 
 
 @pytest.fixture(autouse=True)
@@ -354,7 +354,7 @@ def test_hostile_texts_stay_texts(screen):
     assert "<img" not in screen.error("name")
     screen.type("name", "")
     assert "&lt;img" in screen.texts[0]
-    assert not any("<img" in each for each in (*screen.texts, screen.status))
+    assert not any("<img" in text for text in (*screen.texts, screen.status))
 
 
 def test_without_widgets_the_line_is_what_a_reader_sees(screen):
@@ -434,7 +434,7 @@ def test_a_run_that_fails_shows_why(screen, cell):
 
 
 def card(screen):
-    return "".join(each.get("data", {}).get("text/html", "") for each in screen.output)
+    return "".join(part.get("data", {}).get("text/html", "") for part in screen.output)
 
 
 def test_of_work_that_waits_only_the_newest_is_done():

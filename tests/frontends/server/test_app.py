@@ -144,7 +144,7 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
     assert told["schema_id"] == app.SCHEMA_ID
     assert job.name not in json.dumps(told)  # who may hear events need not be allowed to see jobs
     assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
-    assert [each["name"] for each in new["jobs"]] == [job.name]
+    assert [job["name"] for job in new["jobs"]] == [job.name]
     assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])
 
 

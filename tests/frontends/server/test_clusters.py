@@ -46,7 +46,7 @@ async def test_a_job_of_a_cluster_is_shown_in_the_list_and_alone(server, job):
     listed = await heard(server)
     one = json.loads((await server.get(jobs(remote(job)))).body)
 
-    assert [each["id"] for each in listed["jobs"]] == [one["id"]] == [remote(job)]
+    assert [record["id"] for record in listed["jobs"]] == [one["id"]] == [remote(job)]
     assert one["phase"] == "RUNNING"
     assert one["where"] == f"kubernetes: indexedjob in {job.info.cluster['namespace']}"
     assert listed["notes"] == []
@@ -65,8 +65,8 @@ async def test_its_manifests_are_yaml_without_its_secrets(server, job):
     answer = await server.get(jobs(remote(job), "manifests"))
 
     found = list(yaml.safe_load_all(answer.body))
-    assert "Job" in [each["kind"] for each in found]
-    assert "Secret" not in [each["kind"] for each in found]
+    assert "Job" in [obj["kind"] for obj in found]
+    assert "Secret" not in [obj["kind"] for obj in found]
     assert answer.body.decode().startswith("# Its Secrets, which hold the payload and the job's key:")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
 

@@ -185,7 +185,7 @@ async def test_so_many_run_at_once(gate):
 async def test_a_lane_that_nobody_uses_takes_no_room():
     def semaphores():
         gc.collect()
-        return sum(type(each) is asyncio.Semaphore for each in gc.get_objects())
+        return sum(type(obj) is asyncio.Semaphore for obj in gc.get_objects())
 
     lanes, before = Lanes(LONG, 1), semaphores()
     for index in range(20):

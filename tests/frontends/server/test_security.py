@@ -24,8 +24,8 @@ def path(route, id=f"local:{NAME}", **parts):
 
 
 REQUESTS = [(method, path(route)) for route in ROUTES for method in route.answers]
-READS = [each for each in REQUESTS if each[0] == "GET"]
-WRITES = [each for each in REQUESTS if each[0] != "GET"]
+READS = [request for request in REQUESTS if request[0] == "GET"]
+WRITES = [request for request in REQUESTS if request[0] != "GET"]
 # Of a job that isn't there or has no manifests, and of a websocket asked for by plain HTTP.
 READ = {200, 404, 409, 426}
 
@@ -125,8 +125,8 @@ class TestReaders:
         Reader.asked.clear()
         before = contents(job)
 
-        assert {(await server.ask(*each)).code for each in READS} <= READ
-        assert {error(await server.ask(*each))[0] for each in WRITES} == {403}
+        assert {(await server.ask(*request)).code for request in READS} <= READ
+        assert {error(await server.ask(*request))[0] for request in WRITES} == {403}
         assert Reader.asked == [
             *((action, "nbtorchjob") for action, asked in (("read", READS), ("write", WRITES)) for _ in asked)
         ]
@@ -135,8 +135,8 @@ class TestReaders:
 
 async def test_to_look_changes_nothing(server, job, jp_root_dir):
     before = contents(directory.jobs_dir()), contents(jp_root_dir)
-    for each in READS:
-        await server.ask(*each)
+    for request in READS:
+        await server.ask(*request)
 
     assert (contents(directory.jobs_dir()), contents(jp_root_dir)) == before
 
@@ -151,9 +151,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "route", [each for each in ROUTES if "{id}" in each.path], ids=lambda each: each.path
-)
+@pytest.mark.parametrize("route", [row for row in ROUTES if "{id}" in row.path], ids=lambda row: row.path)
 async def test_what_is_no_id_leads_nowhere(server, route, state_dir):
     before = contents(state_dir)
     for id in HOSTILE:

@@ -134,7 +134,7 @@ async def test_changes_are_told_once(act, page):
     other.remove()
 
     [changes] = await page.look(job)
-    assert [(each["id"], each["phase"]) for each in changes.changed] == [(id_of(job), "RUNNING")]
+    assert [(record["id"], record["phase"]) for record in changes.changed] == [(id_of(job), "RUNNING")]
     assert changes.removed == [id_of(other)]
     assert await page.look(job) == []
 
@@ -165,7 +165,7 @@ async def test_nobody_asks_and_nothing_is_looked_at(act, page, looks):
     assert await page.ids() == [id_of(job), id_of(other)]
     assert looks == ["", ""]
     [changes] = page.told  # another page may have seen the list of before
-    assert [each["id"] for each in changes.changed] == [id_of(other)]
+    assert [record["id"] for record in changes.changed] == [id_of(other)]
 
 
 async def test_one_job_is_given_from_the_last_look(act, page):
@@ -185,7 +185,7 @@ async def test_a_cluster_that_refuses_is_a_note_until_it_answers(act, page, far)
     far.scopes = {"big/ml": NBTorchJobError("it is closed"), "big/dev": ["train"]}
     found, notes = await page.watch.jobs()
 
-    assert [each["id"] for each in found] == ["kubernetes:big/dev/train", id_of(job)]
+    assert [record["id"] for record in found] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
     assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None
 
@@ -202,7 +202,7 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
     page.watch.again(JobId("kubernetes", "big/ml/train"))
     found, notes = await page.watch.jobs()
 
-    assert [each["id"] for each in found] == ["kubernetes:big/ml/train"]
+    assert [record["id"] for record in found] == ["kubernetes:big/ml/train"]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
     assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None  # its cluster is asked
 
@@ -248,7 +248,7 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
     (job.folder.path / "job.json").write_text("")
     listed = json.loads((await server.get(jobs())).body)
 
-    assert [each["id"] for each in listed["jobs"]] == [id_of(other)]
+    assert [record["id"] for record in listed["jobs"]] == [id_of(other)]
     code, told = error(await server.get(jobs(id_of(job))))
     assert code == 409
     assert f"the record of {job.name} can't be read" in told
@@ -262,7 +262,7 @@ async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
     far.scopes = {"big/ml": None, "big/dev": ["train"]}
     found, notes = await impatient.watch.jobs()
 
-    assert [each["id"] for each in found] == ["kubernetes:big/dev/train", id_of(job)]
+    assert [record["id"] for record in found] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml aren't listed yet: it hasn't answered"]
 
 
@@ -275,7 +275,7 @@ async def test_what_came_too_late_for_the_answer_is_told(impatient, far):
     await impatient.news.wait()
 
     [changes] = impatient.told
-    assert [each["id"] for each in changes.changed] == ["kubernetes:big/ml/train"]
+    assert [record["id"] for record in changes.changed] == ["kubernetes:big/ml/train"]
 
 
 async def test_a_watch_is_stopped_while_a_cluster_hangs(impatient, far):
@@ -312,8 +312,8 @@ class TestSeldom:
         assert (await server.ask("DELETE", jobs(id_of(job)))).code == 204
         after = json.loads((await server.get(jobs())).body)["jobs"]
 
-        assert [each["id"] for each in before] == [id_of(job), id_of(other)]
-        assert [each["id"] for each in after] == [id_of(other)]
+        assert [record["id"] for record in before] == [id_of(job), id_of(other)]
+        assert [record["id"] for record in after] == [id_of(other)]
 
     async def test_one_job_is_not_read_again_for_each_who_asks(self, act, server):
         job = act()
@@ -355,5 +355,5 @@ async def test_a_forged_fact_stops_no_answer(server, act):
     listed = json.loads((await server.get(jobs())).body)["jobs"]
     answers = [await server.get(jobs(id_, *what)) for what in ((), ("describe",), ("logs", "0"))]
 
-    assert [each["phase"] for each in listed if each["id"] == id_] == ["RUNNING"]
+    assert [record["phase"] for record in listed if record["id"] == id_] == ["RUNNING"]
     assert [answer.code for answer in answers] == [200, 200, 200]

@@ -53,15 +53,15 @@ def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch
     for rank in ranks:
         rank.start()
     until = time.monotonic() + LIMIT
-    while not all(each.may_begin for each in departures):
+    while not all(departure.may_begin for departure in departures):
         assert time.monotonic() < until
     departures[0].begin()
     departures[0].look(lambda: None)
     for other in departures[1:]:
         other._peers.want_leave(900.0)
         other.look(lambda: None)
-    for each in departures:
-        each.look(lambda: None)
+    for departure in departures:
+        departure.look(lambda: None)
     found = [answers.get() for _ in ranks]
     for rank in ranks:
         rank.join()

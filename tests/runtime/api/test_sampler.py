@@ -64,7 +64,7 @@ def test_weights_make_the_average_over_ranks_the_batchs_mean(ranks, length, batc
 def test_pieces_and_their_seeds_are_the_same_for_any_number_of_ranks():
     def pieces(ranks):
         samplers = of_all(ranks, 50, 16, microbatch_size=3)
-        return {(s.begin, s.size, s.seed) for each in samplers for s in each.shares() if s.weight}
+        return {(s.begin, s.size, s.seed) for sampler in samplers for s in sampler.shares() if s.weight}
 
     assert pieces(1) == pieces(2) == pieces(3) == pieces(7)
 

@@ -112,7 +112,7 @@ def test_a_new_round_begins_anew(poster, trainer):
     assert first == {"lastUpdatedTime": "1970-01-01T00:01:40Z", "metrics": [{"name": "loss", "value": "2.0"}]}
     assert last["progressPercentage"] == 25
     assert "estimatedRemainingSeconds" not in last
-    assert [each["value"] for each in last["metrics"]] == ["1", "4", "inf"]
+    assert [metric["value"] for metric in last["metrics"]] == ["1", "4", "inf"]
 
 
 def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(trainer, monkeypatch, tmp_path):

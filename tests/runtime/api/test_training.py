@@ -105,12 +105,12 @@ def losses(folder, optimizers, *, zeroed_first, until=None):
     for _ in training.epochs(2):
         for x in training.batches(loader):
             if zeroed_first:
-                [each.zero_grad() for each in made]
+                [optimizer.zero_grad() for optimizer in made]
             loss = model(x).square().mean()
             loss.backward()
-            [each.step() for each in made]
+            [optimizer.step() for optimizer in made]
             if not zeroed_first:
-                [each.zero_grad() for each in made]
+                [optimizer.zero_grad() for optimizer in made]
             seen.append(loss.item())
             if until == training.step:
                 training.save()

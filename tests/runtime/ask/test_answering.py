@@ -69,7 +69,7 @@ def hear(peer, talk):
 
 def test_a_question_is_answered_with_records(node):
     def count(asked):
-        return ({"number": each} for each in range(asked["to"]))
+        return ({"number": number} for number in range(asked["to"]))
 
     connect = node(echo=echo, count=count)
 

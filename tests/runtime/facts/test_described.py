@@ -221,12 +221,12 @@ def test_no_library_is_imported_for_it():
     subprocess.run([sys.executable, "-c", f"{program}; {libraries}"], check=True, env={**os.environ})
 
 
-def told(fn, *args, seconds=LIMIT, each=LIMIT):
+def told(fn, *args, seconds=LIMIT, each_seconds=LIMIT):
     with pytest.raises(Exception) as caught:  # noqa: PT011 whatever the function raises
         fn(*args)
     exc = caught.value
     exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next  # this test's own frame
-    return with_variables(from_exception(exc), exc, seconds, each)
+    return with_variables(from_exception(exc), exc, seconds, each_seconds)
 
 
 def inner(batch, token):
@@ -262,7 +262,7 @@ def helper(x):
     return math.sqrt(x)
 class Thing: pass
 lr = 0.1
-data = [each for each in range(count)]
+data = [number for number in range(count)]
 helper(-count)
 """
 
@@ -326,7 +326,7 @@ SLOW = "<takes too long to print>"
 
 def test_a_repr_that_blocks_is_left_behind():
     try:
-        [frame] = told(blocked, each=0.05).frames
+        [frame] = told(blocked, each_seconds=0.05).frames
     finally:
         Blocks.over.set()
 

@@ -197,7 +197,7 @@ def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
         subprocess.Popen([sys.executable, "-c", code, node], stdout=subprocess.PIPE, text=True)
         for node in nodes
     ]
-    said = [each.communicate()[0] for each in both]
+    said = [process.communicate()[0] for process in both]
     index.joinpath("nbtj_fresh-1.0-py3-none-any.whl").unlink()
 
     found = provide(folder / "later", "nbtj-fresh", kept=kept)
@@ -226,7 +226,7 @@ def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(f
 
     assert os.listdir(folder / "c") == ["packages"]
     assert sorted(os.listdir(later)) == sorted(os.listdir(first))
-    old, new = (os.stat(f"{each}/nbtj_fresh.py").st_mtime for each in (first, later))
+    old, new = (os.stat(f"{folder}/nbtj_fresh.py").st_mtime for folder in (first, later))
     assert int(old) == int(new)  # else its bytecode would be out of date
     with pytest.raises(packages.InstallError):  # of another user's job
         pod("d", secret=b"t" * 32)

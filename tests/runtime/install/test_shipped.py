@@ -60,7 +60,7 @@ def test_files_lie_in_the_working_folder_to_be_read(node, image):
     assert (mode(image / "configs/a"), mode(image / "deep/er/run")) == (0o444, 0o555)
     lay(node, row("configs/a", b"12"), content=b"12")  # as on a volume that another node shares
     assert (os.getcwd(), notices(node)) == (str(image), [])
-    assert sorted(each.name for each in image.rglob("*")) == ["a", "configs", "deep", "er", "run"]
+    assert sorted(path.name for path in image.rglob("*")) == ["a", "configs", "deep", "er", "run"]
 
 
 def other_content(image):

@@ -46,7 +46,7 @@ def test_what_a_cell_sets_is_there_for_the_next_and_what_it_prints_is_its_own(la
     assert [lab.log(first, 1), lab.log(second, 1)] == ["first\n", "second\n"]
     assert lab.names(["x", "y"])["has"] == ["x"]
     assert lab.gives(f"x # {'x' * 100_000}") == 5
-    assert {each["rank"] for each in lab.facts("RankBegan", round=second)} == {0, 1}
+    assert {fact["rank"] for fact in lab.facts("RankBegan", round=second)} == {0, 1}
 
 
 def test_an_exception_is_told_with_its_lines_and_leaves_ranks_as_they_are(lab):
@@ -141,7 +141,7 @@ def interrupted(lab, **how):
     lab.until(lambda: lab.log(round_) and lab.log(round_, 1))
     assert lab.ask("interrupt", round=round_) == {"interrupted": [0, 1]}
     failed = lab.over(round_)
-    assert {each["error"]["type"] for each in lab.facts("RankFailed", round=round_)} == {"KeyboardInterrupt"}
+    assert {fact["error"]["type"] for fact in lab.facts("RankFailed", round=round_)} == {"KeyboardInterrupt"}
     return failed
 
 
@@ -213,7 +213,7 @@ def test_reports_and_places_are_those_of_the_turn(lab):
     round_ = lab.run(text)
 
     assert lab.value(round_) is False
-    assert [each["seq"] for each in lab.facts("Reported", round=round_)] == [0, 0]
+    assert [fact["seq"] for fact in lab.facts("Reported", round=round_)] == [0, 0]
     assert (lab.folder / "node-0" / "artifacts-1" / "a").exists()
 
 
@@ -253,7 +253,7 @@ def test_turns_wait_for_those_before_and_one_that_waits_can_be_taken_back(lab):
     second = lab.take(lab.cell("import json; later = 1"))
     third = lab.take(lab.cell("earlier = 'later' in globals()"), ranks=[0])
 
-    assert [each["round"] for each in third["ahead"]] == [running["round"], second["round"]]
+    assert [turn["round"] for turn in third["ahead"]] == [running["round"], second["round"]]
     assert lab.names(["json", "later", "no"])["has"] == ["json", "later"]
     assert lab.ask("interrupt", round=second["round"]) == {"interrupted": [0, 1]}
     assert lab.over(second["round"]) == [0, 1]
@@ -306,13 +306,13 @@ def test_a_lab_ends_when_it_is_asked_to_once_what_was_taken_is_done():
 
         assert lab.wait() == exits.OK
         assert lab.value(last) == 7
-        assert [each["why"] for each in lab.facts("LabEnds")] == ["asked"]
+        assert [fact["why"] for fact in lab.facts("LabEnds")] == ["asked"]
 
 
 def test_a_lab_that_waits_for_too_long_ends():
     with Lab("1", idle=0.05) as lab:
         assert lab.wait() == exits.OK
-        assert [each["why"] for each in lab.facts("LabEnds")] == ["idle"]
+        assert [fact["why"] for fact in lab.facts("LabEnds")] == ["idle"]
 
 
 def test_a_lab_that_waits_ends_at_once_when_its_node_has_to():
@@ -330,7 +330,7 @@ def test_a_rank_that_dies_has_all_begin_anew_and_empty():
         lab.take(lab.cell("os._exit(0)"), ranks=[1])
         anew = lab.base(2)
 
-        assert anew > max(each["round"] for each in lab.facts("TurnTaken"))
+        assert anew > max(fact["round"] for fact in lab.facts("TurnTaken"))
         assert lab.names(["mine"]) == {"has": [], "base": anew, "ahead": []}
         with pytest.raises(AskError, match="its ranks began anew"):
             lab.take(lab.cell("mine"), base=base)
@@ -460,5 +460,5 @@ def test_a_full_disk_costs_a_lab_turns_and_no_rank(small_disk):
         assert [text for text in said if not re.search(r"is full: .* of 8.39 MB are free", text)] == []
         assert said
         assert lab.gives("kept") == kept
-        assert not [each for each in lab.facts("RankFailed") if not each["stays"]]
+        assert not [fact for fact in lab.facts("RankFailed") if not fact["stays"]]
         assert not lab.facts("RankExited")

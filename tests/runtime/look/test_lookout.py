@@ -120,7 +120,9 @@ def test_a_rank_that_has_yet_to_come_begins(look_out, told):
     (fact,) = told(1)
     assert factlines.from_json(record) == fact
     assert (fact.node, fact.round, fact.why) == (7, 3, "asked")
-    assert [(each.rank, each.state, each.pid) for each in fact.samples] == [(0, "begins", os.getpid())]
+    assert [(sample.rank, sample.state, sample.pid) for sample in fact.samples] == [
+        (0, "begins", os.getpid())
+    ]
 
 
 def test_a_stall_is_told_once_and_the_next_one_again(look_out, told):
@@ -266,15 +268,15 @@ def test_those_who_ask_while_another_is_answered_are_answered_together(look_out,
     ]
     threads[0].start()
     until(lambda: facts)
-    for each in threads[1:]:
-        each.start()
-    until(lambda: all("with self._lock" in line_of_thread(each) for each in threads[1:]))
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: all("with self._lock" in line_of_thread(thread) for thread in threads[1:]))
     go.set()
-    for each in threads:
-        each.join()
-    assert [sample["state"] for each in answers for sample in each["samples"]] == ["runs"] * 4
+    for thread in threads:
+        thread.join()
+    assert [sample["state"] for answer in answers for sample in answer["samples"]] == ["runs"] * 4
     assert len(facts) == 2
-    assert {each["time"] for each in answers} == set(facts)
+    assert {answer["time"] for answer in answers} == set(facts)
 
 
 def line_of_thread(thread):
@@ -356,7 +358,7 @@ def test_a_rank_whose_lock_is_held_in_c_is_read_from_outside(ranks):
 
 @pytest.mark.torch
 def test_a_rank_that_is_stopped_or_has_returned_is_called_so(ranks):
-    assert [each.state for each in (ranks[2], ranks[4])] == ["stopped", "ended"]
+    assert [rank.state for rank in (ranks[2], ranks[4])] == ["stopped", "ended"]
     assert ranks[4].threads == ()
     last_seen = [frame.name for thread in ranks[2].threads for frame in thread.frames]
     assert last_seen in ([], ["one_of_each_kind"])  # it may be stopped before it was first asked
@@ -365,7 +367,7 @@ def test_a_rank_that_is_stopped_or_has_returned_is_called_so(ranks):
 
 @pytest.mark.torch
 def test_threads_of_interest_are_the_users_and_those_that_work_for_him(ranks):
-    assert [each.name for each in ranks[3].threads] == ["main", "mine"]
+    assert [thread.name for thread in ranks[3].threads] == ["main", "mine"]
     # As torch names it: older versions give it the name of the rank's own main thread.
     assert re.fullmatch("child processes: 1 pt_(data_worker|main_thread) sleeping", ranks[3].note)
     assert ranks[3].threads[0].frames[0].line.startswith("next(iter(DataLoader(")
@@ -408,5 +410,5 @@ def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, to
     heading, *rest = attempts.lines(job.state)
     assert heading.startswith("a collective gave up: ")
     assert told in heading
-    assert not any("Ranks called it with other sizes" in each or "equally often?" in each for each in rest)
+    assert not any("Ranks called it with other sizes" in line or "equally often?" in line for line in rest)
     job.delete()

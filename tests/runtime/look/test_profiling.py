@@ -39,7 +39,7 @@ def node(folder, ranks: Any):
 
 
 def joined(records, name):
-    return gzip.decompress(b"".join(base64.b64decode(each[name]) for each in records if name in each))
+    return gzip.decompress(b"".join(base64.b64decode(record[name]) for record in records if name in record))
 
 
 @pytest.mark.parametrize(("memory", "question"), [(False, "profile"), (True, "memory")])

@@ -146,7 +146,7 @@ def test_a_short_job_tells_nothing_and_a_long_one_now_and_then(meter, told):
     for second in range(5, 31):
         meter(second)
 
-    assert [(each["seq"], each["node"], each["round"]) for each in told()] == [
+    assert [(record["seq"], record["node"], record["round"]) for record in told()] == [
         (0, 2, 5),
         (1, 2, 5),
         (2, 2, 5),
@@ -162,13 +162,13 @@ def test_memory_that_rises_fast_is_told_at_once(meter, told, folder):
     write(folder / "proc/meminfo", MEMINFO.replace("12000000", "11000000"))
     meter(2)
     meter(3)
-    assert [each["memory"] for each in told()] == [5_000_000 * 1024]
+    assert [record["memory"] for record in told()] == [5_000_000 * 1024]
     write(folder / "proc/meminfo", MEMINFO.replace("12000000", "3000000"))
     meter(4)
     write(folder / "proc/meminfo", MEMINFO.replace("12000000", "2800000"))  # a little, but nearly full
     meter(5)
 
-    assert [each["seq"] for each in told()] == [0, 1, 2]
+    assert [record["seq"] for record in told()] == [0, 1, 2]
 
 
 def test_when_its_ranks_have_ended_nothing_is_told(meter, told, folder):
@@ -242,7 +242,7 @@ def test_gpus_are_read_through_nvml_and_one_that_cannot_be_is_left_out(library, 
         assert library.read() == []
     for seen in ("1, 0", "GPU-8932f937"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-        assert [each.gpu for each in library.read()] == [0]
+        assert [device.gpu for device in library.read()] == [0]
 
 
 def test_without_the_library_there_are_no_gpus():

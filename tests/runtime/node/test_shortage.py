@@ -172,7 +172,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("exc", "cause", "line"), REFUSED, ids=lambda each: repr(each)[:40])
+@pytest.mark.parametrize(("exc", "cause", "line"), REFUSED, ids=lambda value: repr(value)[:40])
 def test_what_is_refused_has_a_cause_and_a_code_that_agree(exc, cause, line):
     code = shortage.code_of(exc)
     reason = of_agent_error(code, shortage.explained(from_exception(exc), exc))

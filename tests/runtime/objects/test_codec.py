@@ -103,7 +103,7 @@ def test_a_tensor_of_inference_stays_one():
     with torch.inference_mode():
         tensor, model = torch.ones(3), torch.nn.Linear(2, 2)
     value, _ = home([tensor, model.weight, model, torch.ones(3)])
-    assert [each.is_inference() for each in (*value[:2], value[2].bias, value[3])] == [
+    assert [tensor.is_inference() for tensor in (*value[:2], value[2].bias, value[3])] == [
         True,
         True,
         True,

@@ -47,7 +47,7 @@ def test_each_function_is_found_by_its_place_in_the_syntax_tree(text):
 def test_functions_that_share_a_line_keep_their_order():
     found = [types.FunctionType(code, {}) for code in codes("f, g = lambda x: x + 1, lambda x: x - 1")]
 
-    assert [each(5) for each in found] == [6, 4]
+    assert [fn(5) for fn in found] == [6, 4]
 
 
 def test_code_that_never_runs_has_no_function():
@@ -174,8 +174,8 @@ def test_what_has_no_source_is_named_and_says_so_once_it_is_called(notebook, mon
     names = notebook("def f(): return 1\nclass A:\n    def m(self): return f()", keep=False)
     linecache.cache.pop("<cell 1>", None)
     codes_ = sources.Codes()
-    for each in (names["f"], names["A"].m):
-        codes_.add(each.__code__)
+    for fn in (names["f"], names["A"].m):
+        codes_.add(fn.__code__)
 
     with pytest.raises(sources.SourceError, match=r"m \(line 3 of <cell 1>\), f \(line 1 of <cell 1>\) have"):
         sources.check(codes_.table())

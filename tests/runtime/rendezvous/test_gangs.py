@@ -73,8 +73,8 @@ def together(node, nodes):
     if not begun or begun[-1]["world_size"] != nodes:
         return False
     where = (begun[-1]["ranks"][0], begun[-1]["round"])
-    pieces = [each for each in list(node.frames) if type(each) is LogPiece]
-    return any(b"ready" in each.data for each in pieces if (each.rank, each.round) == where)
+    pieces = [frame for frame in list(node.frames) if type(frame) is LogPiece]
+    return any(b"ready" in piece.data for piece in pieces if (piece.rank, piece.round) == where)
 
 
 def running(nodes):

@@ -332,7 +332,7 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
     for node in nodes:
         peers[node].enter(7, nodes, node)
     with ThreadPoolExecutor(len(peers)) as pool:
-        waiting = [pool.submit(each.finish, LIMIT) for each in peers[1:]]
+        waiting = [pool.submit(peer.finish, LIMIT) for peer in peers[1:]]
         eventually(lambda: all(any("over" in keys[-1] for keys in part if keys) for part in asked[1:]))
         assert not any(future.done() for future in waiting)
         assert max(len(keys) for part in asked for keys in part) <= 2
@@ -357,7 +357,7 @@ def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, s
     other.show_sample(record)
     one.show_sample({**record, "node": 0})
     eventually(lambda: (folder / "events.jsonl").exists() and len(told()) == 2)
-    assert sorted(told(), key=lambda each: each["node"]) == [{**record, "node": 0}, record]
+    assert sorted(told(), key=lambda word: word["node"]) == [{**record, "node": 0}, record]
     for before in (32, 48):  # a mark, a nonce: whoever reads the store without the key sees nothing else
         with pytest.raises(zlib.error):
             zlib.decompress(store.get(f"{PREFIX}/7/seen/1")[before:])

@@ -132,7 +132,7 @@ def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_ne
         new = gang.serve(port)
         other = meet(port)
         assert other.next_rendezvous().world_size == found.result(LIMIT).world_size == 2
-    for each in (late, other):
-        each.peers.close()
-        each.shutdown()
+    for member in (late, other):
+        member.peers.close()
+        member.shutdown()
     del new

@@ -120,13 +120,13 @@ def _takes_part(number, step, groups):
 
 
 def _plant(program, at, what, op):
-    mine = [each for each in program[at : at + 1] if isinstance(each, Step)]
+    mine = [step for step in program[at : at + 1] if isinstance(step, Step)]
     if what == SKIP:
         del program[at : at + 1]
     elif what == OTHER:
-        program[at : at + 1] = [replace(each, op=op) for each in mine]
+        program[at : at + 1] = [replace(step, op=op) for step in mine]
     elif what == SIZE:
-        program[at : at + 1] = [replace(each, size=each.size + 1) for each in mine]
+        program[at : at + 1] = [replace(step, size=step.size + 1) for step in mine]
     elif what == LEAVE:
         del program[at:]
     elif what == EXTRA:

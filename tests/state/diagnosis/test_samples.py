@@ -94,7 +94,7 @@ CASES += [
 
 
 def of_samples(name: str, without_calls: bool = False) -> Any:
-    facts: list[Any] = [factlines.from_json(each) for each in json.loads((HERE / f"{name}.json").read_text())]
+    facts: list[Any] = [factlines.from_json(fact) for fact in json.loads((HERE / f"{name}.json").read_text())]
     if without_calls:
         facts = [replace(fact, samples=tuple(map(forgotten, fact.samples))) for fact in facts]
     world = 1 + max(sample.rank for fact in facts for sample in fact.samples)

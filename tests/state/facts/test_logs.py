@@ -39,7 +39,9 @@ def test_repeated_chunks_change_nothing(cuts):
 
 def test_of_two_that_claim_the_same_bytes_the_same_stay_in_any_order():
     both = [(0, b"a forged one"), (2, b"wrote"), (9, b" and more")]
-    found = {reduce(lambda tail, each: tail.add(0, *each), order, LogTail()) for order in permutations(both)}
+    found = {
+        reduce(lambda tail, chunk: tail.add(0, *chunk), order, LogTail()) for order in permutations(both)
+    }
     assert len(found) == 1
 
 

@@ -56,7 +56,7 @@ def test_how_a_node_does():
     history = [waits(0, pod="a"), ev.NodeStarted(2.0, 0, "host", pod="a"), evicted, ev.NodeGone(5.0, 0, "a")]
     seen = [state(*history[:n]) for n in (1, 2, 3, 4)]
 
-    assert [facts.condition(each.nodes[0], each) for each in seen] == [
+    assert [facts.condition(state.nodes[0], state) for state in seen] == [
         UNPLACED,
         "waiting for the other nodes",
         "evicted, as when a host is drained",
@@ -103,8 +103,8 @@ def test_a_wish_needs_no_heading_but_a_deletion_does():
         "STOPPED",
         "stopped early: loss > 2",
     )
-    assert [facts.heading(each.failure, each) for each in (wish, removed)] == ["", "the job was deleted"]
-    assert [facts.phase(each) for each in (wish, removed)] == ["CANCELLED", "DELETED"]
+    assert [facts.heading(state.failure, state) for state in (wish, removed)] == ["", "the job was deleted"]
+    assert [facts.phase(state) for state in (wish, removed)] == ["CANCELLED", "DELETED"]
 
 
 @pytest.mark.parametrize(

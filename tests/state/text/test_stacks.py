@@ -77,7 +77,7 @@ def test_is_html_and_data_as_well():
 
     assert "<b>  &gt; Cell In[3], line 5" in found._repr_html_()
     assert found.to_json()["diagnosis"]["ranks"] == [1]
-    assert [each["rank"] for each in found.to_json()["samples"]] == [0, 1]
+    assert [sample["rank"] for sample in found.to_json()["samples"]] == [0, 1]
     assert "&lt;b&gt;" in found._repr_html_()
 
 

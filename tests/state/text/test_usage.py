@@ -100,7 +100,7 @@ COMPUTES = Frame("/env/site-packages/torch/nn/functional.py", 9, "linear")
 def test_why_gpus_are_idle_is_told_where_somebody_looked(below, time, why):
     idle = [gpus(t, 0.38 * t) for t in range(0, 200, 10)]
     cell = Frame("<cell>", 3, "<module>", "train()")
-    ranks = tuple(RankSample(n, RUNS, 1, (Thread("main", (cell, each)),)) for n, each in enumerate(below))
+    ranks = tuple(RankSample(n, RUNS, 1, (Thread("main", (cell, frame)),)) for n, frame in enumerate(below))
 
     told = usage.matters(job(*idle, ev.Sampled(time, 0, 0, "asked", ranks)))
 

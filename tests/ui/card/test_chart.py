@@ -131,7 +131,7 @@ def test_a_spike_survives_thinning():
 def test_an_early_decay_is_no_straight_line():
     svg = parsed({"loss": [(float(x), 0.9**x) for x in range(500)]}, width=390, height=160)
     (line,) = svg.iter(f"{SVG}polyline")
-    places = [[float(each) for each in point.split(",")] for point in line.get("points").split()]
+    places = [[float(number) for number in point.split(",")] for point in line.get("points").split()]
 
     assert len([x for x, _ in places if x < 100]) > 20
 

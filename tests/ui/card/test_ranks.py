@@ -119,7 +119,7 @@ def test_slow_reports_are_no_silence():
 def test_epochs_count_where_steps_begin_anew_and_reports_where_nothing_counts():
     def again(rank, name):
         counts = [{"step": float(n % 5), name: float(n // 5)} for n in range(20)]
-        return [ev.Reported(1000.0 + n, rank, 0, n, each) for n, each in enumerate(counts)]
+        return [ev.Reported(1000.0 + n, rank, 0, n, count) for n, count in enumerate(counts)]
 
     epochs = together(2, but={rank: again(rank, "epoch") for rank in (0, 1)})
     reports = together(2, but={rank: again(rank, "loss") for rank in (0, 1)})

@@ -249,7 +249,7 @@ def test_each_state_is_drawn_as_before(name):
 def test_a_job_that_failed_can_be_retried_and_a_labs_turn_cannot():
     turn = replace(FAILED, info=replace(FAILED.info, name="lab#3", turn=(0, 1)))
 
-    assert ["nbtorchjob:retry" in render.html(each, 1010.0, offers=OFFERS) for each in (FAILED, turn)] == [
+    assert ["nbtorchjob:retry" in render.html(state, 1010.0, offers=OFFERS) for state in (FAILED, turn)] == [
         True,
         False,
     ]
@@ -419,7 +419,7 @@ def test_the_traceback_has_the_cells_lines_or_those_of_the_given_source():
 
 def tiles(card):
     found = re.findall(r'<span class="nbt-tile">(.*?</b>)', card)
-    return [re.sub("<[^>]*>", "", each) for each in found]
+    return [re.sub("<[^>]*>", "", text) for text in found]
 
 
 def test_progress_has_a_bar_and_the_time_left():

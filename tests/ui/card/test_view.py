@@ -157,8 +157,8 @@ def test_an_error_of_the_job_is_not_taken_for_an_interrupt(clock):
 def in_a_terminal(*states):
     written: list[str] = []
     terminal = view.Terminal(written.append)
-    for each in states[:-1]:
-        terminal.draw(each)
+    for earlier in states[:-1]:
+        terminal.draw(earlier)
     terminal.close(states[-1])
     lines = "".join(written).splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("torchjob "))

@@ -234,5 +234,5 @@ def test_a_web_page_instead_of_an_answer_is_cut():
     ],
 )
 def test_what_a_notebook_shows_is_a_public_name_that_catches_it(error, caught, shown):
-    assert all(isinstance(error, each) for each in (caught if isinstance(caught, tuple) else (caught,)))
+    assert all(isinstance(error, kind) for kind in (caught if isinstance(caught, tuple) else (caught,)))
     assert error._render_traceback_()[0] == f"{shown}: {error}"

@@ -49,7 +49,7 @@ class Access:
         return any(
             _covers(rule, attempt)
             for binding in bindings
-            if any(_called(each) == user for each in binding.get("subjects", ()))
+            if any(_called(subject) == user for subject in binding.get("subjects", ()))
             for rule in self._rules(attempt.namespace, binding["roleRef"]["name"])
         )
 

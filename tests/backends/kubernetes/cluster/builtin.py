@@ -44,8 +44,8 @@ def problems(resource: Resource, obj: Object) -> Iterable[Cause]:
 
 
 def _secret(obj: Object) -> Iterable[Cause]:
-    held = sum(len(base64.b64decode(each)) for each in (obj.get("data") or {}).values())
-    held += sum(len(each.encode()) for each in (obj.get("stringData") or {}).values())
+    held = sum(len(base64.b64decode(encoded)) for encoded in (obj.get("data") or {}).values())
+    held += sum(len(text.encode()) for text in (obj.get("stringData") or {}).values())
     if held > SECRET_LIMIT:
         yield "FieldValueTooLong", f"Too long: may not be more than {SECRET_LIMIT} bytes", "data"
 
@@ -57,16 +57,16 @@ def _pod_spec(spec: Object, path: str) -> Iterable[Cause]:
             yield _wrong(f"{path}.{name}", value, LABEL_RULE)
     if not spec.get("containers"):
         yield "FieldValueRequired", "Required value", f"{path}.containers"
-    for index, each in enumerate(spec.get("containers", ())):
-        if not each.get("image"):
+    for index, container in enumerate(spec.get("containers", ())):
+        if not container.get("image"):
             yield "FieldValueRequired", "Required value", f"{path}.containers[{index}].image"
-        context = each.get("securityContext") or {}
+        context = container.get("securityContext") or {}
         if context.get("privileged") and context.get("allowPrivilegeEscalation") is False:
             text = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"
             yield _wrong(f"{path}.containers[{index}].securityContext", "", text)
-    volumes = {each["name"] for each in spec.get("volumes") or ()}
-    for index, each in enumerate(spec.get("containers", ())):
-        for place, mount in enumerate(each.get("volumeMounts") or ()):
+    volumes = {volume["name"] for volume in spec.get("volumes") or ()}
+    for index, container in enumerate(spec.get("containers", ())):
+        for place, mount in enumerate(container.get("volumeMounts") or ()):
             if mount["name"] not in volumes:
                 field = f"{path}.containers[{index}].volumeMounts[{place}].name"
                 yield "FieldValueNotFound", f'Not found: "{mount["name"]}"', field

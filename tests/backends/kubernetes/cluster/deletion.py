@@ -81,9 +81,9 @@ def _grace(pod: Object, options: Object) -> int:
 def _namespace(store: Store, obj: Object) -> Object | None:
     marked = store.mark(NAMESPACES, obj, deletionTimestamp=now())
     store.replace(NAMESPACES, marked | {"status": {"phase": "Terminating"}}, status=True)
-    for resource, each in store.everything():
-        if each["metadata"].get("namespace") == obj["metadata"]["name"]:
-            delete(store, resource, each, {"propagationPolicy": "Background"})
+    for resource, child in store.everything():
+        if child["metadata"].get("namespace") == obj["metadata"]["name"]:
+            delete(store, resource, child, {"propagationPolicy": "Background"})
     _close_namespace(store, obj["metadata"]["name"])
     return store.find(NAMESPACES, "", obj["metadata"]["name"])
 
@@ -92,7 +92,7 @@ def _close_namespace(store: Store, name: str) -> None:
     found = store.find(NAMESPACES, "", name)
     if found is None or "deletionTimestamp" not in found["metadata"]:
         return
-    if not any(each["metadata"].get("namespace") == name for _, each in store.everything()):
+    if not any(obj["metadata"].get("namespace") == name for _, obj in store.everything()):
         store.remove(NAMESPACES, found)
 
 
@@ -160,8 +160,8 @@ class Collector:
             return
         held = [place for place in self._dependents if _owned(self._store.get(place[0], *place[1]), owner)]
         if ORPHAN in mine:
-            for kind, each in held:
-                self._let_go(kind, each, owner)
+            for kind, dependent in held:
+                self._let_go(kind, dependent, owner)
         elif held:
             return
         left = [name for name in owner["metadata"]["finalizers"] if name not in mine]

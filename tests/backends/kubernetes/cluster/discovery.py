@@ -35,8 +35,8 @@ def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["api", "v1"]:
-        return _resources("v1", [each for each in found if not each.group])
-    groups = sorted({each.group for each in found if each.group})
+        return _resources("v1", [resource for resource in found if not resource.group])
+    groups = sorted({resource.group for resource in found if resource.group})
     if parts == ["apis"]:
         listed = [_group(name, found) for name in groups]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
@@ -44,19 +44,19 @@ def answer(path: str, resources: Iterable[Resource]) -> Object | None:
         return {"kind": "APIGroup", "apiVersion": "v1", **_group(parts[1], found)}
     if len(parts) == 3:
         version = "/".join(parts[1:])
-        listed_here = [each for each in found if each.group and each.api_version == version]
+        listed_here = [resource for resource in found if resource.group and resource.api_version == version]
         return _resources(version, listed_here) if listed_here else None
     return None
 
 
 def _group(name: str, resources: list[Resource]) -> Object:
-    versions = sorted({each.version for each in resources if each.group == name})
+    versions = sorted({resource.version for resource in resources if resource.group == name})
     listed = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
     return {"name": name, "versions": listed, "preferredVersion": listed[0]}
 
 
 def _resources(version: str, resources: list[Resource]) -> Object:
-    listed = [entry for each in resources for entry in _entries(each)]
+    listed = [entry for resource in resources for entry in _entries(resource)]
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
 
 

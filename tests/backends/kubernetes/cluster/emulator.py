@@ -53,7 +53,11 @@ class Emulator(Machine):
     def collection(self, body: Object) -> str:
         """Return the path where an object is created."""
         version, kind, space = body["apiVersion"], body["kind"], body["metadata"].get("namespace", "")
-        found = [each for each in self._server.resources if (each.api_version, each.kind) == (version, kind)]
+        found = [
+            resource
+            for resource in self._server.resources
+            if (resource.api_version, resource.kind) == (version, kind)
+        ]
         return collection(version, found[0].plural, space)
 
     def request(self, method: str, path: str, body: Object | None = None) -> Object:

@@ -49,11 +49,11 @@ class ExecEndpoint:
         container = self._find(pod["metadata"]["uid"], name)
         if container is None:
             return web.Response(status=500, text=f'container not found ("{name}")')
-        streams = {each for each in ("stdin", "stdout", "stderr") if call.flag(each)}
+        streams = {stream for stream in ("stdin", "stdout", "stderr") if call.flag(stream)}
         if not streams:
             return web.Response(status=400, text="you must specify at least 1 of stdin, stdout, stderr")
         offered = call.http.headers.get("Sec-WebSocket-Protocol", "").replace(" ", "").split(",")
-        protocol = next((each for each in PROTOCOLS if each in offered), "")
+        protocol = next((protocol for protocol in PROTOCOLS if protocol in offered), "")
         if not protocol and any(offered):
             return web.Response(status=403, headers={"Connection": "close"})
         socket = web.WebSocketResponse(protocols=(protocol,) if protocol else (), compress=False)

@@ -53,18 +53,18 @@ class Faults:
     async def around(self, user: str, method: str, path: str) -> AsyncIterator[None]:
         """Do what is to be done around this request; ConnectionError if it goes no further."""
         found = [
-            each
-            for each in self.moments
-            if each.user in ("", user) and each.method == method and each.path.search(path)
+            moment
+            for moment in self.moments
+            if moment.user in ("", user) and moment.method == method and moment.path.search(path)
         ]
-        for each in found:
-            self.moments.remove(each)
+        for fault in found:
+            self.moments.remove(fault)
         # Not in the server's own thread: what is done may ask the server.
-        for each in (each for each in found if not each.after):
-            await asyncio.to_thread(each.act)
+        for fault in (fault for fault in found if not fault.after):
+            await asyncio.to_thread(fault.act)
         yield
-        for each in (each for each in found if each.after):
-            await asyncio.to_thread(each.act)
+        for fault in (fault for fault in found if fault.after):
+            await asyncio.to_thread(fault.act)
 
     @contextlib.contextmanager
     def stream(self, request: web.Request) -> Iterator[None]:

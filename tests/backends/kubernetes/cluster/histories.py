@@ -85,7 +85,7 @@ def recorded(folder: Path) -> list[Event]:
 
 def emulated(changes: Iterable[Change]) -> list[Event]:
     """Return the emulator's history in the same words."""
-    return [Event(_plural(each), each.type, each.object) for each in changes]
+    return [Event(_plural(change), change.type, change.object) for change in changes]
 
 
 def _plural(change: Change) -> str:
@@ -124,7 +124,7 @@ def _step(event: Event) -> Step:
         phase = (status.get("state") or {}).get("phase", "")
         return ((phase, str(status.get("retryCount", 0)), ""),) if phase else ()
     conditions = status.get("conditions") or ()
-    return tuple((each["type"], each["status"], each["reason"]) for each in conditions)
+    return tuple((condition["type"], condition["status"], condition["reason"]) for condition in conditions)
 
 
 def lives(events: Iterable[Event]) -> list[Life]:
@@ -144,10 +144,10 @@ def _node(pod: Object) -> str:
 def _life(pod: Object) -> Life:
     gone = "deletionTimestamp" in pod["metadata"]
     status = pod.get("status", {})
-    ends = [each["state"].get("terminated") for each in status.get("containerStatuses", ())]
+    ends = [container["state"].get("terminated") for container in status.get("containerStatuses", ())]
     ended = " ".join(f"{end['reason']} {end['exitCode']}" for end in ends if end)
     conditions = status.get("conditions") or ()
-    disrupted = [each["reason"] for each in conditions if each["type"] == "DisruptionTarget"]
+    disrupted = [condition["reason"] for condition in conditions if condition["type"] == "DisruptionTarget"]
     reason = status.get("reason", "")
     return Life(_node(pod), status["phase"], reason, ended, "".join(disrupted), gone)
 
@@ -211,17 +211,17 @@ def _told(pod: Object) -> Iterator[str]:
         yield status["phase"]
     if "deletionTimestamp" in pod["metadata"]:
         yield "going"
-    for each in status.get("containerStatuses", ()):
-        if "running" in each["state"]:
-            yield f"runs {each['name']} {each['restartCount']}"
+    for container in status.get("containerStatuses", ()):
+        if "running" in container["state"]:
+            yield f"runs {container['name']} {container['restartCount']}"
     yield from (f"ended {life}" for life, _ in _ends(pod))
 
 
 def _ends(pod: Object) -> Iterator[tuple[str, Object]]:
-    for each in pod.get("status", {}).get("containerStatuses", ()):
-        for back, state in enumerate((each["state"], each.get("lastState") or {})):
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        for back, state in enumerate((status["state"], status.get("lastState") or {})):
             if "terminated" in state:
-                yield f"{each['name']} {each['restartCount'] - back}", state["terminated"]
+                yield f"{status['name']} {status['restartCount'] - back}", state["terminated"]
 
 
 def situation(events: Iterable[Event]) -> tuple[object, tuple[tuple[str, ...], ...]]:
@@ -241,7 +241,7 @@ def situation(events: Iterable[Event]) -> tuple[object, tuple[tuple[str, ...], .
 
 def _doing(pod: Object) -> tuple[str, str]:
     going = "going" if "deletionTimestamp" in pod["metadata"] else ""
-    states = [each["state"] for each in pod["status"].get("containerStatuses", ())]
+    states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
     waits = [state["waiting"]["reason"] for state in states if "waiting" in state]
     # The two of a failing pull take turns.
     shown = re.sub("ErrImagePull|ImagePullBackOff", "no image", " ".join(waits))

@@ -102,9 +102,9 @@ def _interpreter(folder: Path, *, packages: bool) -> None:
     target.mkdir(parents=True)
     # Debian's Python names folders that aren't there.
     for source in filter(Path.is_dir, map(Path, site.getsitepackages())) if packages else ():
-        for each in source.iterdir():
-            if each.suffix != ".pth" and not each.name.startswith("nbtorchjob"):
-                (target / each.name).symlink_to(each)
+        for path in source.iterdir():
+            if path.suffix != ".pth" and not path.name.startswith("nbtorchjob"):
+                (target / path.name).symlink_to(path)
 
 
 def program(argv: list[str], path: str) -> str:

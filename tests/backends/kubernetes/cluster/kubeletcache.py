@@ -76,8 +76,8 @@ def _places(pod: Object) -> Iterator[Place]:
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
         for source in container.get("envFrom") or ():
             yield from _named(space, source, "secretRef", "configMapRef")
-        for each in container.get("env") or ():
-            yield from _named(space, each.get("valueFrom") or {}, "secretKeyRef", "configMapKeyRef")
+        for variable in container.get("env") or ():
+            yield from _named(space, variable.get("valueFrom") or {}, "secretKeyRef", "configMapKeyRef")
 
 
 def _named(space: str, source: Any, secret: str, configmap: str) -> Iterator[Place]:

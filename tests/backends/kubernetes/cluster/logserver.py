@@ -153,8 +153,8 @@ def _check_options(call: Call) -> None:
 
 def named_container(call: Call, pod: Object) -> str:
     """Return the container that a request is for, or refuse one that names none."""
-    names = [each["name"] for each in pod["spec"]["containers"]]
-    inits = [each["name"] for each in pod["spec"].get("initContainers", ())]
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    inits = [container["name"] for container in pod["spec"].get("initContainers", ())]
     asked = call.query.get("container", "")
     if asked and asked not in names + inits:
         raise Refusal(400, f"container {asked} is not valid for pod {call.name}")
@@ -171,7 +171,7 @@ def _why_not(pod: Object, name: str, previous: bool) -> str:
         return f"previous terminated {where} not found"
     statuses = pod.get("status", {})
     found = [*statuses.get("containerStatuses", ()), *statuses.get("initContainerStatuses", ())]
-    waiting = next((each["state"].get("waiting") for each in found if each["name"] == name), None)
+    waiting = next((status["state"].get("waiting") for status in found if status["name"] == name), None)
     reason = (waiting or {}).get("reason", "ContainerCreating")
     if reason in ("ErrImagePull", "ImagePullBackOff"):
         return f"{where} is waiting to start: trying and failing to pull image"

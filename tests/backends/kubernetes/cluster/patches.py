@@ -47,7 +47,7 @@ def strategic(target: Any, patch: Any) -> Any:
         elif name in MERGE_SETS and isinstance(value, list):
             result[name] = [
                 *result.get(name, []),
-                *(each for each in value if each not in result.get(name, [])),
+                *(entry for entry in value if entry not in result.get(name, [])),
             ]
         elif not name.startswith("$"):
             result[name] = strategic(result.get(name), value)
@@ -55,12 +55,12 @@ def strategic(target: Any, patch: Any) -> Any:
 
 
 def _join(old: list[Object], new: list[Object], key: str) -> list[Object]:
-    joined = {each.get(key): each for each in old}
-    for each in new:
-        if each.get("$patch") == "delete":
-            joined.pop(each.get(key), None)
+    joined = {entry.get(key): entry for entry in old}
+    for entry in new:
+        if entry.get("$patch") == "delete":
+            joined.pop(entry.get(key), None)
         else:
-            joined[each.get(key)] = strategic(joined.get(each.get(key)), each)
+            joined[entry.get(key)] = strategic(joined.get(entry.get(key)), entry)
     return list(joined.values())
 
 

@@ -82,7 +82,9 @@ class Player:
         self._cluster, self._folder, self._name = cluster, folder, folder.name
         text = (folder / "manifest.yaml").read_text()
         self._traps = "trap " in text
-        self._documents = [each for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
+        self._documents = [
+            document for document in yaml.safe_load_all(text) if document["kind"] != "Namespace"
+        ]
         # Some have an earlier name of the scenario.
         self._space = self._documents[-1]["metadata"]["namespace"]
         # How much of the recording stands for what the last step of the client found.
@@ -146,20 +148,20 @@ class Player:
 
     def _end(self, group: list[Ending]) -> None:
         """End containers as they ended then: by themselves, or as their grace period was over."""
-        uids = self._come(group[0].t, *(each.pod for each in group))
-        self._cluster.end_together(*(uids[each.pod] for each in group))
-        for each in group:
-            if each.killed:
-                self._cluster.end_grace(uids[each.pod])
-        left = [each for each in group if not each.killed]
+        uids = self._come(group[0].t, *(ending.pod for ending in group))
+        self._cluster.end_together(*(uids[ending.pod] for ending in group))
+        for ending in group:
+            if ending.killed:
+                self._cluster.end_grace(uids[ending.pod])
+        left = [ending for ending in group if not ending.killed]
 
         def all_end(events: list[Event]) -> bool:
             over = happened(events)
             left[:] = [
-                each
-                for each in left
-                if (each.pod, f"ended {each.life}") not in over
-                and not self._cluster.open_gate(uids[each.pod])
+                ending
+                for ending in left
+                if (ending.pod, f"ended {ending.life}") not in over
+                and not self._cluster.open_gate(uids[ending.pod])
             ]
             return not left
 
@@ -217,7 +219,7 @@ class Player:
 
     def _at_gates(self, events: list[Event]) -> bool:
         """Say whether all pods that run have set what catches a signal."""
-        last = {each.object["metadata"]["uid"]: each for each in events if each.resource == "pods"}
+        last = {event.object["metadata"]["uid"]: event for event in events if event.resource == "pods"}
         return all(
             self._cluster.at_gate(uid)
             for uid, event in last.items()
@@ -252,7 +254,7 @@ class Player:
         """Return what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
         nodes = len({life.node for life in lives(self.recorded)})
         stood = [situation(self.recorded[:end]) for end in range(1, len(self.recorded) + 1)]
-        up = [[each[1:] for each in pods] == [("Running", "")] * nodes for _, pods in stood]
+        up = [[pod[1:] for pod in pods] == [("Running", "")] * nodes for _, pods in stood]
         return stood[up.index(False, up.index(True)) - 1][0] if True in up else None
 
     def _complete(self, events: list[Event]) -> bool:
@@ -316,7 +318,7 @@ def _random(event: Event) -> str:
 def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
     """Return the ends of containers, those together that came soon after each other, with nothing else between them."""
     found: list[list[Ending]] = []
-    for ending in sorted(endings(events), key=lambda each: each.t):
+    for ending in sorted(endings(events), key=lambda end: end.t):
         last = found[-1][-1].t if found else -math.inf
         if ending.t - last < TOGETHER_S and not any(last <= t <= ending.t for t in between):
             found[-1].append(ending)

@@ -52,9 +52,10 @@ class PodLife:
         self._inits = pod["spec"].get("initContainers") or []
         first = INITIALIZING if self._inits else WAITING
         mains = [
-            ContainerStatus(each["name"], each["image"], dict(first)) for each in pod["spec"]["containers"]
+            ContainerStatus(container["name"], container["image"], dict(first))
+            for container in pod["spec"]["containers"]
         ]
-        inits = [ContainerStatus(each["name"], each["image"]) for each in self._inits]
+        inits = [ContainerStatus(init["name"], init["image"]) for init in self._inits]
         self._status = PodStatus(mains, inits, self._sandbox.address)
         self._readiness = Readiness(node, pod, self._sandbox, self._publish, self._pause)
         self._running: dict[str, Container] = {}
@@ -191,7 +192,7 @@ class PodLife:
             await self._back_off(status)
 
     def _all_ended(self) -> bool:
-        return all(each.ended for each in self._status.containers)
+        return all(container.ended for container in self._status.containers)
 
     async def _back_off(self, status: ContainerStatus) -> None:
         """Wait before a restart: not before the first, then twice as long each time."""
@@ -271,13 +272,13 @@ class PodLife:
             await asyncio.sleep(self._node.settle_s)
         await self._idle.wait()
         self._node.cache.unregister(self._pod)
-        unstarted = [each for each in self._status.containers if not each.ended]
-        failed_init = any((each.ended or {}).get("exitCode") for each in self._status.inits)
+        unstarted = [container for container in self._status.containers if not container.ended]
+        failed_init = any((init.ended or {}).get("exitCode") for init in self._status.inits)
         if not failed_init:
-            for each in unstarted:
+            for container in unstarted:
                 # One that waits to be run again has ended; recorded for StartError, in any other way the same.
-                each.state = each.last or never_located()
-        codes = [(each.ended or {"exitCode": 1})["exitCode"] for each in self._status.containers]
+                container.state = container.last or never_located()
+        codes = [(container.ended or {"exitCode": 1})["exitCode"] for container in self._status.containers]
         self._status.reason, self._status.message = self._why
         failed = any(codes) or self._status.reason
         self._status.phase = "Failed" if failed else "Succeeded"

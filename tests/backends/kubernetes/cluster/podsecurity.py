@@ -47,10 +47,10 @@ class Control:
 
 def violations(spec: Object, level: str) -> list[str]:
     """Return what of a pod's spec the level forbids, each as the server says it."""
-    controls = [each for each in TABLE if each.level in LEVELS[: LEVELS.index(level) + 1]]
-    replaced = {("baseline", each.replaces) for each in controls}
-    kept = [each for each in controls if (each.level, each.title) not in replaced]
-    return [f"{each.title} ({'; '.join(details)})" for each in kept if (details := each.found(spec))]
+    controls = [control for control in TABLE if control.level in LEVELS[: LEVELS.index(level) + 1]]
+    replaced = {("baseline", control.replaces) for control in controls}
+    kept = [control for control in controls if (control.level, control.title) not in replaced]
+    return [f"{control.title} ({'; '.join(details)})" for control in kept if (details := control.found(spec))]
 
 
 def why(spec: Object, level: str) -> str:
@@ -69,7 +69,7 @@ def _context(of: Object) -> Object:
 
 def _named(bad: Callable[[Object], bool], rule: str, *, pod: bool = False) -> Callable[[Object], list[str]]:
     def found(spec: Object) -> list[str]:
-        names = [f'"{each["name"]}"' for each in _containers(spec) if bad(each)]
+        names = [f'"{container["name"]}"' for container in _containers(spec) if bad(container)]
         several = f"containers {', '.join(names)}" if len(names) > 1 else f"container {', '.join(names)}"
         return [f"{'pod or ' if pod else ''}{several} {rule}"] if names else []
 
@@ -80,8 +80,8 @@ def _unset(key: str, good: Callable[[Any], bool]) -> Callable[[Object], list[str
     """Return what finds containers for which neither they nor the pod say what is good."""
 
     def found(spec: Object) -> list[str]:
-        def bad(each: Object) -> bool:
-            own = _context(each).get(key)
+        def bad(container: Object) -> bool:
+            own = _context(container).get(key)
             return not good(own if own is not None else _context(spec).get(key))
 
         return _named(bad, _RULES[key], pod=True)(spec)
@@ -95,8 +95,8 @@ _RULES = {
 }
 
 
-def _capabilities(each: Object, side: str) -> set[str]:
-    return {*((_context(each).get("capabilities") or {}).get(side) or ())}
+def _capabilities(container: Object, side: str) -> set[str]:
+    return {*((_context(container).get("capabilities") or {}).get(side) or ())}
 
 
 def _type(profile: Any) -> str:
@@ -109,48 +109,50 @@ def _host_namespaces(spec: Object) -> list[str]:
 
 
 def _host_paths(spec: Object) -> list[str]:
-    return [f'volume "{each["name"]}"' for each in spec.get("volumes") or () if "hostPath" in each]
+    return [f'volume "{volume["name"]}"' for volume in spec.get("volumes") or () if "hostPath" in volume]
 
 
 def _volumes(spec: Object) -> list[str]:
     found = []
-    for each in spec.get("volumes") or ():
-        kinds = sorted(each.keys() - {"name"} - _VOLUMES)
-        found += [f'volume "{each["name"]}" uses restricted volume type "{kind}"' for kind in kinds]
+    for volume in spec.get("volumes") or ():
+        kinds = sorted(volume.keys() - {"name"} - _VOLUMES)
+        found += [f'volume "{volume["name"]}" uses restricted volume type "{kind}"' for kind in kinds]
     return found
 
 
 def _root(spec: Object) -> list[str]:
     pod = ["pod must not set runAsUser=0"] if _context(spec).get("runAsUser") == 0 else []
-    own = _named(lambda each: _context(each).get("runAsUser") == 0, "must not set runAsUser=0")
+    own = _named(lambda container: _context(container).get("runAsUser") == 0, "must not set runAsUser=0")
     return [*pod, *own(spec)]
 
 
 def _unconfined(spec: Object) -> list[str]:
     pod = ["pod"] if _type(_context(spec).get("seccompProfile")) == "Unconfined" else []
     rule = 'must not set securityContext.seccompProfile.type to "Unconfined"'
-    own = _named(lambda each: _type(_context(each).get("seccompProfile")) == "Unconfined", rule)
-    return [*(f"{each} {rule}" for each in pod), *own(spec)]
+    own = _named(lambda container: _type(_context(container).get("seccompProfile")) == "Unconfined", rule)
+    return [*(f"{problem} {rule}" for problem in pod), *own(spec)]
 
 
 def _sysctls(spec: Object) -> list[str]:
-    names = [each["name"] for each in _context(spec).get("sysctls") or () if each["name"] not in _SYSCTLS]
+    names = [
+        sysctl["name"] for sysctl in _context(spec).get("sysctls") or () if sysctl["name"] not in _SYSCTLS
+    ]
     return [", ".join(names)] if names else []
 
 
-def _ports(each: Object) -> bool:
-    return any(port.get("hostPort") for port in each.get("ports") or ())
+def _ports(container: Object) -> bool:
+    return any(port.get("hostPort") for port in container.get("ports") or ())
 
 
 def _rows() -> Iterator[Control]:
     def own(key: str) -> Callable[[Object], Any]:
-        return lambda each: _context(each).get(key)
+        return lambda container: _context(container).get(key)
 
     yield Control(
         "baseline",
         "non-default capabilities",
         _named(
-            lambda each: not _capabilities(each, "add") <= _DEFAULT_CAPABILITIES,
+            lambda container: not _capabilities(container, "add") <= _DEFAULT_CAPABILITIES,
             "must not add such to securityContext.capabilities",
         ),
     )
@@ -160,13 +162,16 @@ def _rows() -> Iterator[Control]:
     yield Control(
         "baseline",
         "privileged",
-        _named(lambda each: bool(own("privileged")(each)), "must not set securityContext.privileged=true"),
+        _named(
+            lambda container: bool(own("privileged")(container)),
+            "must not set securityContext.privileged=true",
+        ),
     )
     yield Control(
         "baseline",
         "procMount",
         _named(
-            lambda each: own("procMount")(each) not in (None, "Default"),
+            lambda container: own("procMount")(container) not in (None, "Default"),
             "must not set securityContext.procMount",
         ),
     )
@@ -176,7 +181,7 @@ def _rows() -> Iterator[Control]:
         "restricted",
         "allowPrivilegeEscalation != false",
         _named(
-            lambda each: own("allowPrivilegeEscalation")(each) is not False,
+            lambda container: own("allowPrivilegeEscalation")(container) is not False,
             "must set securityContext.allowPrivilegeEscalation=false",
         ),
     )
@@ -184,9 +189,9 @@ def _rows() -> Iterator[Control]:
         "restricted",
         "unrestricted capabilities",
         _named(
-            lambda each: (
-                "ALL" not in _capabilities(each, "drop")
-                or not _capabilities(each, "add") <= {"NET_BIND_SERVICE"}
+            lambda container: (
+                "ALL" not in _capabilities(container, "drop")
+                or not _capabilities(container, "add") <= {"NET_BIND_SERVICE"}
             ),
             'must set securityContext.capabilities.drop=["ALL"]',
         ),

@@ -66,20 +66,20 @@ class PodStatus:
             "hostIP": "127.0.0.1",
             "hostIPs": [{"ip": "127.0.0.1"}],
             "startTime": self.started,
-            "containerStatuses": [each.shown() for each in self.containers],
+            "containerStatuses": [container.shown() for container in self.containers],
             "qosClass": "BestEffort",
         }
         if self.sandbox:
             status |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
         if self.inits:
-            status["initContainerStatuses"] = [each.shown() for each in self.inits]
+            status["initContainerStatuses"] = [init.shown() for init in self.inits]
         told = {"reason": self.reason, "message": self.message}
         return status | {name: text for name, text in told.items() if text}
 
     def _conditions(self, before: list[Object]) -> list[Object]:
         over = self.phase in ("Succeeded", "Failed")
-        waiting = [each.name for each in self.inits if (each.ended or {}).get("exitCode") != 0]
-        ready = not over and all(each.running for each in self.containers)
+        waiting = [init.name for init in self.inits if (init.ended or {}).get("exitCode") != 0]
+        ready = not over and all(container.running for container in self.containers)
         wanted = [
             _condition("PodReadyToStartContainers", yes=self.sandbox and not over),
             _condition("Initialized", yes=not waiting, **self._not_initialized(waiting)),
@@ -87,17 +87,19 @@ class PodStatus:
             _condition("ContainersReady", yes=ready, **self._not_ready(ready)),
             _condition("PodScheduled", yes=True),
         ]
-        known = {each["type"]: each for each in before}
-        for each in wanted:
-            old = known.get(each["type"])
-            if old and old["status"] == each["status"]:
-                each["lastTransitionTime"] = old["lastTransitionTime"]
-        foreign = [each for each in before if each["type"] not in {mine["type"] for mine in wanted}]
+        known = {condition["type"]: condition for condition in before}
+        for condition in wanted:
+            old = known.get(condition["type"])
+            if old and old["status"] == condition["status"]:
+                condition["lastTransitionTime"] = old["lastTransitionTime"]
+        foreign = [
+            condition for condition in before if condition["type"] not in {mine["type"] for mine in wanted}
+        ]
         return [*foreign, *wanted]
 
     def _outcome(self) -> str:
         """Return the reason for conditions once every container has ended: PodCompleted, PodFailed, or nothing yet."""
-        ends = [each.ended for each in self.containers]
+        ends = [container.ended for container in self.containers]
         if self.phase == "Succeeded" or all(end and end["exitCode"] == 0 for end in ends):
             return "PodCompleted"
         return "PodFailed" if self.phase == "Failed" or (self.final and all(ends)) else ""
@@ -119,7 +121,7 @@ class PodStatus:
             return {}
         if outcome := self._outcome():
             return {"reason": outcome}
-        listed = " ".join(each.name for each in self.containers if not each.running)
+        listed = " ".join(container.name for container in self.containers if not container.running)
         return {"reason": "ContainersNotReady", "message": f"containers with unready status: [{listed}]"}
 
 

@@ -37,11 +37,9 @@ def check_quota(store: Store, resource: Resource, obj: Object) -> None:
             if asked is None:
                 continue
             if asked == "missing":
-                which = ",".join(each["name"] for each in obj["spec"]["containers"])
+                which = ",".join(container["name"] for container in obj["spec"]["containers"])
                 raise forbidden(resource, name, f"failed quota: {title}: must specify {counted} for: {which}")
-            used = sum(
-                quantity(_use(resource, each, counted) or 0) for each in _living(store, resource, space)
-            )
+            used = sum(quantity(_use(resource, obj, counted) or 0) for obj in _living(store, resource, space))
             if used + quantity(asked) > quantity(limit):
                 why = f"requested: {counted}={asked}, used: {counted}={used}, limited: {counted}={limit}"
                 raise forbidden(resource, name, f"exceeded quota: {title}, {why}")
@@ -50,7 +48,7 @@ def check_quota(store: Store, resource: Resource, obj: Object) -> None:
 def _living(store: Store, resource: Resource, space: str) -> list[Object]:
     ended = ("Succeeded", "Failed")
     found = store.list(resource, space)
-    return [each for each in found if resource != PODS or each["status"].get("phase") not in ended]
+    return [obj for obj in found if resource != PODS or obj["status"].get("phase") not in ended]
 
 
 def _use(resource: Resource, obj: Object, counted: str) -> str | None:
@@ -61,7 +59,9 @@ def _use(resource: Resource, obj: Object, counted: str) -> str | None:
     if resource != PODS or what not in COMPUTE or kind:
         return None
     side = counted.partition(".")[0]
-    given = [each.get("resources", {}).get(side, {}).get(what) for each in obj["spec"]["containers"]]
-    if any(each is None for each in given):
+    given = [
+        container.get("resources", {}).get(side, {}).get(what) for container in obj["spec"]["containers"]
+    ]
+    if any(amount is None for amount in given):
         return "missing" if what != "nvidia.com/gpu" else None
-    return str(sum(quantity(each) for each in given))
+    return str(sum(quantity(amount) for amount in given))

@@ -186,7 +186,11 @@ def served(operators: Iterable[str]) -> list[Resource]:
     operators = [*operators]
     names = [name for operator in operators for name in OPERATORS.get(operator, ())]
     kueue = KUEUE if "kueue" in operators else ()
-    return [*BUILT_IN, *kueue, *(each for name in names for each in _of_definition(definitions()[name]))]
+    return [
+        *BUILT_IN,
+        *kueue,
+        *(resource for name in names for resource in _of_definition(definitions()[name])),
+    ]
 
 
 def job_schema() -> Object | None:

@@ -84,7 +84,7 @@ class Sandbox:
             if source.get("optional"):
                 return
             raise MissingVolume(volume, f'{resource.kind.lower()} "{name}" not found')
-        wanted = {each["key"]: each["path"] for each in source.get("items") or ()}
+        wanted = {item["key"]: item["path"] for item in source.get("items") or ()}
         for key, value in (found.get("data") or {}).items():
             if wanted and key not in wanted:
                 continue
@@ -136,11 +136,11 @@ class Sandbox:
             key = "secretRef" if "secretRef" in source else "configMapRef"
             resource = SECRETS if key == "secretRef" else CONFIGMAPS
             found |= self._data(resource, source[key]["name"])
-        for each in container.get("env") or ():
-            if "valueFrom" in each:
-                found[each["name"]] = self._from(each["valueFrom"], container)
+        for variable in container.get("env") or ():
+            if "valueFrom" in variable:
+                found[variable["name"]] = self._from(variable["valueFrom"], container)
             else:
-                found[each["name"]] = _expand(each.get("value") or "", found)
+                found[variable["name"]] = _expand(variable.get("value") or "", found)
         return found
 
     def _from(self, source: Object, container: Object) -> str:
@@ -191,7 +191,7 @@ class _places:
 
     def __init__(self, places: Mapping[str, Path]) -> None:
         self._places = places
-        listed = "|".join(re.escape(each) for each in sorted(places, key=len, reverse=True))
+        listed = "|".join(re.escape(place) for place in sorted(places, key=len, reverse=True))
         self._pattern = re.compile(rf"(?<![\w./-])({listed})(?![\w.-])")
 
     def __call__(self, text: str) -> str:

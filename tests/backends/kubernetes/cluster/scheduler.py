@@ -110,7 +110,7 @@ class Scheduler:
     def _refuse(self, pod: Object, reason: str, why: str) -> None:
         told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": why}
         before = pod.get("status", {}).get("conditions", [])
-        if any(each.get("message") == why for each in before):
+        if any(condition.get("message") == why for condition in before):
             return
         self._condition(pod, told)
         if reason == "Unschedulable":
@@ -118,7 +118,9 @@ class Scheduler:
 
     def _condition(self, pod: Object, told: Object) -> None:
         others = [
-            each for each in pod.get("status", {}).get("conditions", []) if each["type"] != "PodScheduled"
+            condition
+            for condition in pod.get("status", {}).get("conditions", [])
+            if condition["type"] != "PodScheduled"
         ]
         times = {"lastProbeTime": None, "lastTransitionTime": now()}
         status = pod.get("status", {}) | {"conditions": [*others, told | times]}
@@ -150,8 +152,8 @@ class Scheduler:
 
     def _used(self, what: str) -> Decimal:
         ended = ("Succeeded", "Failed")
-        bound = [each for each in self._store.list(PODS) if each["spec"].get("nodeName")]
-        running = [each["spec"] for each in bound if each["status"].get("phase") not in ended]
+        bound = [pod for pod in self._store.list(PODS) if pod["spec"].get("nodeName")]
+        running = [pod["spec"] for pod in bound if pod["status"].get("phase") not in ended]
         return sum((_requested(spec).get(what, Decimal(0)) for spec in running), Decimal(0))
 
 
@@ -161,10 +163,10 @@ def _ended(change: Change) -> bool:
 
 def _tolerated(spec: Object, taint: Object) -> bool:
     return any(
-        each.get("key") in (None, taint["key"])
-        and each.get("effect") in (None, taint["effect"])
-        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
-        for each in spec.get("tolerations") or ()
+        toleration.get("key") in (None, taint["key"])
+        and toleration.get("effect") in (None, taint["effect"])
+        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
+        for toleration in spec.get("tolerations") or ()
     )
 
 

@@ -54,8 +54,8 @@ class _Fit:
         if isinstance(value, dict):
             self._object(schema, value, path)
         elif isinstance(value, list):
-            for index, each in enumerate(value):
-                self.walk(schema.get("items", {}), each, f"{path}[{index}]")
+            for index, item in enumerate(value):
+                self.walk(schema.get("items", {}), item, f"{path}[{index}]")
 
     def _object(self, schema: Object, value: Object, path: str) -> None:
         known = schema.get("properties", {})
@@ -88,7 +88,7 @@ def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
     """Yield what is wrong with a value of the right type."""
     shown = f'"{value}"' if isinstance(value, str) else value
     if "enum" in schema and value not in schema["enum"]:
-        allowed = ", ".join(f'"{each}"' for each in schema["enum"])
+        allowed = ", ".join(f'"{choice}"' for choice in schema["enum"])
         yield "FieldValueNotSupported", f"Unsupported value: {shown}: supported values: {allowed}", path
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
         text = f"Invalid value: {shown}: {path} in body should match '{schema['pattern']}'"
@@ -153,7 +153,7 @@ def _holds(rule: str, value: Any, before: Any, root: Object) -> bool:
     if found := re.fullmatch(r"size\(self\.metadata\.name\) <= (\d+)", rule):
         return len(root["metadata"]["name"]) <= int(found[1])
     if found := re.fullmatch(r"self in \[(.*)\]", rule):
-        return value in [each.strip().strip("'") for each in found[1].split(",")]
+        return value in [choice.strip().strip("'") for choice in found[1].split(",")]
     if found := re.fullmatch(r"self >= (\d+)", rule):
         return bool(value >= int(found[1]))
     return True

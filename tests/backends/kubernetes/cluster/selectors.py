@@ -16,7 +16,7 @@ FIELDS = {"metadata.name", "metadata.namespace"}
 MORE_FIELDS = {
     "pods": {"status.phase", "spec.nodeName", "status.podIP", "spec.restartPolicy"},
     "events": {
-        *("involvedObject." + each for each in ("kind", "name", "namespace", "uid")),
+        *("involvedObject." + key for key in ("kind", "name", "namespace", "uid")),
         *("reason", "type", "reportingComponent"),
     },
     "secrets": {"type"},
@@ -31,7 +31,7 @@ def by_labels(text: str) -> Test:
 
 def _label_test(part: str) -> Test:
     if found := SET.match(part):
-        name, values = found["name"], {each.strip() for each in found["values"].split(",")}
+        name, values = found["name"], {value.strip() for value in found["values"].split(",")}
         if found["how"] == "in":
             return lambda labels: labels.get(name) in values
         return lambda labels: labels.get(name) not in values

@@ -62,7 +62,9 @@ class Server:
         self, resources: Iterable[Resource], access: Access, faults: Faults, handle: Handler
     ) -> None:
         self.resources = list(resources)
-        self._by_path = {(each.api_version, each.plural): each for each in reversed(self.resources)}
+        self._by_path = {
+            (resource.api_version, resource.plural): resource for resource in reversed(self.resources)
+        }
         self.requests: list[tuple[str, str]] = []
         self._access, self._faults, self._handle = access, faults, handle
         self._runner: web.AppRunner | None = None

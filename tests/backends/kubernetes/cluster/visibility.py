@@ -29,12 +29,12 @@ class Visibility:
             raise Refusal(404, f'{kind}.{group} "{call.name}" not found', details=about)
         whole = queue["spec"]["clusterQueue"]
         items: list[Object] = []
-        for place, each in enumerate(
+        for place, workload in enumerate(
             sorted(filter(self._waits(whole), self._store.list(WORKLOADS, "")), key=order)
         ):
-            meta = each["metadata"]
-            if (meta["namespace"], each["spec"]["queueName"]) == (call.namespace, call.name):
-                items.append(_item(each, place, len(items)))
+            meta = workload["metadata"]
+            if (meta["namespace"], workload["spec"]["queueName"]) == (call.namespace, call.name):
+                items.append(_item(workload, place, len(items)))
         body = {"kind": "PendingWorkloadsSummary", "apiVersion": call.resource.api_version, "metadata": {}}
         return web.json_response(body | {"items": items})
 
@@ -51,7 +51,8 @@ class Visibility:
 def _item(workload: Object, place: int, here: int) -> Object:
     meta, spec = workload["metadata"], workload["spec"]
     owners = [
-        {key: each[key] for key in ("apiVersion", "kind", "name", "uid")} for each in meta["ownerReferences"]
+        {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+        for owner in meta["ownerReferences"]
     ]
     kept = {key: meta[key] for key in ("name", "namespace", "creationTimestamp")}
     return {

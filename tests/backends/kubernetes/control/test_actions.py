@@ -81,7 +81,7 @@ def restarting(stage):
 
 def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage, restarting):
     def told(reason):
-        return [each["reason"] for each in stage.objects("api/v1/{}/events")].count(reason)
+        return [obj["reason"] for obj in stage.objects("api/v1/{}/events")].count(reason)
 
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(restarting.suspend)
@@ -136,7 +136,7 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
     files = [
         yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
     ]
-    (found,) = [each for each in files if each["kind"] == "Job"]
+    (found,) = [file for file in files if file["kind"] == "Job"]
     # With another job's, which the server adds, it refuses to create one.
     assert not {"suspend", "selector"} & found["spec"].keys()
     ties = {"batch.kubernetes.io/controller-uid", "controller-uid", "job-name"}
@@ -160,10 +160,10 @@ def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
     # Neither the small parts nor kubectl's copies of them are in the way of another turn.
     again.export(tmp_path / "again")
     files = [sorted((tmp_path / folder).glob("*.yaml")) for folder in ("out", "again")]
-    first, second = ([yaml.safe_load(file.read_text()) for file in each] for each in files)
-    assert [each["kind"] for each in first] == [each["kind"] for each in second]
+    first, second = ([yaml.safe_load(file.read_text()) for file in folder] for folder in files)
+    assert [obj["kind"] for obj in first] == [obj["kind"] for obj in second]
     # They may be applied at any time: what is left of an earlier one has other names.
-    names = [{each["metadata"]["name"] for each in all_[:-1]} for all_ in (first, second)]
+    names = [{obj["metadata"]["name"] for obj in all_[:-1]} for all_ in (first, second)]
     assert names[0].isdisjoint(names[1])
     assert first[-1]["spec"].keys() == second[-1]["spec"].keys()
 
@@ -185,7 +185,7 @@ def test_a_dry_run_needs_no_cluster(monkeypatch, tmp_path, kind):
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(kind=kind, image="torch"))
     call = capture.from_cell("1", {})
     text = submission.dry_run(call, spec)
-    found = {each["kind"]: each["metadata"] for each in yaml.safe_load_all(text)}
+    found = {obj["kind"]: obj["metadata"] for obj in yaml.safe_load_all(text)}
 
     assert found[KINDS[kind].api.kind]["namespace"] == "default"
     assert "# not checked by a server: no cluster is known: there is no kubeconfig" in text

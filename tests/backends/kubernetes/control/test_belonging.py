@@ -22,7 +22,7 @@ TIDY = Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL, ttl_seconds_after_finish
 
 def named(stage, kind, name):
     """Return the job object of that name, if there is one."""
-    return [each for each in stage.objects(collection(KINDS[kind].api)) if each["metadata"]["name"] == name]
+    return [obj for obj in stage.objects(collection(KINDS[kind].api)) if obj["metadata"]["name"] == name]
 
 
 def pretending(stage, root, name, owner, attempt="2", **more):
@@ -58,9 +58,9 @@ def tender(stage):
         tending.append(cluster_backend().tend("the test", [stage.namespace], everyone=True))
 
     yield begin
-    for each in tending:
-        assert each is not None
-        each.stop()
+    for thread in tending:
+        assert thread is not None
+        thread.stop()
 
 
 FALSE = {
@@ -134,7 +134,7 @@ def test_a_pod_with_a_jobs_labels_is_none_of_the_jobs(stage):
         "spec": {"restartPolicy": "Never", "containers": [{**container, "command": ["python", "-c", "1/0"]}]},
     }
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/pods", forged)
-    until(lambda: [each for each in stage.pods() if each["status"].get("phase") == "Failed"])
+    until(lambda: [pod for pod in stage.pods() if pod["status"].get("phase") == "Failed"])
 
     uid = pod["metadata"]["uid"]
     for state in (api.snapshot(job.info.address), api.jobs()[0], job.state):

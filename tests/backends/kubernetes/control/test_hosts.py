@@ -95,7 +95,7 @@ def test_who_may_not_read_hosts_asks_once_and_nobody_is_told(stage):
     stage.cluster.taint(SPOT)
 
     def asked():
-        return [each.verb for each in stage.cluster.attempts(name) if each.resource == "nodes"]
+        return [attempt.verb for attempt in stage.cluster.attempts(name) if attempt.resource == "nodes"]
 
     until(asked)
     stage.sign("go")

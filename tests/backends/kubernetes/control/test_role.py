@@ -29,7 +29,7 @@ RUNTIMES = "apis/trainer.kubeflow.org/v1alpha1/{}/trainingruntimes"
 
 def jobs(stage, kind="indexedjob"):
     """Return the job objects of a kind, by name."""
-    return {each["metadata"]["name"]: each for each in stage.objects(collection(KINDS[kind].api))}
+    return {obj["metadata"]["name"]: obj for obj in stage.objects(collection(KINDS[kind].api))}
 
 
 def note(stage, name, of, kind="indexedjob"):
@@ -118,7 +118,7 @@ def beat(stage):
         return datetime.fromisoformat(spec[key].replace("Z", "+00:00")).timestamp()
 
     def done():  # it was taken, and renewed since
-        specs = [each["spec"] for each in stage.objects(LEASES)]
+        specs = [obj["spec"] for obj in stage.objects(LEASES)]
         return any(seconds(spec, "renewTime") - seconds(spec, "acquireTime") > 0.04 for spec in specs)
 
     return done
@@ -162,7 +162,7 @@ def test_without_a_rule_of_its_role_a_tender_leaves_something_undone(
     monkeypatch.setattr(service, "HOLD_S", 0.1)  # who may not patch its Lease can't give it back either
     missing = Right(verb, group, of)
     done = what(stage)
-    user = stage.be([each for each in server.tender_rights() if each != missing])
+    user = stage.be([right for right in server.tender_rights() if right != missing])
     with tending(stage, "the test"):
         until(lambda: missing in used(stage, user))
     assert not done()

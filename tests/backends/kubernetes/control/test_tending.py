@@ -89,7 +89,7 @@ def test_an_attempt_that_failed_is_followed_by_the_next_with_nobody_there(stage,
 
     later = attach(job)
     assert later.result(LIMIT) == 2
-    assert [each.budget for each in later.state.attempts] == [Budget.FAILURES, None]
+    assert [attempt.budget for attempt in later.state.attempts] == [Budget.FAILURES, None]
 
 
 def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(stage, attach, monkeypatch):
@@ -98,7 +98,7 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
     assert api.tended(job.info) == Tended()
     assert any("keep a session attached" in caution for caution in submission.cautions(spec))
     with looked_after(stage):
-        found = until(lambda: (each := api.tended(job.info)) and each.who and each)
+        found = until(lambda: (reader := api.tended(job.info)) and reader.who and reader)
         assert found.who.startswith("the test on ")
         assert job.info.created - 60 < found.since <= found.beat
         monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
@@ -133,7 +133,7 @@ def test_an_evicted_job_goes_on_and_is_charged_for_a_preemption(stage, tender, a
 
     later = attach(job)
     assert later.result(LIMIT) == 2
-    assert [each.budget for each in later.state.attempts] == [Budget.PREEMPTIONS, None]
+    assert [attempt.budget for attempt in later.state.attempts] == [Budget.PREEMPTIONS, None]
 
 
 def test_what_no_operator_does_at_a_jobs_end_is_done(stage, tender):
@@ -252,7 +252,7 @@ def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage,
         other = Background(tender)
         until(lambda: tender.figures()["namespaces"])
         program.process.kill()
-    assert not any(each["tending"] for each in tender.figures()["namespaces"].values())
+    assert not any(namespace["tending"] for namespace in tender.figures()["namespaces"].values())
     monkeypatch.setattr(service, "HOLD_S", 0.1)
     until(lambda: [who for who in holder(stage) if who.startswith("another on ")])
     stage.sign("go")

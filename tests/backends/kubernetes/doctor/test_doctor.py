@@ -161,8 +161,8 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
 
 def test_only_what_is_missing_is_asked_for(emulator, examine):
     given = [right for right in needed(KINDS["pytorchjob"]) if right.verb != "patch"]
-    each = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in given]
-    emulator.allow("ada", "default", each)
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in given]
+    emulator.allow("ada", "default", rules)
 
     found = one(examine(emulator.user("ada")), "not permitted: ")
 

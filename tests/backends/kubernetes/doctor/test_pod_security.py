@@ -82,7 +82,9 @@ def test_an_image_that_would_run_as_root_is_told(stage):
 @pytest.mark.parametrize("case", CASES)
 def test_pods_are_held_to_the_baseline_unless_a_host_is_asked_for(case):
     for pod in pods(made(case)[0]):
-        titles = [each.partition(" (")[0] for each in podsecurity.violations(pod["spec"], "baseline")]
+        titles = [
+            violation.partition(" (")[0] for violation in podsecurity.violations(pod["spec"], "baseline")
+        ]
         assert titles == (["hostPath volumes", "privileged"] if case.endswith("everything") else [])
 
 
@@ -94,13 +96,15 @@ def test_the_doctor_says_beforehand_what_a_level_refuses(case, run_as):
     made = list(pods(kind.manifests(submission(spec, labels={}))[0]))
 
     for level in podsecurity.LEVELS:
-        said = [each for each in refused(level, kind, spec) if "init container" not in each]
+        said = [problem for problem in refused(level, kind, spec) if "init container" not in problem]
         assert bool(said) == any(podsecurity.violations(pod["spec"], level) for pod in made)
 
 
 def test_the_doctor_says_what_the_namespace_enforces(restricted):
     def told(**asked):
-        [found] = [each for each in api.doctor(restricted.spec(**asked)) if "Pod Security" in each.text]
+        [found] = [
+            finding for finding in api.doctor(restricted.spec(**asked)) if "Pod Security" in finding.text
+        ]
         return found.good, found.text
 
     assert told(run_as="1000") == (True, "Pod Security: the job's pods pass restricted")

@@ -121,16 +121,16 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     leave(stage, made)
     left = api.leftovers()
     assert len(left) == 1 + len(made)
-    for on, each in left:
-        on.clear(each)
+    for on, what in left:
+        on.clear(what)
     assert not stage.left()
 
     inside, outside = used(stage, name)
-    others = {Right("list", each.api.group, each.api.plural) for each in KINDS.values()} - {*allowed}
+    others = {Right("list", kind.api.group, kind.api.plural) for kind in KINDS.values()} - {*allowed}
     better = {*server.rights((*server.OPTIONAL, *server.BEATS))} - {*allowed}
     assert inside - better - others == {*allowed}
     assert {*server.EVENTS, *server.ASKING} <= inside
-    assert {Right("list", each.group, each.plural) for each, _ in KINDS[kind].adopts} <= inside
+    assert {Right("list", adopted.group, adopted.plural) for adopted, _ in KINDS[kind].adopts} <= inside
     assert outside <= {*server.rights(server.CLUSTERWIDE)}
 
 
@@ -213,7 +213,7 @@ def test_pods_that_no_list_has_shown_yet_are_looked_for_before_a_success_is_conc
 
 def test_without_permission_to_exec_all_else_is_done_and_the_doctor_names_the_rule(stage):
     stage.become()
-    (finding,) = [each for each in api.doctor(stage.spec()) if "exec in pods" in each.text]
+    (finding,) = [finding for finding in api.doctor(stage.spec()) if "exec in pods" in finding.text]
 
     assert finding.good
     assert 'resources: ["pods/exec"]\n  verbs: ["get", "create"]' in finding.remedy

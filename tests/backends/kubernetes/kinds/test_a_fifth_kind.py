@@ -86,7 +86,7 @@ def heard(running, line=""):
 
 
 def one(findings, start):
-    (found,) = [each for each in findings if each[0].startswith(start)]
+    (found,) = [finding for finding in findings if finding[0].startswith(start)]
     return found
 
 

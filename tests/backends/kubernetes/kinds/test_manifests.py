@@ -368,7 +368,7 @@ def test_ranks_have_two_thirds_of_what_their_pod_has(grace, patch, pod, ranks):
         job, *_ = kind.manifests(sub)
         for found in pods(job):
             container = job["spec"]["trainer"] if name == "trainjob" else found["spec"]["containers"][0]
-            env = {each["name"]: each.get("value") for each in container["env"]}
+            env = {variable["name"]: variable.get("value") for variable in container["env"]}
             assert env.get("NBTORCHJOB_STOP_WITHIN") == ranks
             assert found["spec"].get("terminationGracePeriodSeconds") == pod
 
@@ -411,8 +411,8 @@ def test_a_later_attempt_is_an_object_that_the_first_owns_and_that_all_know_by_i
 
     assert {manifest["metadata"]["name"] for manifest in found} <= {"train-7k2q-a2", "train-7k2q-a2-272b9548"}
     assert found[0]["metadata"]["ownerReferences"] == [SECOND["owner"]]
-    for each in (*found, *pods(found[0])):
-        labels = each["metadata"]["labels"]
+    for pod in (*found, *pods(found[0])):
+        labels = pod["metadata"]["labels"]
         assert (labels["nbtorchjob.dev/attempt"], labels["nbtorchjob.dev/job"]) == ("2", "train-7k2q")
     assert all(env["NBTORCHJOB_ATTEMPT"] == "2" for env in environments(case))
 

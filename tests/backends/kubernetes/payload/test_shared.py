@@ -116,7 +116,7 @@ def test_a_use_that_nobody_here_wrote_holds_nothing_and_stops_no_tidying(storage
     aged(folder, f"_shipped/{name(folder)}")
     (folder / "jobs/_shipped/uses/odd").write_bytes(said.replace(b"%b", name(folder).encode()))
 
-    assert [str(each) for each in unused(storage)] == ["262 kB in 1 file that no job uses"]
+    assert [str(advice) for advice in unused(storage)] == ["262 kB in 1 file that no job uses"]
     with pytest.raises(SubmitError, match="can't be used from here"):
         shared.use_again(storage, "again", "odd")
 

@@ -65,7 +65,7 @@ def test_the_same_payload_runs_as_a_job_of_the_same_kind(stage):
     assert again.info.created > job.info.created
     assert again.info.cluster == job.info.cluster
     assert payload(stage, again) == payload(stage, job)
-    assert {each.info.name for each in api.jobs()} == {job.name, again.name}
+    assert {job.info.name for job in api.jobs()} == {job.name, again.name}
 
 
 SAVES = """
@@ -159,10 +159,10 @@ def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
     found = [job.retry(), job.retry()]
     met = stage.submit("begin()\nif LIFE: wait('go')\nvalue(LIFE)")
 
-    assert len({job.name, *(each.name for each in found)}) == 3
-    assert met.name in {each.name for each in found}  # a cell that is run again meets what runs of it
+    assert len({job.name, *(run.name for run in found)}) == 3
+    assert met.name in {run.name for run in found}  # a cell that is run again meets what runs of it
     stage.sign("go")
-    assert all(each.wait(LIMIT) for each in found)
+    assert all(run.wait(LIMIT) for run in found)
 
 
 def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
@@ -291,7 +291,7 @@ def test_its_manifests_are_shown_to_who_may_not_read_secrets(stage):
 
     text = cluster_backend().manifests(job.info.address)
 
-    assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]
+    assert [obj["kind"] for obj in yaml.safe_load_all(text)] == ["Service", "Job"]
     assert text.startswith(
         f"# Its Secrets, which hold the payload and the job's key: %torchjob export {job.name}"
     )
@@ -308,13 +308,13 @@ def test_a_network_policy_belongs_to_its_job_and_is_in_what_is_exported(stage, f
     pod = next(pod for pod in stage.pods() if pod["metadata"]["labels"][labelling.JOB] == job.name)
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     assert chosen.items() <= pod["metadata"]["labels"].items()
-    for each in (job, open_one):
-        files = each.export(folder / each.name)
+    for run in (job, open_one):
+        files = run.export(folder / run.name)
         bodies = [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
         [exported] = [body for body in bodies if body["kind"] == "NetworkPolicy"]
-        assert exported["spec"]["podSelector"]["matchLabels"][labelling.JOB] == each.name
+        assert exported["spec"]["podSelector"]["matchLabels"][labelling.JOB] == run.name
     shown = cluster_backend().manifests(job.info.address)
-    assert "NetworkPolicy" in [each["kind"] for each in yaml.safe_load_all(shown)]
+    assert "NetworkPolicy" in [obj["kind"] for obj in yaml.safe_load_all(shown)]
     stage.sign("go")
     job.delete()
     until(lambda: stage.objects(path) == [])

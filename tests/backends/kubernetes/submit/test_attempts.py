@@ -24,7 +24,7 @@ def keeper(job):
 
 def held(stage):
     """Return what the Secret holds, by key."""
-    secrets = [each for each in stage.objects("api/v1/{}/secrets") if "-swaps-" in each["metadata"]["name"]]
+    secrets = [obj for obj in stage.objects("api/v1/{}/secrets") if "-swaps-" in obj["metadata"]["name"]]
     return {key: package.value(secret, key) for secret in secrets for key in secret["data"]}
 
 

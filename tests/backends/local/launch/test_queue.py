@@ -39,7 +39,7 @@ def run(name, ranks=1, sender="a", at=0.0, **more):
 
 
 def names(places):
-    return [each.name for each in places]
+    return [place.name for place in places]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_gpus_are_shared_by_none():
 
     begun = queue.due(runs, [])
 
-    assert [(each.name, each.holds) for each in begun] == [("r0", ("0",)), ("r1", ("1",))]
+    assert [(run.name, run.holds) for run in begun] == [("r0", ("0",)), ("r1", ("1",))]
     # Who sees all of them waits for all, and nobody takes one meanwhile.
     single = job("single", wants=2, **two)
     assert queue.due([runs[2], single], begun[:1]) == []
@@ -98,7 +98,7 @@ def test_a_job_is_told_how_many_it_is_behind():
     running = [job("x"), run("r0")]
     waiting = [run("r1"), run("r2", at=1), job("1"), job("2", at=1)]
 
-    told = {each.name: queue.ahead(each.name, waiting, running) for each in waiting}
+    told = {run.name: queue.ahead(run.name, waiting, running) for run in waiting}
 
     assert told == {"1": 1, "2": 2, "r1": 4, "r2": 5}
     assert queue.ahead("x", waiting, running) is None
@@ -203,13 +203,13 @@ def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder, monkeypatch
     until(lambda: first.state.phase is Phase.RUNNING)
     states = {state.name: state for state in api.jobs()}
     runs = re.compile(f"waits for {first.name}: running for [0-9.]+ s, holds 1 of 1 place")
-    assert [runs.fullmatch(each.text) is not None for each in states[second.name].waiting] == [True]
+    assert [runs.fullmatch(reason.text) is not None for reason in states[second.name].waiting] == [True]
     assert states[second.name].phase is Phase.PENDING
-    until(lambda: [each.text[-15:] for each in third.state.waiting] == ["; behind 2 jobs"])
+    until(lambda: [reason.text[-15:] for reason in third.state.waiting] == ["; behind 2 jobs"])
     second.cancel()
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
-    until(lambda: all(runs.fullmatch(each.text) for each in third.state.waiting))
+    until(lambda: all(runs.fullmatch(reason.text) for reason in third.state.waiting))
     (folder / "go").touch()
 
     assert first.result(LIMIT) is None

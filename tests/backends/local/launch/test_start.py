@@ -62,7 +62,7 @@ def look():
                 "GROUP_", "LOCAL_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "THP_",
                 "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "QUACK_CACHE_DIR")  # fmt: skip
     return {
-        "signals": {each.name: named(signal.getsignal(each)) for each in signal.Signals},
+        "signals": {number.name: named(signal.getsignal(number)) for number in signal.Signals},
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "wakeup": signal.set_wakeup_fd(-1),
         "limits": {name: resource.getrlimit(getattr(resource, name))
@@ -75,7 +75,7 @@ def look():
         "cudnn": [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark,
                   torch.backends.cudnn.deterministic],
         "cuda": [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), len(torch.cuda._queued_calls)],
-        "warnings": [[str(part) for part in each] for each in warnings.filters],
+        "warnings": [[str(part) for part in entry] for entry in warnings.filters],
         "flags": [str(sys.flags), sys.warnoptions],
         "cwd": os.getcwd(),
         "umask": os.umask(0o022),
@@ -144,10 +144,12 @@ def draw():
     # All generators that there are: what the pool has imported may make more some day.
     gc.unfreeze()
     there = gc.get_objects()
-    sequences = [each for each in there if type(each) is vars(tempfile)["_RandomNameSequence"]]
-    own = {id(vars(each).get("_rng")) for each in sequences}  # a sequence makes itself a new one in a fork
+    sequences = [obj for obj in there if type(obj) is vars(tempfile)["_RandomNameSequence"]]
+    own = {
+        id(vars(sequence).get("_rng")) for sequence in sequences
+    }  # a sequence makes itself a new one in a fork
     kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
-    made = [each for each in there if type(each) in kinds and id(each) not in own]
+    made = [obj for obj in there if type(obj) in kinds and id(obj) not in own]
     return {
         "torch": torch.rand(4).tolist(),
         "torch's seed": torch.initial_seed(),
@@ -156,10 +158,10 @@ def draw():
         "numpy": float(np.random.random()),
         "numpy's generator": float(np.random.default_rng().random()),
         "uuid": str(uuid.uuid4()),
-        "names": [next(each) for each in [vars(tempfile)["_get_candidate_names"](), *sequences]],
+        "names": [next(sequence) for sequence in [vars(tempfile)["_get_candidate_names"](), *sequences]],
         "key": bytes(multiprocessing.current_process().authkey),
-        **{f"{type(each).__name__} {n}": torch.rand(1, generator=each).item()
-           if isinstance(each, torch.Generator) else each.random() for n, each in enumerate(made)},
+        **{f"{type(numbers).__name__} {n}": torch.rand(1, generator=numbers).item()
+           if isinstance(numbers, torch.Generator) else numbers.random() for n, numbers in enumerate(made)},
     }  # fmt: skip
 
 
@@ -208,7 +210,7 @@ def test_a_big_tensor_lies_in_huge_pages_unless_the_job_says_otherwise(env, asks
         big, begin, end = torch.ones(1 << 24), 0, 0
         for first, *rest in map(str.split, Path("/proc/self/smaps").read_text().splitlines()):
             if "-" in first:
-                begin, end = (int(each, 16) for each in first.split("-"))
+                begin, end = (int(address, 16) for address in first.split("-"))
             elif first == "VmFlags:" and begin <= big.data_ptr() < end:
                 return "hg" in rest
         return None
@@ -256,7 +258,7 @@ def test_a_rank_ends_as_a_program_does():
         atexit.register(print, "handler of the later one")
         threading.Timer(0, go_on.set).start()
         # What was there before this rank is torch's, and takes 70 ms in each.
-        before = [each for each in weakref.finalize._registry if each.atexit]  # type: ignore[attr-defined]
+        before = [finalizer for finalizer in weakref.finalize._registry if finalizer.atexit]  # type: ignore[attr-defined]
         weakref.finalize(work, print, "finalizer")
         return before
 

@@ -109,7 +109,7 @@ async def test_all_jobs_are_listed_oldest_first(server, ended, hanging):
     answer = await server.get(jobs())
 
     told = json.loads(answer.body)
-    found = {each["id"]: each["phase"] for each in told["jobs"]}
+    found = {job["id"]: job["phase"] for job in told["jobs"]}
     assert answer.headers["Content-Type"].startswith("application/json")
     assert (found[local(ended)], found[local(hanging)]) == ("SUCCEEDED", "RUNNING")
     assert list(found).index(local(ended)) < list(found).index(local(hanging))

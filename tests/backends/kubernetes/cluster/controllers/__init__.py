@@ -46,15 +46,15 @@ async def run_controllers(
     """
     # A TrainJob becomes a JobSet, which becomes Jobs.
     wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
-    found = [each for kind in sorted(wanted) for each in CONTROLLERS.get(kind, ())]
+    found = [controller for kind in sorted(wanted) for controller in CONTROLLERS.get(kind, ())]
     if "kueue" in wanted:
-        found += [each for kind in sorted(wanted) for each in QUEUED.get(kind, ())]
-    made = [each(client, backoff_s=backoff_s, scheduler=scheduler) for each in found]
-    for each in made:
-        if isinstance(each, TrainJob):
-            each.status_server = status_server
-        if isinstance(each, IndexedJob):
-            each.grouped = grouped
+        found += [controller for kind in sorted(wanted) for controller in QUEUED.get(kind, ())]
+    made = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in found]
+    for controller in made:
+        if isinstance(controller, TrainJob):
+            controller.status_server = status_server
+        if isinstance(controller, IndexedJob):
+            controller.grouped = grouped
     async with client:
         if status_server is None:
             await Runner(client, made).run()

@@ -73,7 +73,7 @@ class Client(ABC):
                 return []
             raise
         kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        return [kind | each for each in found["items"]]
+        return [kind | item for item in found["items"]]
 
     async def create(self, path: str, body: Object) -> Object:
         """Create an object."""
@@ -163,8 +163,8 @@ class HttpClient(Client):
         assert self._session is not None
         found = await self.request("GET", path)
         kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        for each in found["items"]:
-            yield kind | each
+        for item in found["items"]:
+            yield kind | item
         params = {
             "watch": "1",
             "resourceVersion": found["metadata"]["resourceVersion"],

@@ -28,14 +28,16 @@ def active(pod: Object) -> bool:
 
 def ready(pod: Object) -> bool:
     """Say whether the pod's Ready condition is True."""
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in _conditions(pod))
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in _conditions(pod)
+    )
 
 
 def exit_code(pod: Object, container: str = "") -> int | None:
     """Return the exit code of a container (the first if none is named), None if there is none."""
-    for each in pod.get("status", {}).get("containerStatuses", ()):
-        if not container or each["name"] == container:
-            code = each["state"].get("terminated", {}).get("exitCode")
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        if not container or status["name"] == container:
+            code = status["state"].get("terminated", {}).get("exitCode")
             return None if code is None else int(code)
     return None
 
@@ -44,7 +46,7 @@ def restarts(pod: Object) -> int:
     """Return how often containers of the pod have been restarted in place."""
     status = pod.get("status", {})
     both = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    return sum(each["restartCount"] for each in both)
+    return sum(status["restartCount"] for status in both)
 
 
 def _conditions(obj: Object) -> list[Object]:
@@ -54,12 +56,12 @@ def _conditions(obj: Object) -> list[Object]:
 
 def condition(obj: Object, kind: str) -> Object | None:
     """Return the condition of that type."""
-    return next((each for each in _conditions(obj) if each["type"] == kind), None)
+    return next((condition for condition in _conditions(obj) if condition["type"] == kind), None)
 
 
 def holds(obj: Object, *kinds: str) -> bool:
     """Say whether one of these conditions is True."""
-    return any(each["type"] in kinds and each["status"] == "True" for each in _conditions(obj))
+    return any(condition["type"] in kinds and condition["status"] == "True" for condition in _conditions(obj))
 
 
 def with_condition(
@@ -68,11 +70,11 @@ def with_condition(
     """Return the conditions with this one set: in its place if it was there, else last."""
     new = {"type": kind, "status": status, "reason": reason, "message": message, **more}
     new["lastTransitionTime"] = now()
-    old = next((each for each in conditions if each["type"] == kind), None)
+    old = next((condition for condition in conditions if condition["type"] == kind), None)
     if old is None:
         return [*conditions, new]
     if old["status"] == status:
         new["lastTransitionTime"] = old["lastTransitionTime"]
         if old["reason"] == reason:
             return list(conditions)
-    return [new if each is old else each for each in conditions]
+    return [new if condition is old else condition for condition in conditions]

@@ -31,7 +31,7 @@ def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
     env = {"name": "JOB_COMPLETION_INDEX", "valueFrom": field}
     for kind in ("containers", "initContainers"):
         if kind in spec:
-            spec[kind] = [each | {"env": [*each.get("env", ()), env]} for each in spec[kind]]
+            spec[kind] = [container | {"env": [*container.get("env", ()), env]} for container in spec[kind]]
     spec.setdefault("hostname", f"{name}-{index}")
     meta = {
         "name": f"{name}-{index}-{suffix()}",
@@ -47,7 +47,7 @@ def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
 def ended_at(pod: Object) -> str:
     """Return when a pod ended."""
     ends = [
-        each["state"].get("terminated", {}) for each in pod.get("status", {}).get("containerStatuses", ())
+        status["state"].get("terminated", {}) for status in pod.get("status", {}).get("containerStatuses", ())
     ]
     found = [end["finishedAt"] for end in ends if end.get("finishedAt")]
     return str(max(found, default=pod["metadata"].get("deletionTimestamp") or now()))
@@ -63,7 +63,7 @@ def ranges(indexes: list[int]) -> str:
             parts.append([index])
     # Two in a row are written as two.
     shown = [
-        f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(str(each) for each in part) for part in parts
+        f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(str(index) for index in part) for part in parts
     ]
     return ",".join(shown)
 

@@ -117,7 +117,7 @@ def success(job: Object, completed: list[int], lost_indexes: list[int]) -> tuple
     """Return (reason, message) if the job has succeeded."""
     spec = job["spec"]
     for rule in spec.get("successPolicy", {}).get("rules", ()):
-        wanted = {int(each) for each in rule.get("succeededIndexes", "").split(",") if each}
+        wanted = {int(index) for index in rule.get("succeededIndexes", "").split(",") if index}
         have = wanted & set(completed) if wanted else set(completed)
         if have and len(have) >= rule.get("succeededCount", len(wanted)):
             return SUCCESS_POLICY

@@ -122,11 +122,16 @@ class JobSet(Controller):
         return status
 
     async def _write(self, jobset: Object, status: Object) -> None:
-        old = {(each["type"], each["status"]) for each in jobset.get("status", {}).get("conditions", ())}
+        old = {
+            (condition["type"], condition["status"])
+            for condition in jobset.get("status", {}).get("conditions", ())
+        }
         await self.write(jobset, status)
-        for each in status.get("conditions", ()):
-            if (each["type"], each["status"]) not in old:
-                await self.tell(jobset, each["reason"], each["message"], warning=each["type"] == "Failed")
+        for condition in status.get("conditions", ()):
+            if (condition["type"], condition["status"]) not in old:
+                await self.tell(
+                    jobset, condition["reason"], condition["message"], warning=condition["type"] == "Failed"
+                )
 
 
 def _attempt(job: Object) -> int:

@@ -129,7 +129,7 @@ class Queued(Controller):
                 obj, "Started", f"Admitted by clusterQueue {workload['status']['admission']['clusterQueue']}"
             )
             return LOOK_S
-        wanted = sum(each["count"] for each in workload["spec"]["podSets"])
+        wanted = sum(pod_set["count"] for pod_set in workload["spec"]["podSets"])
         if sum(facts.ready(pod) or facts.phase(pod) == "Succeeded" for pod in pods) < wanted:
             return LOOK_S
         said = "All pods reached readiness and the workload is running"
@@ -156,7 +156,7 @@ class Queued(Controller):
         meta = obj["metadata"]
         found = await self.client.list(collection("v1", "pods", meta["namespace"]))
         labels = [(pod, pod["metadata"].get("labels") or {}) for pod in found]
-        return [pod for pod, each in labels if meta["name"] in [each.get(name) for name in NAMES]]
+        return [pod for pod, label in labels if meta["name"] in [label.get(name) for name in NAMES]]
 
 
 def _path(workload: Object) -> str:
@@ -166,8 +166,8 @@ def _path(workload: Object) -> str:
 async def _tell(client: Client, workload: Object, *told: tuple[str, str, str, str], **more: object) -> None:
     """Set conditions of a Workload: type, status, reason and message of each."""
     status = {**(workload.get("status") or {}), **more}
-    for each in told:
-        status["conditions"] = facts.with_condition(status.get("conditions") or [], *each)
+    for condition in told:
+        status["conditions"] = facts.with_condition(status.get("conditions") or [], *condition)
     if status != workload.get("status"):
         kept = {name: value for name, value in status.items() if value is not None}
         await client.write_status(_path(workload), workload, kept)
@@ -184,8 +184,8 @@ def _of_job(job: Object) -> list[Object]:
 def _of_pytorchjob(job: Object) -> list[Object]:
     replicas = job["spec"]["pytorchReplicaSpecs"]
     return [
-        _of_template(role.lower(), each.get("replicas", 1), each["template"])
-        for role, each in replicas.items()
+        _of_template(role.lower(), replica.get("replicas", 1), replica["template"])
+        for role, replica in replicas.items()
     ]
 
 

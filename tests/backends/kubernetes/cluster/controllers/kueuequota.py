@@ -67,7 +67,7 @@ async def write(
     for kind, state, reason, message in told:
         old = facts.condition({"status": status}, kind)
         if old is None or (old["status"], old["reason"], old["message"]) != (state, reason, message):
-            rest = [each for each in status.get("conditions") or [] if each["type"] != kind]
+            rest = [condition for condition in status.get("conditions") or [] if condition["type"] != kind]
             kept = [old] if old and old["status"] == state else []
             since = kept[0]["lastTransitionTime"] if kept else None
             new = facts.with_condition([], kind, state, reason, message)[0]
@@ -87,16 +87,16 @@ class Turn:
         """Read everything; admit, evict, preempt, say."""
         self._locals = await self._client.list(collection(VERSION, "localqueues"))
         self._whole = {
-            each["metadata"]["name"]: each
-            for each in await self._client.list(collection(VERSION, "clusterqueues"))
+            queue["metadata"]["name"]: queue
+            for queue in await self._client.list(collection(VERSION, "clusterqueues"))
         }
         found = await self._client.list(collection(VERSION, "workloads"))
-        self._workloads = [each for each in found if not facts.holds(each, "Finished")]
-        for each in self._workloads:
-            await self._watch(each)
-        for each in sorted(self._workloads, key=order):
-            if not facts.holds(each, "QuotaReserved") and active(each):
-                await self._try(each)
+        self._workloads = [workload for workload in found if not facts.holds(workload, "Finished")]
+        for workload in self._workloads:
+            await self._watch(workload)
+        for workload in sorted(self._workloads, key=order):
+            if not facts.holds(workload, "QuotaReserved") and active(workload):
+                await self._try(workload)
         await self._count()
 
     async def _watch(self, workload: Object) -> None:
@@ -133,8 +133,8 @@ class Turn:
 
     def _local(self, workload: Object) -> Object | None:
         wanted = workload["metadata"]["namespace"], workload["spec"].get("queueName")
-        named = ((each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._locals)
-        return next((each for each, name in zip(self._locals, named, strict=True) if name == wanted), None)
+        named = ((queue["metadata"]["namespace"], queue["metadata"]["name"]) for queue in self._locals)
+        return next((queue for queue, name in zip(self._locals, named, strict=True) if name == wanted), None)
 
     async def _try(self, workload: Object) -> None:
         """Admit a Workload, or say why not."""
@@ -164,10 +164,10 @@ class Turn:
         flavor = _flavor(queue, resource)
         if flavor is None:
             return f"resource {resource} unavailable in ClusterQueue"
-        all_ = sum((_nominal(each, resource) for each in cohort), Decimal())
+        all_ = sum((_nominal(member, resource) for member in cohort), Decimal())
         most = _capacity(queue, cohort, resource)
-        used = sum((_used(each, resource) for each in self._reserving(cohort)), Decimal())
-        mine = sum((_used(each, resource) for each in self._reserving([queue])), Decimal())
+        used = sum((_used(workload, resource) for workload in self._reserving(cohort)), Decimal())
+        mine = sum((_used(workload, resource) for workload in self._reserving([queue])), Decimal())
         if asked > most:
             said = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
             return f"insufficient quota for {resource} in flavor {flavor}, {said} > maximum capacity ({_text(most)})"
@@ -190,8 +190,10 @@ class Turn:
             inside = theirs is queue
             lower = victim["spec"].get("priority", 0) < workload["spec"].get("priority", 0)
             mine = inside and lower and policy.get("withinClusterQueue") == "LowerPriority"
-            others = [each for each in self._reserving(cohort) if self._queue(each) is theirs]
-            borrows = sum((_used(each, resource) for each in others), Decimal()) > _nominal(theirs, resource)
+            others = [workload for workload in self._reserving(cohort) if self._queue(workload) is theirs]
+            borrows = sum((_used(workload, resource) for workload in others), Decimal()) > _nominal(
+                theirs, resource
+            )
             back = not inside and borrows and policy.get("reclaimWithinCohort") in ("Any", "LowerPriority")
             if not (mine or back):
                 continue
@@ -201,8 +203,8 @@ class Turn:
             how = "prioritization in the ClusterQueue" if mine else "reclamation within the cohort"
             owner = workload["metadata"]["ownerReferences"][0]["uid"]
             path, other = (
-                f"/{queue['spec'].get('cohortName', '')}/{each}".replace("//", "/")
-                for each in (name, theirs["metadata"]["name"])
+                f"/{queue['spec'].get('cohortName', '')}/{queue_name}".replace("//", "/")
+                for queue_name in (name, theirs["metadata"]["name"])
             )
             said = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
             reason = "InClusterQueue" if mine else "InCohortReclamation"
@@ -221,19 +223,19 @@ class Turn:
         sets = workload["spec"]["podSets"]
         usage = [
             {
-                "name": each["name"],
-                "count": each["count"],
-                "resourceUsage": {k: _text(v) for k, v in _asked(each).items()},
+                "name": pod_set["name"],
+                "count": pod_set["count"],
+                "resourceUsage": {k: _text(v) for k, v in _asked(pod_set).items()},
             }
-            for each in sets
+            for pod_set in sets
         ]
         admission = {"clusterQueue": queue, "podSetAssignments": usage}
         await write(self._client, workload, told, admission=admission, resourceRequests=[])
 
     async def _say(self, workload: Object, reason: str, message: str) -> None:
         asked = [
-            {"name": each["name"], "resources": {k: _text(v) for k, v in _asked(each).items()}}
-            for each in workload["spec"]["podSets"]
+            {"name": pod_set["name"], "resources": {k: _text(v) for k, v in _asked(pod_set).items()}}
+            for pod_set in workload["spec"]["podSets"]
         ]
         await write(
             self._client,
@@ -246,16 +248,16 @@ class Turn:
         name = queue["spec"].get("cohortName")
         if not name:
             return [queue]
-        return [each for each in self._whole.values() if each["spec"].get("cohortName") == name]
+        return [member for member in self._whole.values() if member["spec"].get("cohortName") == name]
 
     def _reserving(self, cohort: Sequence[Object]) -> list[Object]:
-        found = [each for each in self._workloads if facts.holds(each, "QuotaReserved")]
-        return [each for each in found if self._queue(each) in cohort]
+        found = [workload for workload in self._workloads if facts.holds(workload, "QuotaReserved")]
+        return [workload for workload in found if self._queue(workload) in cohort]
 
     async def _count(self) -> None:
         """Write what queues say of themselves."""
         for local in self._locals:
-            mine = [each for each in self._workloads if self._local(each) is local]
+            mine = [workload for workload in self._workloads if self._local(workload) is local]
             queue = self._whole.get(local["spec"]["clusterQueue"])
             up = queue is not None and queue["spec"].get("stopPolicy", "None") == "None"
             told = (
@@ -266,7 +268,7 @@ class Turn:
             path = f"{collection(VERSION, 'localqueues', local['metadata']['namespace'])}/{local['metadata']['name']}"
             await self._status(path, local, mine, [queue] if queue else [], up, told)
         for name, queue in self._whole.items():
-            mine = [each for each in self._workloads if self._queue(each) is queue]
+            mine = [workload for workload in self._workloads if self._queue(workload) is queue]
             up = queue["spec"].get("stopPolicy", "None") == "None"
             told = (
                 ("Ready", "Can admit new workloads")
@@ -284,16 +286,16 @@ class Turn:
         up: bool,
         told: tuple[str, str],
     ) -> None:
-        holding = [each for each in mine if facts.holds(each, "QuotaReserved")]
+        holding = [workload for workload in mine if facts.holds(workload, "QuotaReserved")]
         flavors = [
             {
                 "name": flavor["name"],
                 "resources": [
                     {
-                        "name": each["name"],
-                        "total": _text(sum((_used(one, each["name"]) for one in holding), Decimal())),
+                        "name": resource["name"],
+                        "total": _text(sum((_used(one, resource["name"]) for one in holding), Decimal())),
                     }
-                    for each in flavor["resources"]
+                    for resource in flavor["resources"]
                 ],
             }
             for queue in queues
@@ -302,9 +304,9 @@ class Turn:
         ]
         status = {
             **(obj.get("status") or {}),
-            "admittedWorkloads": sum(facts.holds(each, "Admitted") for each in mine),
+            "admittedWorkloads": sum(facts.holds(workload, "Admitted") for workload in mine),
             "reservingWorkloads": len(holding),
-            "pendingWorkloads": sum(active(each) for each in mine) - len(holding),
+            "pendingWorkloads": sum(active(workload) for workload in mine) - len(holding),
             "flavorsReservation": flavors,
             "flavorsUsage": flavors,
         }
@@ -326,24 +328,26 @@ def active(workload: Object) -> bool:
 
 def _asked(pods: Object) -> dict[str, Decimal]:
     found: dict[str, Decimal] = {}
-    for each in pods["template"]["spec"]["containers"]:
-        resources = each.get("resources") or {}
+    for container in pods["template"]["spec"]["containers"]:
+        resources = container.get("resources") or {}
         for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
             found[name] = found.get(name, Decimal()) + quantity(amount) * pods["count"]
     return found
 
 
 def _used(workload: Object, resource: str) -> Decimal:
-    return sum((_asked(each).get(resource, Decimal()) for each in workload["spec"]["podSets"]), Decimal())
+    return sum(
+        (_asked(pod_set).get(resource, Decimal()) for pod_set in workload["spec"]["podSets"]), Decimal()
+    )
 
 
 def _flavors(queue: Object, resource: str) -> list[tuple[str, Decimal]]:
     return [
-        (flavor["name"], quantity(each["nominalQuota"]))
+        (flavor["name"], quantity(listed["nominalQuota"]))
         for group in queue["spec"].get("resourceGroups", ())
         for flavor in group["flavors"]
-        for each in flavor["resources"]
-        if each["name"] == resource
+        for listed in flavor["resources"]
+        if listed["name"] == resource
     ]
 
 
@@ -357,20 +361,21 @@ def _nominal(queue: Object, resource: str) -> Decimal:
 
 def _capacity(queue: Object, cohort: Sequence[Object], resource: str) -> Decimal:
     """Return what a queue could ever have of a resource: its own, and what others lend, as far as it may borrow."""
-    others = [each for each in cohort if each is not queue]
+    others = [member for member in cohort if member is not queue]
     lent = sum(
-        (min(_nominal(each, resource), _limit(each, resource, "lendingLimit")) for each in others), Decimal()
+        (min(_nominal(other, resource), _limit(other, resource, "lendingLimit")) for other in others),
+        Decimal(),
     )
     return _nominal(queue, resource) + min(lent, _limit(queue, resource, "borrowingLimit"))
 
 
 def _limit(queue: Object, resource: str, name: str) -> Decimal:
     limits = [
-        each[name]
+        listed[name]
         for group in queue["spec"].get("resourceGroups", ())
         for flavor in group["flavors"]
-        for each in flavor["resources"]
-        if each["name"] == resource and name in each
+        for listed in flavor["resources"]
+        if listed["name"] == resource and name in listed
     ]
     return sum(map(quantity, limits), Decimal()) if limits else Decimal("Infinity")
 

@@ -58,9 +58,9 @@ class Controller(ABC):
         found = await self.client.list(collection(api_version, plural, obj["metadata"]["namespace"]))
         uid = obj["metadata"]["uid"]
         return [
-            each
-            for each in found
-            if any(ref["uid"] == uid for ref in each["metadata"].get("ownerReferences", ()))
+            obj
+            for obj in found
+            if any(ref["uid"] == uid for ref in obj["metadata"].get("ownerReferences", ()))
         ]
 
     async def make(self, owner: Object, plural: str, body: Object) -> Object:
@@ -93,10 +93,10 @@ class Runner:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        feeds = {(each.api_version, each.plural) for each in self._controllers}
-        feeds |= {watched for each in self._controllers for watched in each.owns}
+        feeds = {(controller.api_version, controller.plural) for controller in self._controllers}
+        feeds |= {watched for controller in self._controllers for watched in controller.owns}
         tasks = [self._feed(*feed) for feed in sorted(feeds)]
-        workers = [self._work(each) for each in self._controllers for _ in range(WORKERS)]
+        workers = [self._work(controller) for controller in self._controllers for _ in range(WORKERS)]
         await asyncio.gather(*tasks, *workers)
 
     async def _feed(self, api_version: str, plural: str) -> None:
@@ -109,12 +109,12 @@ class Runner:
     def _sort(self, obj: Object) -> None:
         """Queue an object with its controller, or its owner with the owner's."""
         meta = obj["metadata"]
-        for each in self._controllers:
-            if obj["kind"] == each.kind and obj["apiVersion"] == each.api_version:
-                self._queue(each, (meta["namespace"], meta["name"]))
+        for controller in self._controllers:
+            if obj["kind"] == controller.kind and obj["apiVersion"] == controller.api_version:
+                self._queue(controller, (meta["namespace"], meta["name"]))
             for ref in meta.get("ownerReferences", ()):
-                if ref["kind"] == each.kind and ref["apiVersion"] == each.api_version:
-                    self._queue(each, (meta["namespace"], ref["name"]))
+                if ref["kind"] == controller.kind and ref["apiVersion"] == controller.api_version:
+                    self._queue(controller, (meta["namespace"], ref["name"]))
 
     def _queue(self, controller: Controller, key: Key, after: float = 0.0) -> None:
         if key not in self._waiting[controller]:

@@ -58,7 +58,7 @@ class PyTorchJob(Controller):
         found = await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
         # Those of an earlier job of its name have its labels, too: they are told by their controller.
         uid = job["metadata"]["uid"]
-        return [each for each in found if uid in [r["uid"] for r in each["metadata"]["ownerReferences"]]]
+        return [obj for obj in found if uid in [r["uid"] for r in obj["metadata"]["ownerReferences"]]]
 
     async def _replicas(
         self, job: Object, status: Object, role: str, replica: Object, pods: list[Object]
@@ -71,7 +71,7 @@ class PyTorchJob(Controller):
                 await self._create(job, pod_of(job, role, index, self.reference(job)), "pods", "Pod")
             elif facts.phase(pod) == "Failed" and "deletionTimestamp" not in pod["metadata"]:
                 await self._failed(job, status, role, replica, pod)
-        services = {each["metadata"]["name"] for each in await self._mine(job, "services")}
+        services = {service["metadata"]["name"] for service in await self._mine(job, "services")}
         for index in range(replica.get("replicas", 1)):
             service = service_of(job, role, index, self.reference(job))
             if service["metadata"]["name"] not in services:
@@ -106,7 +106,7 @@ class PyTorchJob(Controller):
         """Draw conditions from the counts of one kind of replica."""
         space, name = job["metadata"]["namespace"], job["metadata"]["name"]
         wanted = replica.get("replicas", 1)
-        running, succeeded, failed = (counts.get(each, 0) for each in ("active", "succeeded", "failed"))
+        running, succeeded, failed = (counts.get(phase, 0) for phase in ("active", "succeeded", "failed"))
         mastered = "Master" in replicas_of(job)
         elastic = job["spec"].get("elasticPolicy") is not None
         if not mastered or role == "Master":
@@ -150,7 +150,9 @@ class PyTorchJob(Controller):
             gone = [pod for pod in pods if not facts.ended(pod)]
             names = {pod["metadata"]["name"] for pod in gone}
             services = [
-                each for each in await self._mine(job, "services") if each["metadata"]["name"] in names
+                service
+                for service in await self._mine(job, "services")
+                if service["metadata"]["name"] in names
             ]
             await self._remove(job, gone, services)
         return await self._expire(job)
@@ -170,21 +172,24 @@ class PyTorchJob(Controller):
     async def _remove(self, job: Object, pods: list[Object], services: list[Object]) -> None:
         space = job["metadata"]["namespace"]
         for plural, found in (("pods", pods), ("services", services)):
-            for each in found:
-                if "deletionTimestamp" not in each["metadata"]:
-                    name = each["metadata"]["name"]
+            for pod in found:
+                if "deletionTimestamp" not in pod["metadata"]:
+                    name = pod["metadata"]["name"]
                     await self.client.delete(f"{collection('v1', plural, space)}/{name}")
                     kind = plural.removesuffix("s")
                     await self.tell(job, f"SuccessfulDelete{kind.title()}", f"Deleted {kind}: {name}")
 
     async def _write(self, job: Object, status: Object) -> None:
-        old = {(each["type"], each["status"]) for each in job.get("status", {}).get("conditions", ())}
+        old = {
+            (condition["type"], condition["status"])
+            for condition in job.get("status", {}).get("conditions", ())
+        }
         await self.write(job, status)
-        for each in status["conditions"]:
-            new = (each["type"], each["status"]) not in old
-            if new and each["type"] not in ("Created", "Running"):
-                bad = each["type"] in ("Failed", "Restarting")
-                await self.tell(job, each["reason"], each["message"], warning=bad)
+        for condition in status["conditions"]:
+            new = (condition["type"], condition["status"]) not in old
+            if new and condition["type"] not in ("Created", "Running"):
+                bad = condition["type"] in ("Failed", "Restarting")
+                await self.tell(job, condition["reason"], condition["message"], warning=bad)
 
 
 def _policy(job: Object) -> Object:
@@ -198,10 +203,11 @@ def _set(status: Object, kind: str, value: str, message: str, reason: str = "") 
         return
     conditions = status["conditions"]
     rival = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
-    conditions = [each for each in conditions if each["type"] != rival]
+    conditions = [condition for condition in conditions if condition["type"] != rival]
     if kind in ("Succeeded", "Failed"):
         conditions = [
-            each | {"status": "False"} if each["type"] == "Running" else each for each in conditions
+            condition | {"status": "False"} if condition["type"] == "Running" else condition
+            for condition in conditions
         ]
     old = facts.condition({"status": {"conditions": conditions}}, kind)
     told = f"PyTorchJob{reason or kind}"
@@ -209,7 +215,7 @@ def _set(status: Object, kind: str, value: str, message: str, reason: str = "") 
         status["conditions"] = conditions
         return
     if kind == "Running" and value == "True":
-        conditions = [each for each in conditions if each["type"] != kind]
+        conditions = [condition for condition in conditions if condition["type"] != kind]
     status["conditions"] = facts.with_condition(conditions, kind, value, told, message, lastUpdateTime=now())
 
 
@@ -218,9 +224,9 @@ def _exceeded(job: Object, status: Object, pods: list[Object]) -> str:
     policy, replicas = _policy(job), replicas_of(job)
     limit = policy.get("backoffLimit")
     if limit is not None:
-        total = sum(each.get("replicas", 1) for each in replicas.values())
+        total = sum(replica.get("replicas", 1) for replica in replicas.values())
         failed = sum(facts.phase(pod) == "Failed" for pod in pods)
-        before = sum(each.get("failed", 0) for each in status.get("replicaStatuses", {}).values())
+        before = sum(replica.get("failed", 0) for replica in status.get("replicaStatuses", {}).values())
         # The operator's count of retries is always 0, so this clause bites at limit 0 only.
         fresh = failed > before and sum(facts.active(pod) for pod in pods) != total and limit < 1
         if fresh or _restarted_too_often(replicas, pods, limit):
@@ -234,7 +240,9 @@ def _exceeded(job: Object, status: Object, pods: list[Object]) -> str:
 
 def _restarted_too_often(replicas: Object, pods: list[Object], limit: int) -> bool:
     restarting = {
-        role.lower() for role, each in replicas.items() if each.get("restartPolicy", "OnFailure") != "Never"
+        role.lower()
+        for role, replica in replicas.items()
+        if replica.get("restartPolicy", "OnFailure") != "Never"
     }
     count = sum(
         facts.restarts(pod)

@@ -55,7 +55,7 @@ def pod_of(job: Object, role: str, index: int, owner: Object) -> Object:
         # Later entries win, so the operator's do.
         container["env"] = [*(container.get("env") or ()), *added]
         ports = container.setdefault("ports", [])
-        if container["name"] == "pytorch" and not any(each.get("name") == PORT_NAME for each in ports):
+        if container["name"] == "pytorch" and not any(port.get("name") == PORT_NAME for port in ports):
             ports.append({"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"})
     if role == "Worker" and "Master" in replicas_of(job):
         spec["initContainers"] = [*(spec.get("initContainers") or ()), _wait_for_master(job)]
@@ -77,9 +77,9 @@ def _port(job: Object, role: str) -> int:
     containers = replicas_of(job)[role]["template"]["spec"]["containers"]
     named = [
         int(port["containerPort"])
-        for each in containers
-        if each["name"] == "pytorch"
-        for port in each.get("ports") or ()
+        for container in containers
+        if container["name"] == "pytorch"
+        for port in container.get("ports") or ()
         if port.get("name") == PORT_NAME
     ]
     return named[0] if named else PORT
@@ -89,7 +89,7 @@ def _environment(job: Object, role: str, index: int) -> dict[str, str]:
     """Return what the operator adds; an elastic job gets a rendezvous, one with a Master an address."""
     spec, name, replicas = job["spec"], job["metadata"]["name"], replicas_of(job)
     elastic = spec.get("elasticPolicy")
-    total = sum(each.get("replicas", 1) for each in replicas.values())
+    total = sum(replica.get("replicas", 1) for replica in replicas.values())
     found = {"PYTHONUNBUFFERED": "1"}
     if "Master" in replicas:
         found |= _master(job, role, index, total)
@@ -111,7 +111,7 @@ def _environment(job: Object, role: str, index: int) -> dict[str, str]:
     if "rdzvId" in elastic:
         found["PET_RDZV_ID"] = elastic["rdzvId"]
     if conf := elastic.get("rdzvConf"):
-        found["PET_RDZV_CONF"] = ",".join(f"{each['key']}={each['value']}" for each in conf)
+        found["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in conf)
     return found
 
 

@@ -160,7 +160,7 @@ def _trains(replicated: Object) -> bool:
 
 
 def _node(pod: Object) -> Object:
-    found: Object = next(each for each in pod["containers"] if each["name"] == "node")
+    found: Object = next(container for container in pod["containers"] if container["name"] == "node")
     return found
 
 
@@ -177,7 +177,10 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
             container[name] = trainer[name]
     if "resourcesPerNode" in trainer:
         container["resources"] = {**container.get("resources", {}), **trainer["resourcesPerNode"]}
-    given = {each["name"]: each for each in [*(container.get("env") or ()), *(trainer.get("env") or ())]}
+    given = {
+        variable["name"]: variable
+        for variable in [*(container.get("env") or ()), *(trainer.get("env") or ())]
+    }
     if "torch" in policy:
         name = job["metadata"]["name"]
         injected: Object = {

@@ -100,8 +100,10 @@ class Volcano(Controller):
         """Take the commands for the job off the bus, in the order in which they came."""
         meta = job["metadata"]
         path = collection(BUS, "commands", meta["namespace"])
-        found = [each for each in await self.client.list(path) if each["target"]["name"] == meta["name"]]
-        for command in sorted(found, key=lambda each: int(each["metadata"]["resourceVersion"])):
+        found = [
+            command for command in await self.client.list(path) if command["target"]["name"] == meta["name"]
+        ]
+        for command in sorted(found, key=lambda obj: int(obj["metadata"]["resourceVersion"])):
             await self.client.delete(f"{path}/{command['metadata']['name']}")
             due.append((str(command["action"]), ""))
             text = (
@@ -252,9 +254,10 @@ class Volcano(Controller):
         for what in ("cpu", "memory"):
             has = sum(quantity(node["status"]["allocatable"].get(what, "0")) for node in nodes)
             asked = sum(
-                quantity((each.get("resources", {}).get("requests") or {}).get(what, "0")) * task["replicas"]
+                quantity((container.get("resources", {}).get("requests") or {}).get(what, "0"))
+                * task["replicas"]
                 for task in job["spec"]["tasks"]
-                for each in task["template"]["spec"]["containers"]
+                for container in task["template"]["spec"]["containers"]
             )
             if asked > has:
                 return what
@@ -291,7 +294,7 @@ def _enter(status: Object, phase: str) -> None:
     """Change the phase; each phase stands once in the conditions, by its last time."""
     moment = now()
     status["state"] = {"phase": phase, "lastTransitionTime": moment}
-    others = [each for each in status["conditions"] if each["status"] != phase]
+    others = [condition for condition in status["conditions"] if condition["status"] != phase]
     status["conditions"] = [*others, {"status": phase, "lastTransitionTime": moment}]
 
 

@@ -94,7 +94,7 @@ def _plug_in(job: Object, pod: Object, name: str, index: int) -> None:
     plugins, job_name = job["spec"].get("plugins") or {}, job["metadata"]["name"]
     added: list[Object] = []
     if "env" in plugins:
-        added += [{"name": each, "value": str(index)} for each in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+        added += [{"name": variable, "value": str(index)} for variable in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
     if "svc" in plugins:
         pod.setdefault("hostname", name)
         pod.setdefault("subdomain", job_name)

@@ -23,17 +23,17 @@ def decide(job: Object, pods: list[Object], lost: Iterable[str]) -> tuple[str, s
     for task in lost:
         if action := _action(job, task, "PodEvicted", None):
             return action, task
-    for each in job["spec"]["tasks"]:
-        mine = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == each["name"]]
+    for entry in job["spec"]["tasks"]:
+        mine = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == entry["name"]]
         done = sum(facts.phase(pod) == "Succeeded" for pod in mine)
-        if done == each["replicas"] and (action := _action(job, each["name"], "TaskCompleted", None)):
-            return action, each["name"]
+        if done == entry["replicas"] and (action := _action(job, entry["name"], "TaskCompleted", None)):
+            return action, entry["name"]
     return "", ""
 
 
 def _action(job: Object, task: str, event: str, code: int | None) -> str:
     """Return the action of the first policy that matches, the task's before the job's."""
-    spec = next(each for each in job["spec"]["tasks"] if each["name"] == task)
+    spec = next(entry for entry in job["spec"]["tasks"] if entry["name"] == task)
     for policies in (spec.get("policies") or (), job["spec"].get("policies") or ()):
         for policy in policies:
             events = {policy.get("event"), *(policy.get("events") or ())}

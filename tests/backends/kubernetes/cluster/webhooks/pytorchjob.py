@@ -39,7 +39,7 @@ def validate(obj: Object, warnings: list[str]) -> None:
         )
     manager = (spec.get("runPolicy") or {}).get("managedBy")
     if manager and manager not in MANAGERS:
-        listed = ", ".join(f'"{each}"' for each in MANAGERS)
+        listed = ", ".join(f'"{manager}"' for manager in MANAGERS)
         refuse("spec.runPolicy.managedBy", f'Unsupported value: "{manager}": supported values: {listed}')
     for kind, replica in replicas.items():
         _replica(kind, replica, refuse)
@@ -52,10 +52,10 @@ def _replica(kind: str, replica: Object, refuse: Any) -> None:
     containers = replica.get("template", {}).get("spec", {}).get("containers") or []
     if not containers:
         refuse(f"{path}.template.spec.containers", "Required value: must be specified")
-    for index, each in enumerate(containers):
-        if not each.get("image"):
+    for index, container in enumerate(containers):
+        if not container.get("image"):
             refuse(f"{path}.template.spec.containers[{index}].image", "Required value: must be required")
-    if not any(each["name"] == "pytorch" for each in containers):
+    if not any(container["name"] == "pytorch" for container in containers):
         refuse(
             f"{path}.template.spec.containers",
             "Required value: must have at least one container with name pytorch",

@@ -33,10 +33,10 @@ def validate(obj: Object, store: Store) -> None:
     ref = spec["runtimeRef"]
     kind = ref["kind"]
     space = obj["metadata"]["namespace"] if kind == "TrainingRuntime" else ""
-    found = [each for resource, each in store.everything() if resource.kind == kind]
+    found = [obj for resource, obj in store.everything() if resource.kind == kind]
     if not any(
-        each["metadata"]["name"] == ref["name"] and each["metadata"].get("namespace", "") == space
-        for each in found
+        obj["metadata"]["name"] == ref["name"] and obj["metadata"].get("namespace", "") == space
+        for obj in found
     ):
         shown = json.dumps(
             {"name": ref["name"], "apiGroup": ref["apiGroup"], "kind": kind}, separators=(",", ":")
@@ -48,7 +48,7 @@ def validate(obj: Object, store: Store) -> None:
         )
         raise webhook(TRAINJOB, why)
     given = (spec.get("trainer") or {}).get("env") or []
-    taken = [each["name"] for each in given if each["name"] in RESERVED]
+    taken = [variable["name"] for variable in given if variable["name"] in RESERVED]
     if taken:
         shown = json.dumps(given, separators=(",", ":"))
         why = f"spec.trainer.env: Invalid value: {shown}: must not have reserved envs, invalid envs configured: "
@@ -70,5 +70,5 @@ def _sets_environment(patch: Object) -> bool:
     """Say whether a patch sets environment variables of a container whose variables the TrainJob itself has."""
     jobs = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", ())
     pods = [job.get("template", {}).get("spec", {}).get("template", {}).get("spec", {}) for job in jobs]
-    containers = [each for pod in pods for each in pod.get("containers", ())]
-    return any(each.get("env") for each in containers if each["name"] in OWN_CONTAINERS)
+    containers = [container for pod in pods for container in pod.get("containers", ())]
+    return any(container.get("env") for container in containers if container["name"] in OWN_CONTAINERS)

@@ -48,9 +48,7 @@ def validate(obj: Object, store: Store) -> None:
         raise webhook(VOLCANO, f"{why};", 400)
 
     spec, name = obj["spec"], obj["metadata"]["name"]
-    queues = [
-        each["metadata"]["name"] for resource, each in store.everything() if resource.plural == "queues"
-    ]
+    queues = [obj["metadata"]["name"] for resource, obj in store.everything() if resource.plural == "queues"]
     if spec["queue"] not in queues:
         refuse(f'unable to find job queue: queue.scheduling.volcano.sh "{spec["queue"]}" not found')
     seen = set()
